@@ -8,5 +8,6 @@
 #include "serried/comm/group.h"
 #include "serried/comm/ranks.h"
 #include "serried/comm/rendezvous.h"
+#include "serried/comm/watch.h"
 
 #include <torch/torch.h>

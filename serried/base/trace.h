@@ -31,7 +31,8 @@ class Span {
   int64_t begin_ns_ = 0;
 };
 
-/// Writes what this process has recorded as Chrome trace JSON; one process row per rank. ValueError if the path is not writable.
+/// Writes what this process has recorded as Chrome trace JSON; one process row per rank. ValueError if the path is not
+/// writable.
 void write(const std::string& path);
 
 /// Joins the files that ranks have written into one, on a common clock (CLOCK_REALTIME anchors).

@@ -35,13 +35,15 @@ struct PeerOptions {
   int tag = 0;
 };
 
-/// The reduction of `x` over the group, on every rank, as a new tensor. Gradient: all_reduce with the same op (SUM, AVG).
+/// The reduction of `x` over the group, on every rank, as a new tensor. Gradient: all_reduce with the same op (SUM,
+/// AVG).
 at::Tensor all_reduce(const at::Tensor& x, const Group& group, const c10d::ReduceOp& op = c10d::ReduceOp::SUM);
 
 /// All ranks' `x` side by side along `dim`, in rank order. Sizes along `dim` may differ. Gradient: reduce_scatter SUM.
 at::Tensor all_gather(const at::Tensor& x, const Group& group, AllGatherOptions options = {});
 
-/// This rank's piece of the reduction, cut along `dim` like Shard: ceil, last ranks smaller or empty. Gradient: all_gather.
+/// This rank's piece of the reduction, cut along `dim` like Shard: ceil, last ranks smaller or empty. Gradient:
+/// all_gather.
 at::Tensor reduce_scatter(const at::Tensor& x, const Group& group, ReduceScatterOptions options = {});
 
 /// Piece p of `x` along `split_dim` goes to rank p; what comes is laid along `concat_dim`. Gradient: the way back.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/ivalue.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <chrono>
@@ -51,6 +52,7 @@ struct FactoryArgs {
   at::Device device = at::kCPU;
   BackendOptions options;
   std::string name;  // the group's registered name
+  std::string desc;  // the same on all ranks, for people
 };
 
 using BackendFactory = std::function<Group(const FactoryArgs&)>;
@@ -86,6 +88,7 @@ class ProcessGroupGuard {
 
  private:
   Group previous_;
+  c10::DebugInfoGuard carried_;  // what autograd takes along to its own threads
 };
 
 /// A ProcessGroup around one backend that serves `args.device`: the last step of most factories.

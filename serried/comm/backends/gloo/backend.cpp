@@ -1,0 +1,178 @@
+// What surrounds each call, and the life of the backend.
+#include "serried/comm/backends/gloo/backend.h"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "serried/base/error.h"
+
+namespace serried::gloo {
+namespace {
+
+Store prefixed(const char* prefix, const Store& store) {
+  return c10::make_intrusive<c10d::PrefixStore>(prefix, store);
+}
+
+// Another rank of this process may have a live group of the same name: only a name without a group is taken back.
+void forget_name(const std::string& name) {
+  if (name.empty()) return;
+  try {
+    c10d::resolve_process_group(name);
+  } catch (const std::exception&) {
+    try {
+      c10d::unregister_process_group(name);
+    } catch (const std::exception&) {  // it never was registered
+    }
+  }
+}
+
+void check_root(const watch::Record& record, int size) {
+  if (record.root < size) return;
+  raise<c10::ValueError>({"gloo", c10::str("the root of ", watch::describe(record), " is not in 0..", size - 1),
+                          "pass a rank of this group, not of the world"});
+}
+
+}  // namespace
+
+GlooBackend::GlooBackend(const Store& store, int rank, int world_size, const EngineOptions& options)
+    : Backend(rank, world_size),
+      options_(options),
+      timeout_(options.timeout),
+      nan_check_(detail::default_nan_check()),
+      flights_(std::make_shared<Flights>(
+          std::make_unique<detail::Board>(prefixed("watch", store), rank, world_size, options.timeout))) {
+  EngineOptions chosen = options;
+  chosen.loopback = flights_->board().one_host();
+  engine_ = make_engine(prefixed("gloo", store), rank, world_size, chosen);
+  engine_->setSequenceNumberForGroup();
+}
+
+GlooBackend::~GlooBackend() {
+  forget_name(getGroupUid());
+  if (flights_->drain(timeout_.load())) return;
+  std::thread([engine = std::move(engine_)]() mutable { engine.reset(); }).detach();
+}
+
+c10::intrusive_ptr<c10d::Backend::Options> GlooBackend::getBackendOptions() {
+  // A fresh one each time: ProcessGroup::splitGroup writes the child's name and timeout into it.
+  auto options = c10::make_intrusive<Options>("gloo", timeout_.load());
+  options->group_name = getGroupUid();
+  options->group_desc = getGroupDesc();
+  return options;
+}
+
+void GlooBackend::setTimeout(std::chrono::milliseconds timeout) {
+  timeout_ = timeout;
+  engine_->setTimeout(timeout);
+}
+
+void GlooBackend::setGroupUid(const std::string& name) {
+  Backend::setGroupUid(name);
+  engine_->setGroupUid(name);
+}
+
+c10::intrusive_ptr<c10d::Backend> GlooBackend::split(const Store& store, const std::vector<int>& ranks,
+                                                     const c10::intrusive_ptr<Options>& options) {
+  const auto me = std::find(ranks.begin(), ranks.end(), getRank());
+  if (me == ranks.end()) return nullptr;
+  return merge(store, options, int(me - ranks.begin()), int(ranks.size()));
+}
+
+c10::intrusive_ptr<c10d::Backend> GlooBackend::merge(const Store& store, const c10::intrusive_ptr<Options>& options,
+                                                     const int& rank, const int& size) {
+  EngineOptions chosen = options_;
+  if (options) chosen.timeout = options->timeout;
+  auto child = c10::make_intrusive<GlooBackend>(store, rank, size, chosen);
+  child->set_nan_check(nan_check_);
+  return child;
+}
+
+std::chrono::milliseconds GlooBackend::timeout_or(std::chrono::milliseconds timeout) const {
+  return timeout == c10d::kUnsetTimeout ? timeout_.load() : timeout;
+}
+
+void GlooBackend::check_sent(const watch::Record& record, const Tensors& sent) {
+  const watch::NanCheck mode = nan_check_.load(std::memory_order_relaxed);
+  if (mode == watch::NanCheck::off) return;
+  const std::string call = watch::describe(record);
+  for (const at::Tensor& tensor : sent) {
+    try {
+      detail::check_nan(mode, tensor, call.c_str(), getRank());
+    } catch (const c10::ValueError&) {
+      // The peers would wait for a call that never comes.
+      flights_->board().fail({detail::find_nan(tensor, getRank()), detail::kNanFix});
+      throw;
+    }
+  }
+}
+
+void GlooBackend::enter(Plan& plan) {
+  detail::Board& board = flights_->board();
+  if (board.failed()) raise_unusable(board, plan.record);
+  plan.record.sequence = sequence_ + 1;
+  uint64_t print = watch::fingerprint(plan.record);
+  if (plan.strict) print ^= uint64_t(plan.record.num_elements) * 0x9e3779b97f4a7c15ull;
+  if (!board.enter(plan.record, print)) raise_failure(board, plan.record);
+  ++sequence_;
+}
+
+WorkPtr GlooBackend::run(Plan plan, const Tensors& sent, const std::function<WorkPtr()>& issue, Epilogue epilogue) {
+  std::lock_guard<std::mutex> lock(issue_mutex_);
+  check_root(plan.record, getSize());
+  check_sent(plan.record, sent);
+  enter(plan);
+  try {
+    return watch_collective(issue(), flights_, {plan.record, timeout_or(plan.timeout)}, std::move(epilogue));
+  } catch (...) {
+    // gloo refused the arguments before it took a tag of its own: nothing was sent.
+    flights_->board().leave(sequence_--);
+    throw;
+  }
+}
+
+WorkPtr GlooBackend::run_peer(watch::Record record, const Tensors& sent, const std::function<WorkPtr()>& issue) {
+  if (flights_->board().failed()) raise_unusable(flights_->board(), record);
+  check_sent(record, sent);
+  return watch_peer(issue(), flights_, {record, timeout_.load()});
+}
+
+void GlooBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
+  Plan plan{watch::make_record(watch::Kind::barrier, {}), timeout_or(options.timeout)};
+  const auto began = std::chrono::steady_clock::now();
+  {
+    std::lock_guard<std::mutex> lock(issue_mutex_);
+    enter(plan);
+  }
+  try {
+    engine_->monitoredBarrier(options, wait_all_ranks);
+  } catch (const std::exception&) {
+    const auto waited = std::chrono::steady_clock::now() - began;
+    const int64_t ms = std::chrono::duration_cast<std::chrono::milliseconds>(waited).count();
+    raise_broken(flights_->board(), {plan.record, plan.timeout}, ms, "timeout");
+  }
+}
+
+void GlooBackend::waitForPendingWorks() {
+  if (flights_->drain(timeout_.load())) return;
+  raise_broken(flights_->board(), {flights_->board().newest(getRank()), timeout_.load()}, timeout_.load().count(),
+               "timeout");
+}
+
+c10d::ErrorType GlooBackend::getError() {
+  return flights_->board().failed() ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::SUCCESS;
+}
+
+void GlooBackend::abort() {
+  flights_->board().fail({c10::str("rank ", getRank(), " aborted the group"), "look at why that rank gave up"});
+  flights_->abort_waits();
+}
+
+void GlooBackend::shutdown() {
+  flights_->drain(timeout_.load());
+}
+
+}  // namespace serried::gloo

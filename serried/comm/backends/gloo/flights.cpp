@@ -1,0 +1,99 @@
+// Counting collectives, and the thread that wakes waiting sends and receives when their group fails.
+#include "serried/comm/backends/gloo/flights.h"
+
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace serried::gloo {
+namespace {
+
+using namespace std::chrono_literals;
+using Clock = std::chrono::steady_clock;
+
+constexpr auto kSlice = 50ms;
+
+// Polls the groups that send and receive; sleeps while there are none. One per process, made on the first such wait.
+class Guard {
+ public:
+  static Guard& instance() {
+    // Never destroyed: its thread may outlive static destruction.
+    static Guard* guard = new Guard();
+    return *guard;
+  }
+
+  void add(const std::shared_ptr<Flights>& flights) {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      groups_.push_back(flights);
+    }
+    changed_.notify_one();
+  }
+
+ private:
+  Guard() { std::thread(&Guard::run, this).detach(); }
+
+  void run() {
+    while (true) {
+      std::vector<std::shared_ptr<Flights>> alive;
+      {
+        std::unique_lock<std::mutex> lock(mutex_);
+        changed_.wait(lock, [this] { return !groups_.empty(); });
+        std::erase_if(groups_, [](const auto& group) { return group.expired(); });
+        for (const auto& group : groups_) alive.push_back(group.lock());
+      }
+      for (const auto& flights : alive) {
+        if (flights && flights->board().failed()) flights->abort_waits();
+      }
+      alive.clear();
+      std::this_thread::sleep_for(kSlice);
+    }
+  }
+
+  std::mutex mutex_;  // guards groups_
+  std::condition_variable changed_;
+  std::vector<std::weak_ptr<Flights>> groups_;
+};
+
+}  // namespace
+
+void Flights::start() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  ++in_flight_;
+}
+
+void Flights::land() {
+  // Notified under the lock: the last landing may be what lets the destructor of this run.
+  std::lock_guard<std::mutex> lock(mutex_);
+  --in_flight_;
+  landed_.notify_all();
+}
+
+bool Flights::drain(std::chrono::milliseconds timeout) {
+  const auto deadline = Clock::now() + timeout;
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (in_flight_ > 0 && !board_->failed() && Clock::now() < deadline) landed_.wait_for(lock, kSlice);
+  return in_flight_ == 0;
+}
+
+void Flights::add_wait(const std::shared_ptr<Flights>& flights, c10d::Work* work) {
+  bool unknown = false;
+  {
+    std::lock_guard<std::mutex> lock(flights->mutex_);
+    flights->waits_.insert(work);
+    unknown = !std::exchange(flights->guarded_, true);
+  }
+  if (unknown) Guard::instance().add(flights);
+}
+
+void Flights::remove_wait(c10d::Work* work) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  waits_.erase(work);
+}
+
+void Flights::abort_waits() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (c10d::Work* work : waits_) work->abort();
+}
+
+}  // namespace serried::gloo

@@ -1,0 +1,46 @@
+// What is under way in a gloo group: collectives that have not come to an end, and who waits for a send or receive.
+#pragma once
+
+#include "serried/comm/detail/board.h"
+
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <chrono>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <set>
+
+namespace serried::gloo {
+
+/// What a backend shares with its Works, which may outlive it.
+class Flights {
+ public:
+  explicit Flights(std::unique_ptr<detail::Board> board) : board_(std::move(board)) {}
+
+  detail::Board& board() { return *board_; }
+
+  void start();
+  void land();
+
+  /// Whether all collectives have come to an end within `timeout`; gives up early if the group fails.
+  bool drain(std::chrono::milliseconds timeout);
+
+  /// A thread is about to wait in `work`, a send or receive. Only `abort` wakes it, so while it waits one thread of
+  /// this process looks every 50 ms whether the group has failed.
+  static void add_wait(const std::shared_ptr<Flights>& flights, c10d::Work* work);
+  void remove_wait(c10d::Work* work);
+
+  /// Wakes all who wait in a send or receive.
+  void abort_waits();
+
+ private:
+  const std::unique_ptr<detail::Board> board_;
+  std::mutex mutex_;  // guards all below
+  std::condition_variable landed_;
+  int in_flight_ = 0;
+  std::set<c10d::Work*> waits_;
+  bool guarded_ = false;  // the guard thread knows of this group
+};
+
+}  // namespace serried::gloo

@@ -1,0 +1,3 @@
+// Stand-in for gloo's context.h.
+#pragma once
+#include <gloo/types.h>

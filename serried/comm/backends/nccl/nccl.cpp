@@ -1,0 +1,36 @@
+// NCCL through c10d; compiled only against a LibTorch that has it.
+#include "serried/comm/backends/nccl/nccl.h"
+
+#ifdef USE_C10D_NCCL
+
+#include <ATen/Context.h>
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+
+#include "serried/base/error.h"
+
+namespace serried {
+
+std::string why_nccl_unavailable() {
+  return at::hasCUDA() ? "" : "no CUDA device is visible";
+}
+
+Group make_nccl_group(const FactoryArgs& args) {
+  reject_unknown_options(args, {"high_priority_stream"});
+  if (!args.device.is_cuda() || !args.device.has_index()) {
+    raise<c10::ValueError>({"new_group", c10::str("\"nccl\" cannot serve device ", args.device),
+                            "pass {.device = at::Device(at::kCUDA, local_rank)}"});
+  }
+  auto options = c10d::ProcessGroupNCCL::Options::create();
+  options->timeout = args.timeout;
+  options->group_name = args.name;
+  const auto priority = args.options.find("high_priority_stream");
+  if (priority != args.options.end()) options->is_high_priority_stream = priority->second.toBool();
+  auto backend = c10::make_intrusive<c10d::ProcessGroupNCCL>(args.store, args.rank, args.world_size, options);
+  backend->setSequenceNumberForGroup();
+  backend->eagerConnectSingleDevice(args.device);
+  return make_group(args, backend, c10d::ProcessGroup::BackendType::NCCL);
+}
+
+}  // namespace serried
+
+#endif

@@ -1,0 +1,152 @@
+// The life of the backend, its heap, and the blocking calls.
+#include "serried/comm/backends/shm/backend.h"
+
+#include <algorithm>
+
+#include <ATen/ops/from_blob.h>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+
+#include "serried/base/error.h"
+#include "serried/base/trace.h"
+#include "serried/comm/backends/shm/tensors.h"
+#include "serried/comm/detail/world_store.h"
+
+namespace serried::shm {
+namespace {
+
+// How long a group that is dropped with open collectives waits for them.
+constexpr std::chrono::seconds kFarewellPatience{5};
+
+}  // namespace
+
+ShmBackend::ShmBackend(const ConnectArgs& args)
+    : Backend(args.rank, args.world_size),
+      args_(args),
+      timeout_ms_(args.timeout.count()),
+      nan_check_(detail::default_nan_check()),
+      driver_(std::make_shared<Driver>(connect(args))),
+      heap_(std::make_shared<Heap>(driver_->engine().segment().heap_bytes())),
+      mailbox_(std::make_shared<Mailbox>(driver_->engine().segment(), args.rank, driver_->engine().sync())) {
+  init();
+}
+
+ShmBackend::~ShmBackend() {
+  try {
+    close();
+    if (!getGroupUid().empty()) c10d::unregister_process_group(getGroupUid());
+  } catch (const std::exception&) {
+    // Never registered, or already gone with the process's registry.
+  }
+}
+
+void ShmBackend::close() {
+  if (closed_.exchange(true)) return;
+  const auto patience = std::min<std::chrono::milliseconds>(kFarewellPatience, timeout_or_default(c10d::kUnsetTimeout));
+  driver_->close(patience);
+  driver_->engine().sync().leave();
+  // Works that outlive the group keep the segment mapped; nobody moves bytes for them any more.
+  mailbox_.reset();
+}
+
+c10::intrusive_ptr<c10d::Backend::Options> ShmBackend::getBackendOptions() {
+  return c10::make_intrusive<Options>(args_.backend, timeout_or_default(c10d::kUnsetTimeout));
+}
+
+c10::intrusive_ptr<c10d::Backend> ShmBackend::split(const Store& store, const std::vector<int>& ranks,
+                                                    const c10::intrusive_ptr<Options>& options) {
+  const auto found = std::find(ranks.begin(), ranks.end(), rank_);
+  if (found == ranks.end()) return nullptr;
+  ConnectArgs args = args_;
+  args.store = store;
+  args.rank = int(found - ranks.begin());
+  args.world_size = int(ranks.size());
+  if (options) args.timeout = options->timeout;
+  return c10::make_intrusive<ShmBackend>(args);
+}
+
+c10::intrusive_ptr<c10d::Backend> ShmBackend::merge(const Store& store, const c10::intrusive_ptr<Options>& options,
+                                                    const int& rank, const int& size) {
+  ConnectArgs args = args_;
+  args.store = store;
+  args.rank = rank;
+  args.world_size = size;
+  if (options) args.timeout = options->timeout;
+  return c10::make_intrusive<ShmBackend>(args);
+}
+
+void ShmBackend::abort() {
+  driver_->engine().sync().abort(c10::str("rank ", rank_, " called abort()"));
+  detail::abandon(args_.store);
+}
+
+void ShmBackend::shutdown() { close(); }
+
+c10d::ErrorType ShmBackend::getError() {
+  return driver_->engine().sync().aborted() ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::SUCCESS;
+}
+
+std::chrono::milliseconds ShmBackend::timeout_or_default(std::chrono::milliseconds timeout) const {
+  return timeout.count() > 0 ? timeout : std::chrono::milliseconds(timeout_ms_.load(std::memory_order_relaxed));
+}
+
+at::Tensor ShmBackend::allocateTensor(long size, at::TensorOptions options) {
+  const int64_t bytes = size * int64_t(options.dtype().itemsize());
+  const int64_t offset = size < 0 ? -1 : heap_->allocate(bytes);
+  if (offset < 0) {
+    raise<c10::OutOfMemoryError>(
+        {"allocateTensor",
+         c10::str("no room for ", bytes, " bytes in the symmetric heap: ", heap_->bytes_in_use(), " of ",
+                  driver_->engine().segment().heap_bytes(), " bytes are in use"),
+         "raise SERRIED_SHM_HEAP_MB, or release tensors of this group"});
+  }
+  char* data = driver_->engine().segment().heap(rank_) + offset;
+  return at::from_blob(data, {size}, [heap = heap_, driver = driver_, offset](void*) { heap->release(offset); }, options);
+}
+
+void ShmBackend::check_nan(const at::Tensor& sent, const char* op) const {
+  const watch::NanCheck mode = nan_check_.load(std::memory_order_relaxed);
+  if (mode != watch::NanCheck::off) detail::check_nan(mode, sent, op, rank_);
+}
+
+void ShmBackend::check_nan(const Tensors& sent, const char* op) const {
+  if (nan_check_.load(std::memory_order_relaxed) == watch::NanCheck::off) return;
+  for (const at::Tensor& tensor : sent) check_nan(tensor, op);
+}
+
+void ShmBackend::run_now(Op op) {
+  op.timeout = timeout_or_default(c10d::kUnsetTimeout);
+  driver_->run_now(op);
+}
+
+void ShmBackend::direct_all_reduce(const at::Tensor& input, const at::Tensor& output, const c10d::ReduceOp& op) {
+  check_nan(input, "all_reduce");
+  if (op == RedOpType::PREMUL_SUM) return run_now(all_reduce_op(premultiplied(input, op), output, RedOpType::SUM));
+  run_now(all_reduce_op(input, output, op));
+}
+
+void ShmBackend::direct_all_gather(at::TensorList outputs, const at::Tensor& input) {
+  check_nan(input, "all_gather");
+  run_now(all_gather_op(outputs, input, place()));
+}
+
+void ShmBackend::direct_reduce_scatter(const at::Tensor& output, at::TensorList inputs, const c10d::ReduceOp& op) {
+  check_nan(inputs.vec(), "reduce_scatter");
+  if (op != RedOpType::PREMUL_SUM) return run_now(reduce_scatter_op(output, inputs, op, place()));
+  Tensors scaled;
+  for (const at::Tensor& input : inputs) scaled.push_back(premultiplied(input, op));
+  run_now(reduce_scatter_op(output, scaled, RedOpType::SUM, place()));
+}
+
+void ShmBackend::direct_all_to_all(at::TensorList outputs, at::TensorList inputs) {
+  check_nan(inputs.vec(), "all_to_all");
+  run_now(all_to_all_op(outputs, inputs, place()));
+}
+
+void ShmBackend::direct_broadcast(const at::Tensor& tensor, int root) {
+  if (rank_ == root) check_nan(tensor, "broadcast");
+  run_now(broadcast_op(tensor, root, place()));
+}
+
+void ShmBackend::direct_barrier() { run_now(barrier_op()); }
+
+}  // namespace serried::shm

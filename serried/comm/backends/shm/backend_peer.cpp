@@ -1,0 +1,147 @@
+// Point to point and coalescing of c10d::Backend.
+#include <c10/util/StringUtil.h>
+
+#include "serried/base/error.h"
+#include "serried/comm/backends/shm/backend.h"
+#include "serried/comm/backends/shm/tensors.h"
+
+namespace serried::shm {
+namespace {
+
+class TransferWork : public c10d::Work {
+ public:
+  TransferWork(int rank, c10d::OpType type, std::shared_ptr<Transfer> transfer, std::weak_ptr<Mailbox> mailbox,
+               at::Tensor tensor, at::Tensor dense)
+      : Work(rank, type),
+        transfer_(std::move(transfer)),
+        mailbox_(std::move(mailbox)),
+        tensor_(std::move(tensor)),
+        dense_(std::move(dense)),
+        future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))) {}
+
+  bool wait(std::chrono::milliseconds timeout) override {
+    const std::shared_ptr<Mailbox> mailbox = mailbox_.lock();
+    if (mailbox) mailbox->wait(*transfer_, timeout == kNoTimeout ? transfer_->timeout : timeout);
+    return Work::wait();
+  }
+
+  int sourceRank() const override { return transfer_->source; }
+  std::vector<at::Tensor> result() override { return {tensor_}; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
+
+  void finish_with(std::exception_ptr error) {
+    if (!error && !dense_.is_same(tensor_) && transfer_->direction == Transfer::Direction::receive) {
+      at::AutoDispatchBelowAutograd guard;
+      tensor_.copy_(dense_);
+    }
+    finish(error);
+    if (error) future_->setError(error);
+    else future_->markCompleted(c10::IValue(std::vector<at::Tensor>{tensor_}));
+  }
+
+ private:
+  const std::shared_ptr<Transfer> transfer_;
+  const std::weak_ptr<Mailbox> mailbox_;
+  const at::Tensor tensor_;
+  const at::Tensor dense_;  // tensor_ itself where that is contiguous
+  const c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+/// Several works as one.
+class CoalescedWork : public c10d::Work {
+ public:
+  CoalescedWork(int rank, std::vector<WorkPtr> works) : Work(rank, c10d::OpType::COALESCED), works_(std::move(works)) {}
+
+  bool isCompleted() override {
+    for (const WorkPtr& work : works_) {
+      if (!work->isCompleted()) return false;
+    }
+    return true;
+  }
+
+  bool wait(std::chrono::milliseconds timeout) override {
+    for (const WorkPtr& work : works_) work->wait(timeout);
+    return true;
+  }
+
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    c10::List<c10::intrusive_ptr<c10::ivalue::Future>> futures(
+        c10::FutureType::create(c10::ListType::create(c10::TensorType::get())));
+    for (const WorkPtr& work : works_) futures.push_back(work->getFuture());
+    return c10::collectAll(futures);
+  }
+
+ private:
+  const std::vector<WorkPtr> works_;
+};
+
+std::string describe(Transfer::Direction direction, const at::Tensor& tensor, int peer, int tag) {
+  const std::string other = peer < 0 ? std::string("any rank") : c10::str("rank ", peer);
+  return c10::str(direction == Transfer::Direction::send ? "send " : "recv ", watch::describe_tensor(tensor),
+                  direction == Transfer::Direction::send ? " to " : " from ", other, ", tag ", tag);
+}
+
+}  // namespace
+
+WorkPtr ShmBackend::post(Transfer::Direction direction, const at::Tensor& tensor, int peer, int tag) {
+  const bool sends = direction == Transfer::Direction::send;
+  const at::Tensor dense = readable(sends ? "send" : "recv", tensor);
+  if (sends) check_nan(dense, "send");
+  const std::shared_ptr<Mailbox> mailbox = mailbox_;
+  if (!mailbox) raise<c10::DistBackendError>({"send", "the group is closed", "make a new group"});
+  driver_->engine().sync().check_usable();
+  auto transfer = std::make_shared<Transfer>();
+  transfer->direction = direction;
+  transfer->data = dense.numel() == 0 ? nullptr : static_cast<char*>(dense.mutable_data_ptr());
+  transfer->bytes = int64_t(dense.nbytes());
+  transfer->peer = peer;
+  transfer->tag = tag;
+  transfer->dtype = int(dense.scalar_type());
+  transfer->timeout = timeout_or_default(c10d::kUnsetTimeout);
+  transfer->what = describe(direction, tensor, peer, tag);
+  const auto type = sends ? c10d::OpType::SEND : peer < 0 ? c10d::OpType::RECVANYSOURCE : c10d::OpType::RECV;
+  auto work = c10::make_intrusive<TransferWork>(rank_, type, transfer, mailbox, tensor, dense);
+  // The work lives at least until the bytes have moved.
+  transfer->finished = [work](std::exception_ptr error) { work->finish_with(error); };
+  mailbox->post(transfer);
+  return remember(work);
+}
+
+WorkPtr ShmBackend::send(Tensors& tensors, int peer, int tag) {
+  check_root("send", peer);
+  return post(Transfer::Direction::send, only("send", tensors), peer, tag);
+}
+
+WorkPtr ShmBackend::recv(Tensors& tensors, int peer, int tag) {
+  check_root("recv", peer);
+  return post(Transfer::Direction::receive, only("recv", tensors), peer, tag);
+}
+
+WorkPtr ShmBackend::recvAnysource(Tensors& tensors, int tag) {
+  return post(Transfer::Direction::receive, only("recv", tensors), -1, tag);
+}
+
+WorkPtr ShmBackend::remember(WorkPtr work) {
+  std::lock_guard<std::mutex> lock(coalescing_mutex_);
+  if (coalescing_) coalesced_.push_back(work);
+  return work;
+}
+
+void ShmBackend::startCoalescing() {
+  std::lock_guard<std::mutex> lock(coalescing_mutex_);
+  coalescing_ = true;
+  coalesced_.clear();
+}
+
+WorkPtr ShmBackend::endCoalescing() {
+  std::lock_guard<std::mutex> lock(coalescing_mutex_);
+  coalescing_ = false;
+  return c10::make_intrusive<CoalescedWork>(rank_, std::exchange(coalesced_, {}));
+}
+
+void ShmBackend::waitForPendingWorks() {
+  // Works are done in order: an empty turn comes after all of them.
+  driver_->wait_for_issued();
+}
+
+}  // namespace serried::shm

@@ -1,0 +1,89 @@
+// Rank 0 makes the memory, the others map it through /proc; each step is agreed through the store.
+#include "serried/comm/backends/shm/connect.h"
+
+#include <unistd.h>
+
+#include <optional>
+#include <sstream>
+
+#include <c10/util/StringUtil.h>
+
+#include "serried/base/error.h"
+#include "serried/comm/detail/exchange.h"
+#include "serried/comm/detail/host.h"
+
+namespace serried::shm {
+namespace {
+
+/// What a rank tells the others first. Host identities hold no spaces.
+struct Card {
+  int pid = 0;
+  int fd = -1;
+  int64_t heap_bytes = 0;
+  std::string host;
+
+  std::string text() const { return c10::str(pid, " ", fd, " ", heap_bytes, " ", host); }
+
+  static Card parse(const std::string& text) {
+    Card card;
+    std::istringstream in(text);
+    in >> card.pid >> card.fd >> card.heap_bytes;
+    std::getline(in >> std::ws, card.host);
+    return card;
+  }
+};
+
+void check_neighbours(const ConnectArgs& args, const std::vector<Card>& cards) {
+  for (int rank = 0; rank < args.world_size; ++rank) {
+    if (cards[rank].host != cards[args.rank].host) {
+      raise<c10::DistBackendError>({args.backend,
+                                    c10::str("rank ", rank, " runs on another host, or in another container, than rank ",
+                                             args.rank, " (", cards[rank].host, " and ", cards[args.rank].host, ")"),
+                                    "use new_group(\"gloo\") across hosts"});
+    }
+    if (args.one_process && cards[rank].pid != cards[args.rank].pid) {
+      raise<c10::ValueError>({args.backend,
+                              c10::str("rank ", rank, " is process ", cards[rank].pid, " and rank ", args.rank,
+                                       " process ", cards[args.rank].pid, ": ranks must be threads of one process"),
+                              "use new_group(\"shm\") between processes, or run_ranks for threads"});
+    }
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Engine> connect(const ConnectArgs& args) {
+  const detail::ExchangeArgs exchange{args.store, args.rank, args.world_size, args.timeout};
+  SegmentShape shape{.world_size = args.world_size, .heap_bytes = args.heap_bytes};
+  std::optional<Segment> segment;
+  std::string failure;
+  try {
+    if (args.rank == 0) segment.emplace(Segment::create(shape));
+  } catch (const c10::Error& error) {
+    failure = error.msg();
+  }
+  const Card mine{getpid(), segment ? segment->fd() : -1, args.heap_bytes, detail::host_identity()};
+  std::vector<Card> cards;
+  for (const std::string& text : detail::exchange(exchange, args.backend, "shm/card", mine.text())) {
+    cards.push_back(Card::parse(text));
+  }
+  check_neighbours(args, cards);
+  // Rank 0 decides: every rank must lay the memory out alike.
+  shape.heap_bytes = cards[0].heap_bytes;
+  try {
+    if (args.rank != 0 && cards[0].fd >= 0) segment.emplace(Segment::attach(shape, cards[0].pid, cards[0].fd));
+  } catch (const c10::Error& error) {
+    failure = error.msg();
+  }
+  const std::vector<std::string> failures = detail::exchange(exchange, args.backend, "shm/failure", failure);
+  for (int rank = 0; rank < args.world_size; ++rank) {
+    if (failures[rank].empty()) continue;
+    raise<c10::DistBackendError>({args.backend, c10::str("rank ", rank, " cannot share memory: ", failures[rank]), ""});
+  }
+  segment->close_fd();
+  auto engine = std::make_unique<Engine>(std::move(*segment), args.rank, WaitPolicy::for_ranks(args.world_size));
+  engine->meet(args.timeout);
+  return engine;
+}
+
+}  // namespace serried::shm

@@ -1,0 +1,237 @@
+// One engine, one user at a time: the caller itself, a waiting caller, or a thread for works nobody waits for.
+#include "serried/comm/backends/shm/driver.h"
+
+#include <sched.h>
+
+#include <utility>
+
+#include <ATen/core/ivalue.h>
+
+#include "serried/base/error.h"
+#include "serried/base/trace.h"
+
+namespace serried::shm {
+namespace {
+
+// Long enough to meet peers that issue the same call now, short enough not to hold up the caller's own work.
+constexpr int kMeetingSpins = 400;
+
+}  // namespace
+
+void run(Engine& engine, Op& op) {
+  engine.arrive(op);
+  engine.complete(op);
+}
+
+CollectiveWork::CollectiveWork(int rank, c10d::OpType type, uint64_t sequence, Task task,
+                               std::shared_ptr<Driver> driver)
+    : Work(rank, type), task_(std::move(task)), sequence_(sequence), driver_(std::move(driver)) {}
+
+bool CollectiveWork::isCompleted() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return completed_;
+}
+
+bool CollectiveWork::wait(std::chrono::milliseconds timeout) {
+  std::shared_ptr<Driver> driver;
+  {
+    std::lock_guard<std::mutex> lock(future_mutex_);
+    driver = driver_;
+  }
+  // With a timeout of its own the caller must be free to give up, so it does not take the engine.
+  if (driver && timeout == kNoTimeout) driver->help(*this);
+  if (timeout == kNoTimeout) return Work::wait();
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (!cv_.wait_for(lock, timeout, [this] { return completed_; })) {
+    raise<c10::DistBackendError>({"wait", c10::str("timed out after ", timeout.count(), " ms; the collective goes on"),
+                                  "wait again, or pass a longer timeout"});
+  }
+  if (exception_) std::rethrow_exception(exception_);
+  return true;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> CollectiveWork::getFuture() {
+  std::lock_guard<std::mutex> lock(future_mutex_);
+  if (future_) return future_;
+  future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+  if (!done_) return future_;
+  if (exception_) future_->setError(exception_);
+  else future_->markCompleted(c10::IValue(task_.outputs));
+  return future_;
+}
+
+std::vector<at::Tensor> CollectiveWork::result() { return task_.outputs; }
+
+void CollectiveWork::finish_with(std::exception_ptr error) {
+  task_.keep_alive.clear();
+  task_.after = nullptr;
+  task_.program = nullptr;
+  finish(error);
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  std::shared_ptr<Driver> driver;
+  {
+    std::lock_guard<std::mutex> lock(future_mutex_);
+    done_ = true;
+    future = future_;
+    driver.swap(driver_);
+  }
+  // Callbacks run here, without any lock of ours.
+  if (!future) return;
+  if (error) future->setError(error);
+  else future->markCompleted(c10::IValue(task_.outputs));
+}
+
+Driver::Driver(std::unique_ptr<Engine> engine) : engine_(std::move(engine)) {}
+
+Driver::~Driver() {
+  // The last owner may be a work that the thread itself has just finished.
+  if (!thread_.joinable()) return;
+  if (thread_.get_id() == std::this_thread::get_id()) thread_.detach();
+  else thread_.join();
+}
+
+void Driver::issue(const c10::intrusive_ptr<CollectiveWork>& work, Now now) {
+  Lock lock(mutex_);
+  ++num_issued_;
+  if (now == Now::always) {
+    take_turn(lock);
+    lock.unlock();
+    work->finish_with(execute(*engine_, *work));
+    lock.lock();
+    return end_turn(lock);
+  }
+  if (now == Now::if_peers_are_there && !busy_ && queue_.empty()) return try_now(work, lock);
+  queue_.push_back(work);
+  if (!thread_.joinable()) thread_ = std::thread([this] { run_thread(); });
+  changed_.notify_all();
+}
+
+/// Arrives, and goes on if the peers come at once; else the work is first in the queue.
+void Driver::try_now(const c10::intrusive_ptr<CollectiveWork>& work, Lock& lock) {
+  busy_ = true;
+  lock.unlock();
+  bool due = false;
+  std::exception_ptr error;
+  try {
+    engine_->arrive(work->task_.op);
+    work->arrived_ = true;
+    for (int i = 0; i < kMeetingSpins && !due; ++i) {
+      due = engine_->all_have_arrived(work->task_.op);
+      if (!due) cpu_relax();
+    }
+  } catch (...) {
+    error = std::current_exception();
+  }
+  if (due) error = execute(*engine_, *work);
+  if (due || error) work->finish_with(error);
+  lock.lock();
+  if (!due && !error) queue_.push_front(work);
+  end_turn(lock);
+}
+
+std::exception_ptr Driver::execute(Engine& engine, CollectiveWork& work) {
+  Task& task = work.task_;
+  try {
+    trace::Span span("collective", "comm");
+    if (task.program) {
+      task.program(engine);
+    } else {
+      if (!work.arrived_) engine.arrive(task.op);
+      engine.complete(task.op);
+    }
+    if (task.after) task.after();
+  } catch (...) {
+    return std::current_exception();
+  }
+  return nullptr;
+}
+
+// Everything issued before runs first.
+void Driver::take_turn(Lock& lock) {
+  while (busy_ || !queue_.empty()) {
+    if (!busy_) {
+      run_front(lock);
+      continue;
+    }
+    ++num_waiting_;
+    changed_.wait(lock, [this] { return !busy_; });
+    --num_waiting_;
+  }
+  busy_ = true;
+}
+
+void Driver::end_turn(Lock& lock) {
+  busy_ = false;
+  if (!queue_.empty() && !thread_.joinable() && !stop_) thread_ = std::thread([this] { run_thread(); });
+  const bool notify = num_waiting_ > 0 || !queue_.empty();
+  lock.unlock();
+  if (notify) changed_.notify_all();
+}
+
+void Driver::run_front(Lock& lock) {
+  const c10::intrusive_ptr<CollectiveWork> work = queue_.front();
+  queue_.pop_front();
+  busy_ = true;
+  lock.unlock();
+  const std::exception_ptr error = execute(*engine_, *work);
+  lock.lock();
+  busy_ = false;
+  lock.unlock();
+  changed_.notify_all();
+  work->finish_with(error);
+  lock.lock();
+}
+
+void Driver::run_now(Op& op) {
+  Lock lock(mutex_);
+  ++num_issued_;
+  take_turn(lock);
+  lock.unlock();
+  std::exception_ptr error;
+  try {
+    run(*engine_, op);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  lock.lock();
+  end_turn(lock);
+  if (error) std::rethrow_exception(error);
+}
+
+void Driver::wait_for_issued() {
+  Lock lock(mutex_);
+  take_turn(lock);
+  end_turn(lock);
+}
+
+void Driver::help(CollectiveWork& work) {
+  Lock lock(mutex_);
+  while (!busy_ && !queue_.empty() && !work.isCompleted()) run_front(lock);
+}
+
+void Driver::close(std::chrono::milliseconds patience) {
+  Lock lock(mutex_);
+  stop_ = true;
+  changed_.notify_all();
+  ++num_waiting_;
+  const bool drained = changed_.wait_for(lock, patience, [this] { return !busy_ && queue_.empty(); });
+  --num_waiting_;
+  lock.unlock();
+  if (!drained) engine_->sync().abort("a rank closed the group while collectives were open");
+  if (thread_.joinable() && thread_.get_id() != std::this_thread::get_id()) thread_.join();
+}
+
+void Driver::run_thread() {
+  // The group's owner may let go of the driver while the last work is being finished here.
+  const std::shared_ptr<Driver> self = weak_from_this().lock();
+  Lock lock(mutex_);
+  while (true) {
+    ++num_waiting_;
+    changed_.wait(lock, [this] { return (stop_ && queue_.empty()) || (!busy_ && !queue_.empty()); });
+    --num_waiting_;
+    if (queue_.empty()) return;
+    run_front(lock);
+  }
+}
+
+}  // namespace serried::shm

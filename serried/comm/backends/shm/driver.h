@@ -1,0 +1,103 @@
+// Runs the collectives of one rank in the order they were issued, on whichever thread is there first.
+#pragma once
+
+#include "serried/comm/backends/shm/engine.h"
+
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace serried::shm {
+
+class Driver;
+
+/// What a Work does: one Op, or a program of several that is run as one. `after` puts results where the caller wants them.
+struct Task {
+  Op op;
+  std::function<void(Engine&)> program;  // instead of op
+  std::function<void()> after;
+  std::vector<at::Tensor> keep_alive;
+  std::vector<at::Tensor> outputs;
+};
+
+/// Runs one Op to its end; blocks.
+void run(Engine& engine, Op& op);
+
+class CollectiveWork : public c10d::Work {
+ public:
+  CollectiveWork(int rank, c10d::OpType type, uint64_t sequence, Task task, std::shared_ptr<Driver> driver);
+
+  /// Blocks; the waiting thread runs what is due if no other does.
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  bool isCompleted() override;
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  std::vector<at::Tensor> result() override;
+  uint64_t getSequencenumber() const override { return sequence_; }
+
+ private:
+  friend class Driver;
+  void finish_with(std::exception_ptr error);
+
+  Task task_;
+  const uint64_t sequence_;
+  std::shared_ptr<Driver> driver_;  // dropped when done
+  bool arrived_ = false;
+  std::mutex future_mutex_;
+  bool done_ = false;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+class Driver : public std::enable_shared_from_this<Driver> {
+ public:
+  explicit Driver(std::unique_ptr<Engine> engine);
+  ~Driver();
+
+  /// Whether the thread that issues a work runs it.
+  enum class Now { no, if_peers_are_there, always };
+
+  /// Takes the work; it may be done before this returns. Errors are the work's, raised by its wait.
+  void issue(const c10::intrusive_ptr<CollectiveWork>& work, Now now);
+
+  /// Runs `op` on this thread after everything issued before; blocks.
+  void run_now(Op& op);
+
+  /// Blocks until everything issued so far is done.
+  void wait_for_issued();
+
+  /// Runs due work on this thread until `work` is done or another thread has taken over.
+  void help(CollectiveWork& work);
+
+  /// No work comes after this. Gives open works a bounded time, then aborts them.
+  void close(std::chrono::milliseconds patience);
+
+  Engine& engine() { return *engine_; }
+  uint64_t num_issued() const { return num_issued_; }
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+
+  void try_now(const c10::intrusive_ptr<CollectiveWork>& work, Lock& lock);
+  void take_turn(Lock& lock);
+  void end_turn(Lock& lock);
+  void run_front(Lock& lock);
+  static std::exception_ptr execute(Engine& engine, CollectiveWork& work);
+  void run_thread();
+
+  std::unique_ptr<Engine> engine_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<c10::intrusive_ptr<CollectiveWork>> queue_;
+  bool busy_ = false;  // some thread has the engine
+  bool stop_ = false;
+  int num_waiting_ = 0;
+  std::atomic<uint64_t> num_issued_{0};
+  std::thread thread_;
+};
+
+}  // namespace serried::shm

@@ -1,0 +1,108 @@
+// What all collectives share: arriving, checking that all called the same, and leaving together.
+#include "serried/comm/backends/shm/engine.h"
+
+#include <algorithm>
+
+#include "serried/comm/backends/shm/offer_flags.h"
+
+namespace serried::shm {
+
+Piece Pieces::at(int peer) const {
+  if (only >= 0 && peer != only) return {};
+  if (!list.empty()) return list[peer];
+  return {.data = base + peer * stride, .bytes = bytes};
+}
+
+int64_t Pieces::largest(int num_peers) const {
+  if (list.empty()) return bytes;
+  int64_t most = 0;
+  for (int peer = 0; peer < num_peers; ++peer) most = std::max(most, at(peer).bytes);
+  return most;
+}
+
+Engine::Engine(Segment segment, int rank, WaitPolicy policy)
+    : segment_(std::move(segment)), rank_(rank), sync_(segment_, rank, policy), memory_(segment_, rank) {}
+
+void Engine::meet(std::chrono::milliseconds timeout) {
+  sync_.meet(timeout);
+  memory_.probe();
+  // Cross-memory attach is used only if it works between all pairs: every rank must choose the same way.
+  segment_.line(rank_).offers[0].flags = memory_.can_attach() ? uint32_t(kCanAttach) : 0;
+  sync_.post();
+  sync_.wait_all();
+  bool all = true;
+  for (int peer = 0; peer < world_size(); ++peer) all &= (segment_.line(peer).offers[0].flags & kCanAttach) != 0;
+  memory_.set_cross_attach(all);
+  // The first collective writes the same offer: nobody may still be reading it.
+  sync_.post();
+  sync_.wait_all();
+}
+
+void Engine::publish(Op& op, uint32_t flags, uint64_t address, uint64_t extent) {
+  segment_.line(rank_).offers[op.parity] = {
+      .fingerprint = uint32_t(watch::fingerprint(op.record)), .flags = flags, .address = address, .extent = extent};
+  sync_.post();
+  op.arrival = sync_.phase();
+}
+
+void Engine::arrive(Op& op) {
+  op.record.sequence = ++sequence_;
+  op.parity = int(sequence_ & 1);
+  sync_.start(op.record, op.timeout);
+  switch (op.kind) {
+    case Op::Kind::all_reduce: return arrive_all_reduce(op);
+    case Op::Kind::exchange:
+    case Op::Kind::reduce_pieces: return arrive_with_pieces(op);
+    case Op::Kind::barrier: return publish(op, 0, 0, 0);
+  }
+}
+
+bool Engine::all_have_arrived(const Op& op) const {
+  for (int peer = 0; peer < world_size(); ++peer) {
+    if (peer != rank_ && !sync_.reached(peer, op.arrival)) return false;
+  }
+  return true;
+}
+
+void Engine::complete(Op& op) {
+  switch (op.kind) {
+    case Op::Kind::all_reduce: return complete_all_reduce(op);
+    case Op::Kind::exchange: return complete_exchange(op);
+    case Op::Kind::reduce_pieces: return complete_reduce_pieces(op);
+    case Op::Kind::barrier: return wait_for_all(op);
+  }
+}
+
+void Engine::check_fingerprint(int peer, const Op& op) {
+  if (offer_of(peer, op).fingerprint == offer_of(rank_, op).fingerprint) return;
+  const watch::Record other = segment_.info(peer).records[op.parity];
+  const bool first = rank_ < peer;
+  sync_.fail(watch::mismatch_text(first ? rank_ : peer, first ? op.record : other, first ? peer : rank_,
+                                  first ? other : op.record),
+             "let all ranks of the group make the same calls in the same order, with the same shapes and dtypes");
+}
+
+void Engine::wait_for_all(const Op& op) {
+  const int n = world_size();
+  for (int i = 1; i < n; ++i) {
+    const int peer = (rank_ + i) % n;
+    sync_.wait(peer, op.arrival);
+    check_fingerprint(peer, op);
+  }
+}
+
+bool Engine::any_offer_has(uint32_t flag, const Op& op) const {
+  for (int peer = 0; peer < world_size(); ++peer) {
+    if ((offer_of(peer, op).flags & flag) != 0) return true;
+  }
+  return false;
+}
+
+void Engine::finish_round_trip(const Op& op) {
+  // Slots have two parities, so their writer may go on; whatever peers read in place may not change before all are done.
+  if (!any_offer_has(kInPlace | kInStage, op)) return;
+  sync_.post();
+  sync_.wait_all();
+}
+
+}  // namespace serried::shm

@@ -1,0 +1,112 @@
+// The collectives over one segment: each is "arrive", which never blocks, then "complete".
+#pragma once
+
+#include "serried/comm/backends/shm/peer_memory.h"
+#include "serried/comm/backends/shm/phase_sync.h"
+#include "serried/comm/backends/shm/reduce_kernels.h"
+
+#include <c10/util/SmallVector.h>
+
+#include <vector>
+
+namespace serried::shm {
+
+/// One piece of memory per peer: `base` plus p strides, or a list. Stride 0: the same piece for everybody.
+struct Pieces {
+  char* base = nullptr;
+  int64_t stride = 0;
+  int64_t bytes = 0;
+  c10::SmallVector<Piece, 4> list;
+  int only = -1;  // the single peer that has a piece; -1: all
+
+  Piece at(int peer) const;
+  int64_t largest(int num_peers) const;
+};
+
+/// One collective of one rank. The memory it names must live until it is complete.
+struct Op {
+  enum class Kind { all_reduce, exchange, reduce_pieces, barrier };
+
+  Kind kind = Kind::barrier;
+  watch::Record record;
+  std::chrono::milliseconds timeout{};
+
+  // all_reduce: output may be input
+  const char* input = nullptr;
+  char* output = nullptr;
+
+  // exchange: offers[p] becomes p's sinks[this rank]. reduce_pieces: sinks.at(this rank) becomes the reduction of all
+  // ranks' offers[this rank].
+  Pieces offers;
+  Pieces sinks;
+
+  // reductions
+  ReduceKernel kernel = nullptr;
+  int64_t element_bytes = 1;
+  int64_t count = 0;  // elements of input, or of this rank's result
+
+  // set by arrive
+  uint32_t arrival = 0;
+  int parity = 0;
+};
+
+class Engine {
+ public:
+  Engine(Segment segment, int rank, WaitPolicy policy);
+
+  /// Every rank has mapped the segment; learns what peers' memory can be reached.
+  void meet(std::chrono::milliseconds timeout);
+
+  /// Lays out this rank's part and tells the peers. Never blocks; raises if the group is unusable.
+  void arrive(Op& op);
+
+  /// Whether `complete` would find every peer there. Never blocks.
+  bool all_have_arrived(const Op& op) const;
+
+  /// Blocks until this rank may use its outputs and reuse its inputs. Raises on mismatch, death of a peer, timeout.
+  void complete(Op& op);
+
+  int rank() const { return rank_; }
+  int world_size() const { return segment_.world_size(); }
+  const Segment& segment() const { return segment_; }
+  PhaseSync& sync() { return sync_; }
+  bool one_process() const { return memory_.one_process(); }
+  bool reads_peers() const { return memory_.readable(); }
+
+ private:
+  void publish(Op& op, uint32_t flags, uint64_t address, uint64_t extent);
+  const Offer& offer_of(int peer, const Op& op) const { return segment_.line(peer).offers[op.parity]; }
+  void check_fingerprint(int peer, const Op& op);
+  void wait_for_all(const Op& op);
+  bool any_offer_has(uint32_t flag, const Op& op) const;
+
+  void arrive_all_reduce(Op& op);
+  void complete_all_reduce(Op& op);
+  void reduce_slots(Op& op);
+  void reduce_in_place_of_all(Op& op);
+  void reduce_in_chunks(Op& op);
+  void stage_slices(const Op& op, int64_t chunk);
+
+  void arrive_with_pieces(Op& op);
+  void copy_to_slot(Op& op);
+  void stage_pieces(const Op& op, int64_t round);
+  int64_t piece_chunk(bool same_for_all) const;
+  int64_t num_rounds(const Op& op) const;
+  Piece offered_by(int peer, const Op& op) const;
+  void check_size(int peer, int64_t offered, int64_t expected);
+  void complete_exchange(Op& op);
+  void pull(int peer, const Op& op);
+  void complete_reduce_pieces(Op& op);
+  Piece source_block(int peer, const Op& op, int64_t begin, int64_t end);
+  void reduce_sources(const Op& op, int64_t begin, int64_t end, const std::vector<Piece>& sources);
+  void finish_round_trip(const Op& op);
+
+  Segment segment_;
+  const int rank_;
+  PhaseSync sync_;
+  PeerMemory memory_;
+  std::vector<char> scratch_;
+  uint64_t sequence_ = 0;
+};
+
+}  // namespace serried::shm

@@ -1,0 +1,322 @@
+// Streams, matching, and who moves the bytes.
+#include "serried/comm/backends/shm/mailbox.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include <c10/util/StringUtil.h>
+
+#include "serried/base/error.h"
+
+namespace serried::shm {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+void copy_into(Ring& ring, uint64_t at, const char* from, uint64_t bytes) {
+  const uint64_t begin = at % Ring::kCapacity;
+  const uint64_t first = std::min(bytes, Ring::kCapacity - begin);
+  std::memcpy(ring.data + begin, from, first);
+  std::memcpy(ring.data, from + first, bytes - first);
+}
+
+void copy_out(const Ring& ring, uint64_t at, char* to, uint64_t bytes) {
+  const uint64_t begin = at % Ring::kCapacity;
+  const uint64_t first = std::min(bytes, Ring::kCapacity - begin);
+  std::memcpy(to, ring.data + begin, first);
+  std::memcpy(to + first, ring.data, bytes - first);
+}
+
+std::exception_ptr make_error(const std::string& what, const std::string& fix) {
+  return std::make_exception_ptr(c10::DistBackendError(format_error({"point to point", what, fix})));
+}
+
+}  // namespace
+
+Mailbox::Mailbox(const Segment& segment, int rank, PhaseSync& sync)
+    : segment_(segment),
+      rank_(rank),
+      sync_(sync),
+      sends_(segment.world_size()),
+      incoming_(segment.world_size()),
+      kept_(segment.world_size()) {}
+
+Mailbox::~Mailbox() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stop_ = true;
+  }
+  opened_.notify_all();
+  ring_bell(rank_);
+  if (thread_.joinable()) thread_.join();
+  // Nobody moves bytes any more: whoever waits must not wait for ever.
+  report(fail_open_transfers(c10::str("rank ", rank_, " closed the group")));
+}
+
+void Mailbox::post(const std::shared_ptr<Transfer>& transfer) {
+  Done done;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ++open_;
+    if (transfer->direction == Transfer::Direction::send) {
+      sends_[transfer->peer].push_back(transfer);
+    } else if (!take_kept(transfer, done)) {
+      receives_.push_back(transfer);
+    }
+    Done more = progress();
+    done.insert(done.end(), more.begin(), more.end());
+    if (open_ > 0 && !thread_.joinable()) thread_ = std::thread([this] { run(); });
+  }
+  report(done);
+  opened_.notify_one();
+}
+
+void Mailbox::wait(Transfer& transfer, milliseconds timeout) {
+  const auto begin = steady_clock::now();
+  while (true) {
+    const uint32_t seen = segment_.bell(rank_).rings.load(std::memory_order_acquire);
+    Done done;
+    bool is_done = false;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      done = progress();
+      is_done = transfer.done;
+    }
+    report(done);
+    if (is_done) break;
+    sleep_on_bell(seen);
+    report(check_health());
+    const auto waited = std::chrono::duration_cast<milliseconds>(steady_clock::now() - begin);
+    if (waited >= timeout) {
+      const std::string what = c10::str("timed out after ", waited.count(), " ms in ", transfer.what);
+      sync_.abort(what);
+      report(fail_open_transfers(what));
+    }
+  }
+  if (transfer.error) std::rethrow_exception(transfer.error);
+}
+
+// Everything that can move now does. Holds the lock.
+Mailbox::Done Mailbox::progress() {
+  Done done;
+  for (int peer = 0; peer < segment_.world_size(); ++peer) {
+    auto& queue = sends_[peer];
+    while (!queue.empty() && push(peer, *queue.front())) {
+      done.push_back(queue.front());
+      queue.pop_front();
+    }
+    drain(peer, done);
+  }
+  for (const auto& transfer : done) transfer->done = true;
+  open_ -= int64_t(done.size());
+  return done;
+}
+
+bool Mailbox::push(int peer, Transfer& transfer) {
+  Ring& ring = segment_.ring(rank_, peer);
+  uint64_t written = ring.written.load(std::memory_order_relaxed);
+  uint64_t room = Ring::kCapacity - (written - ring.read.load(std::memory_order_acquire));
+  const uint64_t before = written;
+  if (!transfer.header_sent) {
+    if (room < sizeof(MessageHeader)) return false;
+    const MessageHeader header{.bytes = transfer.bytes, .tag = transfer.tag, .dtype = transfer.dtype};
+    copy_into(ring, written, reinterpret_cast<const char*>(&header), sizeof(header));
+    written += sizeof(header);
+    room -= sizeof(header);
+    transfer.header_sent = true;
+  }
+  const uint64_t part = std::min<uint64_t>(room, uint64_t(transfer.bytes - transfer.moved));
+  if (part > 0) copy_into(ring, written, transfer.data + transfer.moved, part);
+  transfer.moved += int64_t(part);
+  written += part;
+  if (written != before) {
+    ring.written.store(written, std::memory_order_release);
+    ring_bell(peer);
+  }
+  return transfer.moved == transfer.bytes;
+}
+
+// A stream is read only for somebody: else a message waits in it, and its sender with it.
+bool Mailbox::wanted(int source) const {
+  if (incoming_[source] && incoming_[source]->target) return true;
+  return std::any_of(receives_.begin(), receives_.end(),
+                     [source](const auto& receive) { return receive->peer == source || receive->peer < 0; });
+}
+
+void Mailbox::drain(int source, Done& done) {
+  Ring& ring = segment_.ring(source, rank_);
+  while (wanted(source)) {
+    if (!incoming_[source] && !begin_message(source, done)) return;
+    Incoming& message = *incoming_[source];
+    const uint64_t read = ring.read.load(std::memory_order_relaxed);
+    const uint64_t ready = ring.written.load(std::memory_order_acquire) - read;
+    const uint64_t part = std::min<uint64_t>(ready, uint64_t(message.header.bytes - message.received));
+    char* to = message.target ? message.target->data : message.kept.data();
+    if (part > 0) {
+      copy_out(ring, read, to + message.received, part);
+      ring.read.store(read + part, std::memory_order_release);
+      ring_bell(source);
+    }
+    message.received += int64_t(part);
+    if (message.received < message.header.bytes) return;
+    finish_message(source, message, done);
+  }
+}
+
+bool Mailbox::begin_message(int source, Done& done) {
+  Ring& ring = segment_.ring(source, rank_);
+  const uint64_t read = ring.read.load(std::memory_order_relaxed);
+  if (ring.written.load(std::memory_order_acquire) - read < sizeof(MessageHeader)) return false;
+  Incoming message;
+  copy_out(ring, read, reinterpret_cast<char*>(&message.header), sizeof(MessageHeader));
+  ring.read.store(read + sizeof(MessageHeader), std::memory_order_release);
+  std::shared_ptr<Transfer> receive = match(source, message.header);
+  // A receive that does not fit gets its error when the message is whole: the stream must stay readable.
+  const bool fits = receive && receive->bytes == message.header.bytes && receive->dtype == message.header.dtype;
+  if (fits) message.target = receive;
+  else message.kept.resize(size_t(message.header.bytes));
+  incoming_[source] = std::move(message);
+  if (receive && !fits) {
+    deliver(*incoming_[source], source, receive, done);
+    incoming_[source]->unwanted = true;
+  }
+  return true;
+}
+
+void Mailbox::finish_message(int source, Incoming& message, Done& done) {
+  if (message.target) {
+    message.target->source = source;
+    done.push_back(message.target);
+  } else if (!message.unwanted) {
+    // Somebody may have asked for it while it was coming in.
+    if (std::shared_ptr<Transfer> receive = match(source, message.header)) deliver(message, source, receive, done);
+    else kept_[source].push_back(std::move(message));
+  }
+  incoming_[source].reset();
+}
+
+std::shared_ptr<Transfer> Mailbox::match(int source, const MessageHeader& header) {
+  const auto found = std::find_if(receives_.begin(), receives_.end(), [&](const auto& receive) {
+    return (receive->peer == source || receive->peer < 0) && receive->tag == header.tag;
+  });
+  if (found == receives_.end()) return nullptr;
+  std::shared_ptr<Transfer> receive = *found;
+  receives_.erase(found);
+  return receive;
+}
+
+void Mailbox::deliver(Incoming& message, int source, const std::shared_ptr<Transfer>& receive, Done& done) {
+  receive->source = source;
+  if (receive->bytes != message.header.bytes || receive->dtype != message.header.dtype) {
+    receive->error = make_error(c10::str("rank ", source, " sent ", message.header.bytes, " bytes of ",
+                                         watch::dtype_name(at::ScalarType(message.header.dtype)), " where rank ", rank_,
+                                         " expects ", receive->bytes, " bytes in ", receive->what),
+                                "let both sides use the same shape and dtype");
+  } else if (receive->bytes > 0) {
+    std::memcpy(receive->data, message.kept.data(), size_t(receive->bytes));
+  }
+  done.push_back(receive);
+}
+
+bool Mailbox::take_kept(const std::shared_ptr<Transfer>& transfer, Done& done) {
+  for (int source = 0; source < segment_.world_size(); ++source) {
+    if (transfer->peer >= 0 && transfer->peer != source) continue;
+    auto& messages = kept_[source];
+    const auto found = std::find_if(messages.begin(), messages.end(),
+                                    [&](const Incoming& message) { return message.header.tag == transfer->tag; });
+    if (found == messages.end()) continue;
+    deliver(*found, source, transfer, done);
+    messages.erase(found);
+    transfer->done = true;
+    --open_;
+    return true;
+  }
+  return false;
+}
+
+void Mailbox::report(const Done& done) {
+  // Taken out first: the callback may hold the owner of the transfer.
+  for (const auto& transfer : done) std::exchange(transfer->finished, nullptr)(transfer->error);
+}
+
+Mailbox::Done Mailbox::fail_open_transfers(const std::string& why) {
+  Done failed;
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (auto& queue : sends_) {
+    failed.insert(failed.end(), queue.begin(), queue.end());
+    queue.clear();
+  }
+  failed.insert(failed.end(), receives_.begin(), receives_.end());
+  receives_.clear();
+  for (auto& message : incoming_) {
+    if (message && message->target) failed.push_back(message->target);
+    message.reset();
+  }
+  for (const auto& transfer : failed) {
+    transfer->error = make_error(c10::str(transfer->what, " failed: the group is unusable since: ", why),
+                                 "make a new group with the ranks that are left");
+    transfer->done = true;
+  }
+  open_ = 0;
+  return failed;
+}
+
+Mailbox::Done Mailbox::check_health() {
+  if (sync_.aborted()) return fail_open_transfers(sync_.abort_reason());
+  std::string why;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto look = [&](const Transfer& transfer) {
+      if (!why.empty() || transfer.peer < 0 || !sync_.is_gone(transfer.peer)) return;
+      // What a peer sent before it left is still good.
+      const Ring& ring = segment_.ring(transfer.peer, rank_);
+      const bool more = ring.written.load(std::memory_order_acquire) != ring.read.load(std::memory_order_relaxed);
+      if (transfer.direction == Transfer::Direction::receive && more) return;
+      why = c10::str("rank ", transfer.peer, " is gone (it died or left the group) while rank ", rank_, " was in ",
+                     transfer.what);
+    };
+    for (const auto& queue : sends_) for (const auto& send : queue) look(*send);
+    for (const auto& receive : receives_) look(*receive);
+    for (const auto& message : incoming_) if (message && message->target) look(*message->target);
+  }
+  if (why.empty()) return {};
+  sync_.abort(why);
+  return fail_open_transfers(why);
+}
+
+void Mailbox::ring_bell(int rank) {
+  Bell& bell = segment_.bell(rank);
+  bell.rings.fetch_add(1, std::memory_order_seq_cst);
+  if (bell.waiters.load(std::memory_order_seq_cst) != 0) futex_wake_all(bell.rings);
+}
+
+void Mailbox::sleep_on_bell(uint32_t seen) {
+  Bell& bell = segment_.bell(rank_);
+  for (int i = 0; i < 200; ++i) {
+    if (bell.rings.load(std::memory_order_acquire) != seen) return;
+    cpu_relax();
+  }
+  bell.waiters.fetch_add(1, std::memory_order_seq_cst);
+  if (bell.rings.load(std::memory_order_seq_cst) == seen && !sync_.aborted()) futex_sleep(bell.rings, seen);
+  bell.waiters.fetch_sub(1, std::memory_order_seq_cst);
+}
+
+void Mailbox::run() {
+  while (true) {
+    const uint32_t seen = segment_.bell(rank_).rings.load(std::memory_order_acquire);
+    Done done;
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      opened_.wait(lock, [this] { return stop_ || open_ > 0; });
+      if (stop_) return;
+      done = progress();
+    }
+    report(done);
+    sleep_on_bell(seen);
+    report(check_health());
+  }
+}
+
+}  // namespace serried::shm

@@ -1,0 +1,103 @@
+// Point to point: one byte stream per pair of ranks, messages matched by tag.
+#pragma once
+
+#include "serried/comm/backends/shm/phase_sync.h"
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace serried::shm {
+
+/// One send or receive. Fields below `what` belong to the mailbox until it is done.
+struct Transfer {
+  enum class Direction { send, receive };
+
+  Direction direction = Direction::send;
+  char* data = nullptr;
+  int64_t bytes = 0;
+  int peer = 0;  // -1: receive from anybody
+  int tag = 0;
+  int dtype = 0;
+  std::chrono::milliseconds timeout{};
+  std::string what;                                  // for messages: "recv f32[4] from rank 2, tag 0"
+  std::function<void(std::exception_ptr)> finished;  // called once, without the mailbox's lock
+
+  int source = -1;
+  int64_t moved = 0;
+  bool header_sent = false;
+  bool done = false;
+  std::exception_ptr error;
+};
+
+/// Moves bytes whenever somebody waits, and by a thread of its own while transfers are open and nobody does.
+class Mailbox {
+ public:
+  Mailbox(const Segment& segment, int rank, PhaseSync& sync);
+  ~Mailbox();
+
+  /// Starts a transfer; done at once if the peer is ahead or the stream has room.
+  void post(const std::shared_ptr<Transfer>& transfer);
+
+  /// Blocks until the transfer is done, a peer is gone, or its time is over; raises its error.
+  void wait(Transfer& transfer, std::chrono::milliseconds timeout);
+
+ private:
+  struct MessageHeader {
+    int64_t bytes;
+    int32_t tag;
+    int32_t dtype;
+  };
+
+  /// A message on its way in: into a posted receive, or into memory of its own until somebody asks for it.
+  struct Incoming {
+    MessageHeader header;
+    int64_t received = 0;
+    std::shared_ptr<Transfer> target;
+    std::vector<char> kept;
+    bool unwanted = false;  // its receive has failed: read it and drop it
+  };
+
+  using Done = std::vector<std::shared_ptr<Transfer>>;
+
+  Done progress();
+  bool push(int peer, Transfer& transfer);
+  bool wanted(int source) const;
+  void drain(int source, Done& done);
+  bool begin_message(int source, Done& done);
+  void finish_message(int source, Incoming& message, Done& done);
+  bool take_kept(const std::shared_ptr<Transfer>& transfer, Done& done);
+  std::shared_ptr<Transfer> match(int source, const MessageHeader& header);
+  void deliver(Incoming& message, int source, const std::shared_ptr<Transfer>& transfer, Done& done);
+  static void report(const Done& done);
+  Done fail_open_transfers(const std::string& why);
+  Done check_health();
+  void ring_bell(int rank);
+  void sleep_on_bell(uint32_t seen);
+  void run();
+
+  const Segment& segment_;
+  const int rank_;
+  PhaseSync& sync_;
+
+  std::mutex mutex_;
+  std::condition_variable opened_;
+  std::vector<std::deque<std::shared_ptr<Transfer>>> sends_;  // by destination
+  std::list<std::shared_ptr<Transfer>> receives_;             // posted, not matched yet
+  std::vector<std::optional<Incoming>> incoming_;             // by source
+  std::vector<std::list<Incoming>> kept_;                     // by source: came before anybody asked
+  int64_t open_ = 0;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+}  // namespace serried::shm

@@ -1,0 +1,33 @@
+// From tensors to the Ops of the engine. Tensors are contiguous and stay alive until the Op is complete.
+#pragma once
+
+#include "serried/comm/backends/shm/engine.h"
+
+#include <ATen/core/Tensor.h>
+
+namespace serried::shm {
+
+using RedOpType = c10d::ReduceOp::RedOpType;
+
+/// Who asks: pieces are numbered by rank.
+struct Place {
+  int rank = 0;
+  int world_size = 1;
+};
+
+Op all_reduce_op(const at::Tensor& input, const at::Tensor& output, RedOpType op);
+Op broadcast_op(const at::Tensor& tensor, int root, Place place);
+Op all_gather_op(at::TensorList outputs, const at::Tensor& input, Place place);
+Op all_gather_flat_op(const at::Tensor& output, const at::Tensor& input);
+Op reduce_scatter_op(const at::Tensor& output, at::TensorList inputs, RedOpType op, Place place);
+Op reduce_scatter_flat_op(const at::Tensor& output, const at::Tensor& input, RedOpType op, Place place);
+Op reduce_op(const at::Tensor& tensor, int root, RedOpType op, Place place);
+Op gather_op(at::TensorList outputs, const at::Tensor& input, int root, Place place);
+Op scatter_op(const at::Tensor& output, at::TensorList inputs, int root, Place place);
+Op all_to_all_op(at::TensorList outputs, at::TensorList inputs, Place place);
+Op barrier_op();
+
+/// ValueError where `op` has no meaning for `dtype`.
+ReduceKernel require_kernel(std::string_view where, at::ScalarType dtype, RedOpType op);
+
+}  // namespace serried::shm

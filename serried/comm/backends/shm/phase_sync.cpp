@@ -1,0 +1,205 @@
+// Spin, then sleep in slices; between slices look for the dead, the abort and the deadline.
+#include "serried/comm/backends/shm/phase_sync.h"
+
+#include <linux/futex.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+#include <cstring>
+
+#include <c10/util/StringUtil.h>
+
+#include "serried/base/env.h"
+#include "serried/base/error.h"
+#include "serried/base/log.h"
+
+namespace serried::shm {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+constexpr const char* kNewGroupFix = "make a new group with the ranks that are left";
+
+int usable_cores() {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof(set), &set) != 0) return int(sysconf(_SC_NPROCESSORS_ONLN));
+  return CPU_COUNT(&set);
+}
+
+std::string where_of(const watch::Record& record) {
+  const std::string text = watch::describe(record);  // "#3 all_reduce f32[4] sum"
+  const size_t begin = text.find(' ');
+  if (begin == std::string::npos || record.kind == watch::Kind::none) return "shm";
+  const size_t end = text.find(' ', begin + 1);
+  return text.substr(begin + 1, end == std::string::npos ? end : end - begin - 1);
+}
+
+}  // namespace
+
+void futex_sleep(std::atomic<uint32_t>& word, uint32_t seen) {
+  const timespec slice{.tv_sec = 0, .tv_nsec = 50'000'000};
+  syscall(SYS_futex, &word, FUTEX_WAIT, seen, &slice, nullptr, 0);
+}
+
+void futex_wake_all(std::atomic<uint32_t>& word) {
+  syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+WaitPolicy WaitPolicy::for_ranks(int num_ranks) {
+  // A small subgroup still shares the cores with the other ranks of the host.
+  const int busy = std::max({num_ranks, int(env::maybe_integer("LOCAL_WORLD_SIZE").value_or(0)), rank_label().world_size});
+  if (busy <= usable_cores()) return {.spins = 2000, .yields = 0};
+  return {.spins = 50, .yields = 20};
+}
+
+PhaseSync::PhaseSync(const Segment& segment, int rank, WaitPolicy policy)
+    : segment_(segment), rank_(rank), policy_(policy), pidfds_(segment.world_size(), -1) {}
+
+PhaseSync::~PhaseSync() {
+  for (const int fd : pidfds_) {
+    if (fd >= 0) close(fd);
+  }
+}
+
+void PhaseSync::meet(milliseconds timeout) {
+  timeout_ = timeout;
+  segment_.info(rank_).mapped_at.store(reinterpret_cast<uint64_t>(&segment_.header()));
+  segment_.info(rank_).pid.store(getpid());
+  segment_.header().attached.fetch_add(1);
+  post();
+  wait_all();
+  for (int peer = 0; peer < segment_.world_size(); ++peer) {
+    const int pid = segment_.info(peer).pid.load();
+    if (pid != getpid()) pidfds_[peer] = int(syscall(SYS_pidfd_open, pid, 0));
+  }
+}
+
+void PhaseSync::start(const watch::Record& record, milliseconds timeout) {
+  check_usable();
+  current_ = record;
+  timeout_ = timeout;
+  RankInfo& info = segment_.info(rank_);
+  info.records[record.sequence & 1] = record;
+  info.newest.store(record.sequence, std::memory_order_release);
+}
+
+void PhaseSync::post() {
+  RankLine& line = segment_.line(rank_);
+  line.phase.store(++phase_, std::memory_order_seq_cst);
+  if (line.waiters.load(std::memory_order_seq_cst) != 0) futex_wake_all(line.phase);
+}
+
+void PhaseSync::wait_all() {
+  const int n = segment_.world_size();
+  // Each rank starts with its neighbour, so that not all look at one line first.
+  for (int i = 1; i < n; ++i) wait((rank_ + i) % n, phase_);
+}
+
+void PhaseSync::wait_slowly(int peer, uint32_t phase) {
+  for (int i = 0; i < policy_.spins; ++i) {
+    if (reached(peer, phase)) return;
+    cpu_relax();
+  }
+  for (int i = 0; i < policy_.yields; ++i) {
+    if (reached(peer, phase)) return;
+    sched_yield();
+  }
+  RankLine& line = segment_.line(peer);
+  const auto begin = steady_clock::now();
+  while (true) {
+    line.waiters.fetch_add(1, std::memory_order_seq_cst);
+    const uint32_t seen = line.phase.load(std::memory_order_seq_cst);
+    if (int32_t(seen - phase) < 0 && !aborted()) futex_sleep(line.phase, seen);
+    line.waiters.fetch_sub(1, std::memory_order_seq_cst);
+    if (reached(peer, phase)) return;
+    check_usable();
+    const int gone = missing_peer(phase);
+    if (gone >= 0) fail_for_gone_peer(gone);
+    const auto waited = std::chrono::duration_cast<milliseconds>(steady_clock::now() - begin);
+    if (waited >= timeout_) fail_for_timeout(waited);
+  }
+}
+
+bool PhaseSync::is_gone(int peer) const {
+  if (peer == rank_) return false;
+  if (segment_.info(peer).left.load(std::memory_order_acquire) != 0) return true;
+  if (pidfds_[peer] >= 0) {
+    pollfd poll_entry{.fd = pidfds_[peer], .events = POLLIN, .revents = 0};
+    return poll(&poll_entry, 1, 0) > 0;
+  }
+  const int pid = segment_.info(peer).pid.load();
+  return pid != 0 && pid != getpid() && kill(pid, 0) != 0 && errno == ESRCH;
+}
+
+int PhaseSync::missing_peer(uint32_t phase) const {
+  for (int peer = 0; peer < segment_.world_size(); ++peer) {
+    // Order matters: a peer may reach the phase and leave between the two looks.
+    if (is_gone(peer) && !reached(peer, phase)) return peer;
+  }
+  return -1;
+}
+
+void PhaseSync::fail_for_gone_peer(int peer) {
+  const RankInfo& info = segment_.info(peer);
+  const std::string how = info.left.load() != 0 ? c10::str("rank ", peer, " has left the group")
+                                                : c10::str("rank ", peer, " (pid ", info.pid.load(), ") died");
+  fail(c10::str(how, " while rank ", rank_, " was in ", watch::describe(current_)), kNewGroupFix);
+}
+
+void PhaseSync::fail_for_timeout(milliseconds waited) {
+  std::vector<watch::Record> last;
+  for (int rank = 0; rank < segment_.world_size(); ++rank) {
+    const RankInfo& info = segment_.info(rank);
+    last.push_back(info.records[info.newest.load(std::memory_order_acquire) & 1]);
+  }
+  fail(watch::missing_text(current_, waited.count(), last),
+       "look at the missing rank: it may be stopped, slow or in other code; raise the group's timeout if it is slow");
+}
+
+void PhaseSync::abort(const std::string& why) {
+  Header& header = segment_.header();
+  if (header.reason_taken.exchange(1) == 0) {
+    const size_t length = std::min(why.size(), sizeof(header.reason) - 1);
+    std::memcpy(header.reason, why.data(), length);
+    header.reason[length] = '\0';
+    header.reason_ready.store(1, std::memory_order_release);
+  }
+  header.aborted.store(1, std::memory_order_seq_cst);
+  for (int rank = 0; rank < segment_.world_size(); ++rank) {
+    futex_wake_all(segment_.line(rank).phase);
+    futex_wake_all(segment_.bell(rank).rings);
+  }
+}
+
+void PhaseSync::fail(const std::string& what, const std::string& fix) {
+  abort(what);
+  log::line(log::Topic::comm, what);
+  raise<c10::DistBackendError>({where_of(current_), what, fix});
+}
+
+void PhaseSync::check_usable() const {
+  if (!aborted()) return;
+  raise<c10::DistBackendError>({where_of(current_), "the group is unusable since: " + abort_reason(), kNewGroupFix});
+}
+
+std::string PhaseSync::abort_reason() const {
+  const Header& header = segment_.header();
+  // The first to abort may still be writing its reason; a rank that died while doing so must not block us.
+  for (int i = 0; i < 1000 && header.reason_ready.load(std::memory_order_acquire) == 0; ++i) sched_yield();
+  return header.reason_ready.load(std::memory_order_acquire) != 0 ? header.reason : "a rank aborted it";
+}
+
+void PhaseSync::leave() {
+  segment_.info(rank_).left.store(1, std::memory_order_release);
+  for (int rank = 0; rank < segment_.world_size(); ++rank) futex_wake_all(segment_.bell(rank).rings);
+  futex_wake_all(segment_.line(rank_).phase);
+}
+
+}  // namespace serried::shm

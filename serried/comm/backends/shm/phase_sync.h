@@ -1,0 +1,100 @@
+// Waiting for peers: phases that only grow, bounded sleeps, and what to say when a peer does not come.
+#pragma once
+
+#include "serried/comm/backends/shm/segment.h"
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+namespace serried::shm {
+
+/// How long to look at a flag before sleeping. Spinning pays only while every rank has a core of its own:
+/// with more ranks than cores the peer cannot come before this rank lets go.
+struct WaitPolicy {
+  int spins = 2000;
+  int yields = 0;
+
+  static WaitPolicy for_ranks(int num_ranks);
+};
+
+/// One rank's side of the phases. One thread at a time, except `abort`, `health` and `leave`.
+class PhaseSync {
+ public:
+  PhaseSync(const Segment& segment, int rank, WaitPolicy policy);
+  ~PhaseSync();
+  PhaseSync(const PhaseSync&) = delete;
+  PhaseSync& operator=(const PhaseSync&) = delete;
+
+  /// Publishes this process and waits until every rank has done so; then peers can be watched.
+  void meet(std::chrono::milliseconds timeout);
+
+  /// A new collective: raises if the group is unusable. `record` is what reports say of this rank.
+  void start(const watch::Record& record, std::chrono::milliseconds timeout);
+
+  uint32_t phase() const { return phase_; }
+
+  /// Tells the peers that this rank has reached its next phase.
+  void post();
+
+  bool reached(int peer, uint32_t phase) const {
+    return int32_t(segment_.line(peer).phase.load(std::memory_order_acquire) - phase) >= 0;
+  }
+
+  void wait(int peer, uint32_t phase) {
+    if (!reached(peer, phase)) wait_slowly(peer, phase);
+  }
+
+  /// Waits until every peer has reached this rank's phase.
+  void wait_all();
+
+  /// Makes the group unusable for all ranks, with `why` as the reason they name. The first reason stays.
+  void abort(const std::string& why);
+  bool aborted() const { return segment_.header().aborted.load(std::memory_order_acquire) != 0; }
+
+  /// Aborts with `what` and raises it.
+  [[noreturn]] void fail(const std::string& what, const std::string& fix);
+
+  /// Raises if the group was aborted.
+  void check_usable() const;
+
+  /// Why it was; any thread may ask.
+  std::string abort_reason() const;
+
+  /// The rank of a peer that is gone, by death or in order, and has not reached `phase`; -1 if there is none.
+  int missing_peer(uint32_t phase) const;
+  bool is_gone(int peer) const;
+  [[noreturn]] void fail_for_gone_peer(int peer);
+
+  /// This rank closes the group in order.
+  void leave();
+
+  const watch::Record& current() const { return current_; }
+
+ private:
+  void wait_slowly(int peer, uint32_t phase);
+  [[noreturn]] void fail_for_timeout(std::chrono::milliseconds waited);
+
+  const Segment& segment_;
+  const int rank_;
+  const WaitPolicy policy_;
+  std::vector<int> pidfds_;
+  watch::Record current_;
+  std::chrono::milliseconds timeout_{};
+  uint32_t phase_ = 0;
+};
+
+/// Sleeps until `word` differs from `seen`, somebody wakes it, or 50 ms have passed: the period of health checks.
+void futex_sleep(std::atomic<uint32_t>& word, uint32_t seen);
+void futex_wake_all(std::atomic<uint32_t>& word);
+
+/// A hint to the core that this is a spin loop.
+inline void cpu_relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+}  // namespace serried::shm

@@ -1,0 +1,26 @@
+// Elementwise reductions over the ranks' contributions, always in rank order.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+#include <torch/csrc/distributed/c10d/Types.hpp>
+
+#include <cstdint>
+
+namespace serried::shm {
+
+/// out[i] = sources[0][i] op sources[1][i] op … ; `out` may be one of the sources. All contributions are at hand, so
+/// half and bfloat16 are added up in float and rounded once, and AVG divides the sum by `num_sources`.
+using ReduceKernel = void (*)(void* out, const void* const* sources, int num_sources, int64_t count);
+
+/// The kernel for this machine's instruction set; null where `op` has no meaning for `dtype`.
+ReduceKernel find_reduce_kernel(c10::ScalarType dtype, c10d::ReduceOp::RedOpType op);
+
+/// The same table compiled for one instruction set each.
+namespace baseline {
+ReduceKernel find(c10::ScalarType dtype, c10d::ReduceOp::RedOpType op);
+}
+namespace avx2 {
+ReduceKernel find(c10::ScalarType dtype, c10d::ReduceOp::RedOpType op);
+}
+
+}  // namespace serried::shm

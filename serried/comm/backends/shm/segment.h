@@ -1,0 +1,124 @@
+// The memory that the ranks of one host share: an anonymous file, so nothing is left behind when ranks die.
+#pragma once
+
+#include "serried/comm/watch.h"
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace serried::shm {
+
+/// What a rank lays out for its peers at the start of a collective. Two of them and the phase fill one cache line.
+struct Offer {
+  uint32_t fingerprint;
+  uint32_t flags;
+  uint64_t address;  // where the peers find it; see Location
+  uint64_t extent;   // bytes of a piece, or the address of the output of an all_reduce
+};
+
+/// How far a rank has come. `phase` only grows, and every rank of the group runs through the same phases.
+struct alignas(128) RankLine {
+  std::atomic<uint32_t> phase;
+  std::atomic<uint32_t> waiters;
+  std::array<Offer, 2> offers;  // of even and odd collectives: a peer may still read the last one
+};
+
+/// Read only when something has gone wrong.
+struct alignas(128) RankInfo {
+  std::atomic<int32_t> pid;
+  std::atomic<uint64_t> mapped_at;  // the header's address there: something to try cross-memory attach on
+  std::atomic<uint32_t> left;      // the rank has closed the group in order
+  std::atomic<uint64_t> newest;    // sequence of the newest record
+  std::array<watch::Record, 2> records;
+};
+
+struct Header {
+  std::atomic<uint32_t> attached;
+  std::atomic<uint32_t> aborted;  // sticky; set by the first rank that gives up
+  std::atomic<uint32_t> reason_taken;
+  std::atomic<uint32_t> reason_ready;
+  char reason[2048];
+};
+
+struct Piece {
+  char* data = nullptr;
+  int64_t bytes = 0;
+};
+
+/// One direction between two ranks: a byte stream of messages. `written` and `read` only grow.
+struct Ring {
+  alignas(128) std::atomic<uint64_t> written;
+  alignas(128) std::atomic<uint64_t> read;
+  alignas(128) char data[1];
+
+  static constexpr uint64_t kCapacity = 128 << 10;
+};
+
+/// Somebody wrote to, or read from, a ring of this rank.
+struct alignas(128) Bell {
+  std::atomic<uint32_t> rings;
+  std::atomic<uint32_t> waiters;
+};
+
+/// How many bytes of each kind a segment holds per rank.
+struct SegmentShape {
+  int world_size = 1;
+  int64_t heap_bytes = 0;
+
+  static constexpr int64_t kSlotBytes = 64 << 10;   // small messages
+  static constexpr int64_t kStageBytes = 256 << 10;  // one chunk of a large one
+};
+
+class Segment {
+ public:
+  /// Makes the memory; `fd()` is to be published to the peers.
+  static Segment create(const SegmentShape& shape);
+
+  /// Maps the memory of rank 0 through /proc/<pid>/fd/<fd>.
+  static Segment attach(const SegmentShape& shape, int pid, int fd);
+
+  Segment(Segment&& other) noexcept;
+  ~Segment();
+
+  int fd() const { return fd_; }
+
+  /// The mapping stays; nobody can attach any more.
+  void close_fd();
+
+  int world_size() const { return shape_.world_size; }
+  Header& header() const { return *reinterpret_cast<Header*>(base_); }
+  RankLine& line(int rank) const { return reinterpret_cast<RankLine*>(base_ + offsets_.lines)[rank]; }
+  RankInfo& info(int rank) const { return reinterpret_cast<RankInfo*>(base_ + offsets_.infos)[rank]; }
+  Bell& bell(int rank) const { return reinterpret_cast<Bell*>(base_ + offsets_.bells)[rank]; }
+  Piece* table(int rank, int parity) const {
+    return reinterpret_cast<Piece*>(base_ + offsets_.tables) + (2 * rank + parity) * shape_.world_size;
+  }
+  Ring& ring(int from, int to) const {
+    return *reinterpret_cast<Ring*>(base_ + offsets_.rings + (from * shape_.world_size + to) * offsets_.ring_stride);
+  }
+  char* slot(int rank, int parity) const {
+    return base_ + offsets_.ranks + rank * offsets_.rank_stride + parity * SegmentShape::kSlotBytes;
+  }
+  char* stage(int rank, int parity) const { return slot(rank, 2) + parity * SegmentShape::kStageBytes; }
+  char* result(int rank) const { return stage(rank, 2); }
+  char* heap(int rank) const { return base_ + offsets_.heaps + rank * shape_.heap_bytes; }
+  int64_t heap_bytes() const { return shape_.heap_bytes; }
+
+ private:
+  struct Offsets {
+    int64_t lines, infos, bells, tables, rings, ring_stride, ranks, rank_stride, heaps, total;
+  };
+  static Offsets lay_out(const SegmentShape& shape);
+  Segment(const SegmentShape& shape, int fd);
+  void map();
+
+  SegmentShape shape_;
+  Offsets offsets_;
+  char* base_ = nullptr;
+  int fd_ = -1;
+};
+
+}  // namespace serried::shm

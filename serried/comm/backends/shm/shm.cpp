@@ -1,0 +1,44 @@
+// The factory of the shm backend.
+#include "serried/comm/backends/shm/shm.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include <c10/util/StringUtil.h>
+
+#include "serried/base/env.h"
+#include "serried/base/error.h"
+#include "serried/comm/backends/shm/backend.h"
+
+namespace serried {
+
+Group make_shm_group(const FactoryArgs& args) {
+  reject_unknown_options(args, {"heap_mb"});
+  const auto heap = args.options.find("heap_mb");
+  const int64_t heap_mb = heap == args.options.end() ? env::integer("SERRIED_SHM_HEAP_MB") : heap->second.toInt();
+  if (heap_mb < 0) {
+    raise<c10::ValueError>({"shm", c10::str("heap_mb is ", heap_mb), "pass 0 or more; memory is taken on use"});
+  }
+  const shm::ConnectArgs connect{.store = args.store,
+                                 .rank = args.rank,
+                                 .world_size = args.world_size,
+                                 .timeout = args.timeout,
+                                 .heap_bytes = heap_mb << 20,
+                                 .one_process = false,
+                                 .backend = "shm"};
+  return make_group(args, c10::make_intrusive<shm::ShmBackend>(connect));
+}
+
+std::string why_shm_unavailable() {
+  const int fd = memfd_create("serried-probe", MFD_CLOEXEC);
+  if (fd < 0) return c10::str("memfd_create failed: ", std::strerror(errno));
+  const std::string path = c10::str("/proc/self/fd/", fd);
+  const bool openable = access(path.c_str(), R_OK | W_OK) == 0;
+  close(fd);
+  return openable ? "" : c10::str("cannot open ", path, ": is /proc mounted?");
+}
+
+}  // namespace serried

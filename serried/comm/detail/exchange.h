@@ -1,0 +1,24 @@
+// What every rank tells every other through the store, before there is a group.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace serried::detail {
+
+struct ExchangeArgs {
+  c10::intrusive_ptr<c10d::Store> store;
+  int rank = 0;
+  int world_size = 1;
+  std::chrono::milliseconds timeout{};
+};
+
+/// All ranks' `value`, in rank order. Blocks until all have come; after the timeout a DistBackendError names those that
+/// have not. `key` is used once per store; `where` is the call that waits.
+std::vector<std::string> exchange(const ExchangeArgs& args, std::string_view where, const std::string& key,
+                                  const std::string& value);
+
+}  // namespace serried::detail

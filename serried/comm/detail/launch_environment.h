@@ -1,0 +1,35 @@
+// What the launcher says in environment variables: torchrun and serried run, Open MPI, MPICH, srun.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace serried::detail {
+
+struct LaunchEnvironment {
+  int rank = -1;
+  int world_size = -1;
+  std::string master_addr;
+  uint16_t master_port = 0;
+  bool agent_keeps_store = false;  // TORCHELASTIC_USE_AGENT_STORE: rank 0 is a client too
+};
+
+/// What the caller knows already; -1: not.
+struct GivenRanks {
+  int rank = -1;
+  int world_size = -1;
+};
+
+/// Reads torchrun's names first, else those of the MPI or srun that started the process. ValueError that lists every
+/// variable that is missing or malformed. MASTER_ADDR and MASTER_PORT may be missing under mpirun on one host and under
+/// srun.
+LaunchEnvironment read_launch_environment(GivenRanks given);
+
+/// The socket of SERRIED_MASTER_LISTEN_FD, -1 if there is none. Unsets the variable: child processes must not use it
+/// again.
+int take_listen_fd();
+
+/// The first host of a Slurm list: "node[07-09,12],gpu1" -> "node07"
+std::string first_host(const std::string& nodelist);
+
+}  // namespace serried::detail

@@ -1,0 +1,40 @@
+// The stores that rendezvous hands out: one per place and rank, kept until the process ends, left in good order.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+namespace serried::detail {
+
+struct TcpPlace {
+  std::string host;
+  uint16_t port = 0;
+  int rank = 0;
+  int world_size = 1;
+  bool serve = false;  // this process runs the server
+  int listen_fd = -1;  // a socket that already listens on `port`, taken over; -1: none
+  bool use_libuv = true;
+};
+
+/// The store at `place`; the same one for the same address and rank while the process lives: a later group of another
+/// rank may come to the old server at any time. DistNetworkError that says the address where it is not reachable or
+/// taken.
+c10::intrusive_ptr<c10d::Store> open_tcp_store(const TcpPlace& place, std::chrono::milliseconds timeout);
+
+/// The store in the file at `path`, shared in the same way. The last rank to leave removes the file.
+c10::intrusive_ptr<c10d::Store> open_file_store(const std::string& path, int rank, int world_size);
+
+/// A peer is known to be dead: rank 0 does not wait for farewells at exit. `store` may be prefixed.
+void abandon(const c10::intrusive_ptr<c10d::Store>& store);
+
+/// Says farewell on every store that was opened and forgets them; runs by itself at exit. A server waits until all
+/// other ranks have left, at most SERRIED_SHUTDOWN_TIMEOUT seconds. Never throws.
+void leave_stores() noexcept;
+
+/// The store under all prefixes.
+c10::intrusive_ptr<c10d::Store> without_prefix(const c10::intrusive_ptr<c10d::Store>& store);
+
+}  // namespace serried::detail

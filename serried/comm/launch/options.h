@@ -1,0 +1,40 @@
+// What `serried run` was asked to do.
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+namespace serried::launch {
+
+using Seconds = std::chrono::duration<double>;
+
+/// "0.3 s"
+std::string to_text(Seconds seconds);
+
+struct Options {
+  std::vector<std::string> command = {};  // the program and its arguments
+  int num_ranks = 1;                      // on this node
+  int num_nodes = 1;
+  int node_rank = 0;
+  std::string rendezvous = {};  // host:port of node 0's launcher; for several nodes
+  int master_port = 0;          // 0: a free port, opened by the launcher and inherited by rank 0
+  int max_restarts = 0;         // node 0's value counts
+  Seconds grace{5};             // from SIGTERM to SIGKILL
+  Seconds join_timeout{300};
+  std::string log_dir = {};
+};
+
+/// LaunchError that says which option is wrong and how to fix it.
+void check(const Options& options);
+
+/// An address as text: "node7:29500", "[::1]:29500".
+struct Address {
+  std::string host;
+  int port = 0;
+};
+
+/// LaunchError if `text` is not host:port.
+Address parse_address(const std::string& text);
+
+}  // namespace serried::launch

@@ -1,0 +1,32 @@
+// One attempt to run the job, and the environment each of its ranks gets.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace serried::launch {
+
+/// This node's part of one attempt.
+struct Assignment {
+  int attempt = 0;  // 0, then one more per restart
+  int max_restarts = 0;
+  int num_local = 1;
+  int first_rank = 0;  // of this node
+  int world_size = 1;
+  int node_rank = 0;
+  int num_nodes = 1;
+  std::string master_host = "127.0.0.1";
+  int master_port = 0;
+  std::string run_id = {};
+  int listen_fd = -1;  // already bound to master_port; for rank 0 to inherit
+};
+
+/// `inherited` ("NAME=value" texts) with the variables of one rank put in: those torchrun sets, so that any
+/// c10d program understands them, and SERRIED_MASTER_LISTEN_FD for rank 0 where the launcher opened the port.
+std::vector<std::string> rank_environment(const Assignment& assignment, int local_rank,
+                                          const std::vector<std::string>& inherited);
+
+/// This process's environment as "NAME=value" texts.
+std::vector<std::string> inherited_environment();
+
+}  // namespace serried::launch

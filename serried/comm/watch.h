@@ -1,0 +1,89 @@
+// What each rank is doing: one record per collective, and the sentences made of them when ranks disagree or one is
+// missing.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/Types.hpp>
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace c10d {
+class ProcessGroup;
+}
+
+namespace serried::watch {
+
+enum class Kind : uint8_t {
+  none,
+  all_reduce,
+  reduce,
+  reduce_scatter,
+  all_gather,
+  gather,
+  scatter,
+  broadcast,
+  all_to_all,
+  barrier,
+  send,
+  recv,
+};
+
+/// One collective as one rank called it. Plain bytes: it lives in memory that ranks share.
+struct Record {
+  static constexpr int kMaxDims = 5;
+
+  uint64_t sequence = 0;  // the how-many-th collective of its group, from 1
+  Kind kind = Kind::none;
+  int8_t dtype = -1;      // at::ScalarType; -1: no tensor
+  uint8_t reduce_op = 0;  // RedOpType, for reductions
+  uint8_t num_dims = 0;   // above kMaxDims: only the first are kept
+  int32_t root = -1;      // or the peer of send and recv
+  int64_t num_elements = 0;
+  std::array<int64_t, kMaxDims> sizes{};
+};
+
+/// The record of `kind` on `tensor`; an undefined tensor gives one without dtype and shape.
+Record make_record(Kind kind, const at::Tensor& tensor, int root = -1,
+                   c10d::ReduceOp::RedOpType op = c10d::ReduceOp::UNUSED);
+
+/// A hash of all that must agree across ranks, never 0. Kinds whose sizes may differ (all_gather of pieces,
+/// all_to_all, gather, scatter) leave the shape out.
+uint64_t fingerprint(const Record& record);
+
+/// "#183 all_reduce f32[512,4] sum", "#7 broadcast i64[3] from rank 0", "#9 barrier"; "nothing yet" for Kind::none.
+std::string describe(const Record& record);
+
+/// "f32", "bf16", "i64", "c64", "bool": how dtypes read in every message.
+std::string dtype_name(at::ScalarType dtype);
+
+/// "f32[512,4]"
+std::string describe_tensor(const at::Tensor& tensor);
+
+/// Which rank disagrees with which: the sentence of a mismatch, naming both ranks and both calls, lower rank first.
+///     ranks called different collectives: rank 0 #5 all_reduce f32[3] sum, rank 2 #5 all_reduce f32[5] sum
+std::string mismatch_text(int rank, const Record& record, int other, const Record& other_record);
+
+/// What to do about it, by what differs: the kind, the root, the dtype, the op or the shape.
+std::string mismatch_fix(const Record& record, const Record& other_record);
+
+/// Who is missing: `last` holds each rank's newest record.
+///     timed out after 5000 ms in #183 all_reduce f32[512] sum: rank 3 is at #182 all_reduce f32[512] sum, the others
+///     at #183
+std::string missing_text(const Record& waiting, int64_t waited_ms, const std::vector<Record>& last);
+
+/// What to do about it.
+inline constexpr const char* kMissingFix =
+    "find out what the missing ranks are doing, or pass a longer timeout if they are only slow";
+
+/// What a group does about NaN in what a rank sends: nothing, one warning per text, or a ValueError before it is sent.
+enum class NanCheck : uint8_t { off, warn, raise };
+
+/// Changes what `group` does from its next call on; SERRIED_NAN_CHECK=off|warn|throw is where groups start.
+/// Only this rank's sends are checked; NotImplementedError on a backend that is not ours.
+///     watch::set_nan_check(world, watch::NanCheck::raise);
+void set_nan_check(const c10::intrusive_ptr<c10d::ProcessGroup>& group, NanCheck mode);
+
+}  // namespace serried::watch

@@ -1,0 +1,112 @@
+#!/usr/bin/env python3
+"""Tests of the checks themselves: each finds the mistake it is there for, in a small tree made up for it."""
+
+import pathlib
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
+sys.dont_write_bytecode = True
+import check_docs  # noqa: E402
+import check_layers  # noqa: E402
+import check_parity  # noqa: E402
+
+
+class TreeTest(unittest.TestCase):
+    """A test with an empty tree at self.root."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = pathlib.Path(folder.name)
+
+    def write(self, name, text):
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+class Layers(TreeTest):
+    def test_a_lower_layer_is_fine(self):
+        self.write("serried/comm/group.h", '// A group.\n#include "serried/base/error.h"\n#include <vector>\n')
+        self.assertEqual(check_layers.check(self.root), [])
+
+    def test_a_higher_layer_is_found(self):
+        self.write("serried/base/error.cpp", '// Errors.\n#include "serried/comm/group.h"\n')
+        self.assertEqual(check_layers.check(self.root),
+                         ["serried/base/error.cpp:2: includes serried/comm/group.h: layer comm (1) is not below base (0)"])
+
+    def test_a_sibling_layer_and_the_umbrella_are_found(self):
+        self.write("serried/graph/a.h", '// A.\n#include "serried/parallel/b.h"\n#include "serried/serried.h"\n')
+        self.assertEqual(len(check_layers.check(self.root)), 2)
+
+    def test_torch_behind_a_header_of_the_launcher_is_found(self):
+        self.write("serried/base/error.h", "// Errors.\n#include <c10/util/Exception.h>\n")
+        self.write("serried/comm/launch/spawn.cpp", '// Spawns.\n#include "serried/base/error.h"\n')
+        self.assertIn("which brings c10/util/Exception.h", check_layers.check(self.root)[0])
+
+    def test_long_files_and_files_without_a_sentence_are_found(self):
+        self.write("tests/a.cpp", "#include <vector>\n")
+        self.write("tests/b.cpp", "// B.\n" * 601)
+        self.assertEqual(len(check_layers.check(self.root)), 2)
+
+
+class Parity(TreeTest):
+    def problems(self, table):
+        rows = "".join(f"| P{i:03} | row | limited: made up | |\n" for i in range(2, 80))
+        self.write("docs/parity.md", table + rows)
+        self.write("docs/limits.md", "P080 is not there.\n")
+        self.write("tests/a_test.cpp", "TEST(Group, IsMade) {}\nTEST_P(\n    Conformance, Sums) {}\nTEST_P(Idle, Runs) {}\n"
+                   "// TEST(Group, WasRemoved)\nINSTANTIATE_TEST_SUITE_P(Shm, Conformance, values());\n")
+        return check_parity.check(self.root)[0]
+
+    def test_named_tests_are_found(self):
+        self.assertEqual(self.problems("| P001 | row | done | `Group.IsMade`, `Conformance.Sums`, `Shm/Conformance.Sums` |\n"), [])
+
+    def test_tests_that_do_not_run_are_found(self):
+        for name in ["Group.WasRemoved", "Idle.Runs", "Gloo/Conformance.Sums"]:
+            self.assertEqual(self.problems(f"| P001 | row | done | `{name}` |\n"), [f"P001: test {name} does not exist in tests/"])
+
+    def test_missing_and_half_written_rows_are_found(self):
+        self.assertEqual(self.problems(""), ["P001: stands neither in parity.md nor in limits.md"])
+        self.assertEqual(self.problems("| P001 | row | done | |\n"), ["P001: is done but names no test as `Suite.Name`"])
+        self.assertEqual(len(self.problems("| P001 | row | limited | |\n")), 1)
+        self.assertEqual(self.problems("| P002 | row | limited: x | |\n"),
+                         ["P002: stands there twice", "P001: stands neither in parity.md nor in limits.md"])
+
+
+class Docs(TreeTest):
+    def setUp(self):
+        super().setUp()
+        self.addCleanup(setattr, check_docs, "ROOT", check_docs.ROOT)
+        check_docs.ROOT = self.root
+        self.write("README.md", "# Top\n")
+        self.write("CONTRIBUTING.md", "# Help\n")
+        self.write("docs/environment.md", "| Name | Default | Meaning |\n| --- | --- | --- |\n| `SERRIED_LOG` | `none` | x |\n\nEnd.\n")
+        self.write("serried/base/env.cpp", '{"SERRIED_LOG", "none", "x"},\n')
+
+    def test_dead_links_and_headings_are_found(self):
+        self.write("docs/a.md", "[a](b.md) [c](../README.md#top) [d](../README.md#bottom) [e](https://example.org)\n")
+        self.assertEqual(list(check_docs.check_links()),
+                         ["docs/a.md:1: b.md does not exist", "docs/a.md:1: ../README.md#bottom: no heading of that name"])
+
+    def test_a_table_that_differs_is_found(self):
+        self.assertEqual(list(check_docs.check_environment()), [])
+        self.write("serried/base/env.cpp", '{"SERRIED_LOG", "all", "x"},\n{"SERRIED_NEW", "", "y"},\n')
+        self.assertEqual(len(list(check_docs.check_environment())), 3)
+        check_docs.write_environment()
+        self.assertEqual(list(check_docs.check_environment()), [])
+        self.assertTrue((self.root / "docs/environment.md").read_text().endswith("| `SERRIED_NEW` |  | y |\n\nEnd.\n"))
+
+    def test_blocks_stand_where_they_belong(self):
+        self.write("docs/a.md", "```cpp\n#include <map>\nint main() {\n}\n```\n\n```cpp\nfor (int i : {1}) {\n}\n```\n\n```sh\nmake test\n```\n")
+        check_docs.write_blocks(self.root / "out.cpp")
+        text = (self.root / "out.cpp").read_text()
+        self.assertIn('namespace block_0 {\n\n#line 2 "docs/a.md"\n\nint main() {', text)
+        self.assertIn('static void block() {\n#line 8 "docs/a.md"\nfor (int i', text)
+        self.assertNotIn("make test", text)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,153 @@
+// Records, fingerprints and the sentences of the watch.
+#include "serried/comm/watch.h"
+
+#include <chrono>
+
+namespace serried::watch {
+namespace {
+
+using at::ScalarType;
+using c10d::ReduceOp;
+
+Record at_sequence(uint64_t sequence, Record record) {
+  record.sequence = sequence;
+  return record;
+}
+
+Record sum_of(uint64_t sequence, at::IntArrayRef sizes, ScalarType dtype = at::kFloat) {
+  return at_sequence(sequence, make_record(Kind::all_reduce, torch::zeros(sizes, dtype), -1, ReduceOp::SUM));
+}
+
+TEST(Watch, DescribesEachKindOfCall) {
+  const auto i64 = torch::zeros({3}, at::kLong);
+  EXPECT_EQ(describe(sum_of(183, {512, 4})), "#183 all_reduce f32[512,4] sum");
+  EXPECT_EQ(describe(at_sequence(7, make_record(Kind::broadcast, i64, 0))), "#7 broadcast i64[3] from rank 0");
+  EXPECT_EQ(describe(at_sequence(8, make_record(Kind::reduce, i64, 2, ReduceOp::MAX))),
+            "#8 reduce i64[3] max to rank 2");
+  EXPECT_EQ(describe(at_sequence(9, make_record(Kind::barrier, {}))), "#9 barrier");
+  EXPECT_EQ(describe(make_record(Kind::send, i64, 1)), "send i64[3] to rank 1");
+  EXPECT_EQ(describe(make_record(Kind::recv, i64)), "recv i64[3] from any rank");
+  EXPECT_EQ(describe(Record()), "nothing yet");
+}
+
+TEST(Watch, DescribesScalarsEmptyAndDeepTensors) {
+  EXPECT_EQ(describe(sum_of(1, {})), "#1 all_reduce f32[] sum");
+  EXPECT_EQ(describe(sum_of(1, {0, 5})), "#1 all_reduce f32[0,5] sum");
+  EXPECT_EQ(describe(sum_of(1, {1, 2, 1, 2, 1, 2, 1})), "#1 all_reduce f32[1,2,1,2,1,...] sum");
+}
+
+TEST(Watch, SaysHowManyElementsACallOverSeveralTensorsHas) {
+  Record record = sum_of(2, {3});
+  record.num_elements = 10;
+  EXPECT_EQ(describe(record), "#2 all_reduce f32[3] of 10 elements in all sum");
+}
+
+TEST(Watch, NamesDtypesShortly) {
+  EXPECT_EQ(dtype_name(at::kBFloat16), "bf16");
+  EXPECT_EQ(dtype_name(at::kComplexFloat), "c64");
+  EXPECT_EQ(dtype_name(at::kBool), "bool");
+  EXPECT_EQ(describe_tensor(torch::zeros({2, 5}, at::kHalf)), "f16[2,5]");
+  EXPECT_EQ(describe_tensor({}), "no tensor");
+}
+
+TEST(Watch, FingerprintHoldsAllThatMustAgree) {
+  const uint64_t print = fingerprint(sum_of(5, {3, 4}));
+  EXPECT_EQ(print, fingerprint(sum_of(6, {3, 4})));
+  EXPECT_NE(print, fingerprint(sum_of(5, {4, 3})));
+  EXPECT_NE(print, fingerprint(sum_of(5, {12})));
+  EXPECT_NE(print, fingerprint(sum_of(5, {3, 4, 1})));
+  EXPECT_NE(print, fingerprint(sum_of(5, {3, 4}, at::kDouble)));
+  const auto x = torch::zeros({3, 4});
+  EXPECT_NE(print, fingerprint(make_record(Kind::all_reduce, x, -1, ReduceOp::MAX)));
+  EXPECT_NE(print, fingerprint(make_record(Kind::reduce_scatter, x, -1, ReduceOp::SUM)));
+  EXPECT_NE(fingerprint(make_record(Kind::broadcast, x, 0)), fingerprint(make_record(Kind::broadcast, x, 1)));
+  EXPECT_NE(fingerprint(Record()), 0u);
+}
+
+TEST(Watch, FingerprintLeavesOutSizesThatMayDiffer) {
+  for (Kind kind : {Kind::all_gather, Kind::gather, Kind::scatter, Kind::all_to_all}) {
+    const auto print = [&](at::IntArrayRef sizes, ScalarType dtype) {
+      return fingerprint(make_record(kind, torch::zeros(sizes, dtype), 0));
+    };
+    EXPECT_EQ(print({3, 4}, at::kFloat), print({7}, at::kFloat));
+    EXPECT_NE(print({3, 4}, at::kFloat), print({3, 4}, at::kLong));
+  }
+}
+
+TEST(Watch, MismatchNamesBothRanksAndBothCallsLowerRankFirst) {
+  const Record mine = sum_of(5, {3});
+  const Record theirs = sum_of(5, {5});
+  const std::string text =
+      "ranks called different collectives: rank 0 #5 all_reduce f32[3] sum, rank 2 #5 all_reduce f32[5] sum";
+  EXPECT_EQ(mismatch_text(0, mine, 2, theirs), text);
+  EXPECT_EQ(mismatch_text(2, theirs, 0, mine), text);
+}
+
+TEST(Watch, MismatchFixSaysWhatDiffers) {
+  const Record sum = sum_of(5, {3});
+  EXPECT_EQ(mismatch_fix(sum, at_sequence(5, make_record(Kind::barrier, {}))),
+            "make every rank call the same collectives in the same order");
+  EXPECT_EQ(mismatch_fix(sum, sum_of(5, {3}, at::kDouble)), "pass tensors of the same dtype on every rank");
+  EXPECT_EQ(mismatch_fix(sum, sum_of(5, {4})),
+            "pass tensors of the same shape on every rank, or look for a call that only some ranks make");
+}
+
+TEST(Watch, MissingNamesTheRankBehind) {
+  const Record waiting = sum_of(183, {512});
+  EXPECT_EQ(missing_text(waiting, 5000, {waiting, waiting, waiting, sum_of(182, {512})}),
+            "timed out after 5000 ms in #183 all_reduce f32[512] sum: rank 3 is at #182 all_reduce f32[512] sum, "
+            "the others at #183");
+}
+
+TEST(Watch, MissingGroupsRanksAtTheSamePlace) {
+  const Record waiting = sum_of(9, {2});
+  const Record behind = sum_of(7, {2});
+  EXPECT_EQ(missing_text(waiting, 30, {waiting, behind, behind, Record()}),
+            "timed out after 30 ms in #9 all_reduce f32[2] sum: rank 3 has not made any call, "
+            "ranks 1, 2 are at #7 all_reduce f32[2] sum, rank 0 at #9");
+  EXPECT_EQ(missing_text(waiting, 30, {waiting, sum_of(10, {2}), Record(), Record(), Record(), Record()}),
+            "timed out after 30 ms in #9 all_reduce f32[2] sum: ranks 2-5 have not made any call, "
+            "the others at #9 or later");
+}
+
+TEST(Watch, MissingSaysWhenNobodyIs) {
+  const Record waiting = sum_of(9, {2});
+  EXPECT_EQ(missing_text(waiting, 30, {waiting, waiting}),
+            "timed out after 30 ms in #9 all_reduce f32[2] sum: every rank has made this call, "
+            "but not every rank has finished it");
+  EXPECT_EQ(missing_text(waiting, 30, {}),
+            "timed out after 30 ms in #9 all_reduce f32[2] sum: where the other ranks are is not known");
+}
+
+TEST(Watch, MissingPeerOfAReceiveIsNamedWithItsPlace) {
+  const Record waiting = make_record(Kind::recv, torch::zeros({3}), 1);
+  EXPECT_EQ(missing_text(waiting, 40, {sum_of(4, {2}), sum_of(5, {2}), Record()}),
+            "timed out after 40 ms in recv f32[3] from rank 1: rank 1 is at #5 all_reduce f32[2] sum");
+}
+
+TEST(Watch, MissingStaysShortWithManyRanksAtManyPlaces) {
+  std::vector<Record> last;
+  for (int i = 0; i < 1000; ++i) last.push_back(sum_of(1 + i, {2}));
+  const std::string text = missing_text(last.back(), 30, last);
+  EXPECT_THAT(text, testing::HasSubstr("and 991 more places, rank 999 at #1000"));
+  EXPECT_LT(text.size(), 800u);
+}
+
+TEST(Watch, RecordAndFingerprintAreCheap) {
+  const auto x = torch::zeros({8, 16, 4});
+  constexpr int kTimes = 100000;
+  uint64_t sum = 0;
+  double best_ns = 1e9;
+  for (int round = 0; round < 5; ++round) {
+    const auto begin = std::chrono::steady_clock::now();
+    for (int i = 0; i < kTimes; ++i) sum += fingerprint(make_record(Kind::all_reduce, x, -1, ReduceOp::SUM));
+    const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - begin;
+    best_ns = std::min(best_ns, took.count() / kTimes);
+  }
+  RecordProperty("ns", std::to_string(best_ns));
+  EXPECT_NE(sum, 0u);
+  EXPECT_LT(best_ns, 500) << "50 ns on a quiet machine";
+}
+
+}  // namespace
+}  // namespace serried::watch

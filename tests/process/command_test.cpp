@@ -1,0 +1,104 @@
+// The command line: help, mistakes, programs that cannot start, other commands.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <sys/stat.h>
+
+#include "tests/process/command.h"
+
+namespace serried::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+TEST(LaunchCommand, AloneItPrintsHelp) {
+  const Result result = serried({});
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_THAT(result.out, AllOf(HasSubstr("Usage: serried"), HasSubstr("run ")));
+}
+
+TEST(LaunchCommand, HelpAndVersion) {
+  EXPECT_THAT(serried({"--version"}).out, StartsWith("serried "));
+  const Result help = serried({"run", "--help"});
+  EXPECT_EQ(help.exit_code, 0);
+  EXPECT_THAT(help.out, AllOf(HasSubstr("Usage: serried run [options] program [arguments]"),
+                              HasSubstr("serried run -n 4 ./train --steps 100"), HasSubstr("--max-restarts")));
+}
+
+TEST(LaunchCommand, MistakesInOptionsExitWith2) {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
+      {{"run", "-n", "0", "true"}, "[run] -n is 0\n  fix: pass 1 or more ranks\n"},
+      {{"run", "-n", "two", "true"}, "[serried] Could not convert: --nproc = two\n  fix: serried run --help"},
+      {{"run"}, "[run] no program to run\n  fix: "},
+      {{"run", "-n", "2"}, "[run] no program to run\n  fix: "},
+      {{"run", "--bogus", "true"}, "[run] unknown option \"--bogus\"\n  fix: serried run --help"},
+      {{"run", "--nnodes", "2", "true"}, "[run] --nnodes is 2, but --rendezvous is missing\n  fix: "},
+      {{"run", "--nnodes", "2", "--node-rank", "5", "--rendezvous", "a:1", "true"},
+       "[run] --node-rank is 5 of --nnodes 2"},
+  };
+  for (const auto& [arguments, text] : cases) {
+    const Result result = serried(arguments);
+    EXPECT_EQ(result.exit_code, 2) << text;
+    EXPECT_THAT(result.err, HasSubstr(text));
+    EXPECT_EQ(result.out, "");
+  }
+}
+
+TEST(LaunchCommand, MissingProgramExitsWith127) {
+  const Result path = serried({"run", "-n", "4", "./not_there"});
+  EXPECT_EQ(path.exit_code, 127);
+  EXPECT_THAT(path.err, StartsWith("[run] program ./not_there does not exist\n  fix: check the path"));
+  const Result name = serried({"run", "-n", "4", "not_there_either"});
+  EXPECT_EQ(name.exit_code, 127);
+  EXPECT_THAT(name.err, StartsWith("[run] program not_there_either is not in PATH\n  fix: write its path"));
+}
+
+TEST(LaunchCommand, FileThatIsNoProgramExitsWith126) {
+  TemporaryFolder folder;
+  const std::string path = folder.path() + "/file";
+  write_file(path, "not a program");
+  const Result plain = serried({"run", "-n", "2", path});
+  EXPECT_EQ(plain.exit_code, 126);
+  EXPECT_EQ(plain.err, "[run] " + path + " is not executable\n  fix: chmod +x " + path + "\n");
+  ::chmod(path.c_str(), 0700);
+  const Result garbage = serried({"run", "-n", "2", path});
+  EXPECT_EQ(garbage.exit_code, 126);
+  EXPECT_THAT(garbage.err, HasSubstr("is no binary of this machine and has no #! line\n  fix: "));
+  const Result directory = serried({"run", folder.path()});
+  EXPECT_EQ(directory.exit_code, 126);
+  EXPECT_THAT(directory.err, HasSubstr("is a directory"));
+}
+
+TEST(LaunchCommand, ScriptWithoutItsInterpreterExitsWith127) {
+  TemporaryFolder folder;
+  const std::string path = folder.path() + "/script";
+  write_file(path, "#!/not/there\n");
+  ::chmod(path.c_str(), 0700);
+  const Result result = serried({"run", "-n", "3", path});
+  EXPECT_EQ(result.exit_code, 127);
+  EXPECT_THAT(result.err, HasSubstr("its interpreter or loader does not exist\n  fix: "));
+}
+
+TEST(LaunchCommand, UnknownCommandListsTheKnownOnes) {
+  const Result result = serried({"dance"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, StartsWith("[serried] unknown command \"dance\"; known: run"));
+}
+
+TEST(LaunchCommand, ProgramsBesideItAreCommands) {
+  TemporaryFolder folder;
+  const std::string copy = folder.path() + "/serried";
+  write_file(copy, read_file(SERRIED_BINARY));
+  write_file(folder.path() + "/serried-dance", "#!/bin/sh\necho dancing \"$@\"\nexit 12\n");
+  ::chmod(copy.c_str(), 0700);
+  ::chmod((folder.path() + "/serried-dance").c_str(), 0700);
+  const Result result = serried(shell({}, copy + " dance --fast 'a b'"));
+  EXPECT_EQ(result.exit_code, 12);
+  EXPECT_EQ(result.out, "[rank 0] dancing --fast a b\n");
+  EXPECT_THAT(serried(shell({}, copy + " --help")).out, HasSubstr("Other commands: dance"));
+}
+
+}  // namespace
+}  // namespace serried::testing

@@ -1,0 +1,233 @@
+// Two launchers on loopback as two nodes.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <signal.h>
+
+#include <filesystem>
+
+#include "serried/comm/launch/socket.h"
+#include "tests/process/command.h"
+
+namespace serried::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::UnorderedElementsAre;
+
+struct NodeOptions {
+  int num_ranks = 1;
+  int num_nodes = 2;
+  std::vector<std::string> more = {};
+};
+
+std::vector<std::string> node(int port, int node_rank, const std::string& script, const NodeOptions& options = {}) {
+  std::vector<std::string> arguments = {
+      "--nnodes",     std::to_string(options.num_nodes),   "--node-rank", std::to_string(node_rank),
+      "--rendezvous", "127.0.0.1:" + std::to_string(port), "-n",          std::to_string(options.num_ranks)};
+  arguments.insert(arguments.end(), options.more.begin(), options.more.end());
+  return shell(arguments, script);
+}
+
+TEST(LaunchNodes, RanksAreNumberedAcrossNodesOfDifferentSize) {
+  const int port = free_port();
+  const std::string script =
+      "echo $RANK/$WORLD_SIZE local $LOCAL_RANK/$LOCAL_WORLD_SIZE node $GROUP_RANK $MASTER_ADDR "
+      "port $MASTER_PORT id $TORCHELASTIC_RUN_ID";
+  Command second(node(port, 1, script, {.num_ranks = 1}));  // comes first and waits
+  Command first(node(port, 0, script, {.num_ranks = 2}));
+  const Result a = first.finish();
+  const Result b = second.finish();
+  EXPECT_EQ(a.exit_code, 0) << a.err;
+  EXPECT_EQ(b.exit_code, 0) << b.err;
+  const std::string tail = b.out.substr(b.out.find(" port "));  // the same port and id everywhere
+  EXPECT_EQ(b.out, "[rank 2] 2/3 local 0/1 node 1 127.0.0.1" + tail);
+  EXPECT_THAT(lines_of(a.out + b.out),
+              UnorderedElementsAre("[rank 0] 0/3 local 0/2 node 0 127.0.0.1" + tail.substr(0, tail.size() - 1),
+                                   "[rank 1] 1/3 local 1/2 node 0 127.0.0.1" + tail.substr(0, tail.size() - 1),
+                                   "[rank 2] 2/3 local 0/1 node 1 127.0.0.1" + tail.substr(0, tail.size() - 1)));
+}
+
+TEST(LaunchNodes, FailureOnOneNodeIsReportedOnBothWithTheCulpritsCode) {
+  for (const int culprit : {0, 1}) {
+    const int port = free_port();
+    const std::string script = "[ $RANK = " + std::to_string(culprit) + " ] || exec sleep 100; echo boom >&2; exit 21";
+    Command first(node(port, 0, script));
+    Command second(node(port, 1, script));
+    for (Command* command : {&first, &second}) {
+      const Result result = command->finish();
+      EXPECT_EQ(result.exit_code, 21);
+      EXPECT_LT(result.seconds, 5);
+      EXPECT_THAT(result.err, HasSubstr("[run] rank " + std::to_string(culprit) + " of 2 on node " +
+                                        std::to_string(culprit) + " (" + launch::host_name() + ") (pid "));
+      EXPECT_THAT(result.err, HasSubstr("exited with code 21\n  its last lines of stderr:\n    boom\n  fix: "));
+      EXPECT_TRUE(command->nothing_left());
+    }
+  }
+}
+
+TEST(LaunchNodes, AllNodesRestartTogether) {
+  const int port = free_port();
+  TemporaryFolder folder;
+  const std::string fifo = make_fifo(folder);
+  const std::string script =
+      "echo $RANK attempt $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS\n"
+      "[ $TORCHELASTIC_RESTART_COUNT = 2 ] && exit 0\n"
+      "if [ $RANK = 1 ]; then read x < " +
+      fifo + "; exit 3; fi; echo > " + fifo + "; exec sleep 100";
+  Command first(node(port, 0, script, {.more = {"--max-restarts", "2"}}));
+  Command second(node(port, 1, script));
+  const Result a = first.finish();
+  const Result b = second.finish();
+  EXPECT_EQ(a.exit_code, 0) << a.err;
+  EXPECT_EQ(b.exit_code, 0) << b.err;
+  EXPECT_EQ(a.out, "[rank 0] 0 attempt 0 of 2\n[rank 0] 0 attempt 1 of 2\n[rank 0] 0 attempt 2 of 2\n");
+  EXPECT_EQ(b.out, "[rank 1] 1 attempt 0 of 2\n[rank 1] 1 attempt 1 of 2\n[rank 1] 1 attempt 2 of 2\n");
+}
+
+TEST(LaunchNodes, LauncherThatVanishesEndsTheJobOnTheOther) {
+  for (const int victim : {0, 1}) {
+    const int port = free_port();
+    Command first(node(port, 0, "echo ready; exec sleep 100"));
+    Command second(node(port, 1, "echo ready; exec sleep 100"));
+    first.wait_for("ready");
+    second.wait_for("ready");
+    Command& killed = victim == 0 ? first : second;
+    Command& survivor = victim == 0 ? second : first;
+    killed.send(SIGKILL);
+    const Result result = survivor.finish();
+    EXPECT_EQ(result.exit_code, 1);
+    EXPECT_THAT(result.err, HasSubstr("[run] lost the launcher of node " + std::to_string(victim) + " ("));
+    EXPECT_EQ(killed.finish().exit_code, 137);
+    EXPECT_TRUE(survivor.nothing_left());
+    EXPECT_TRUE(killed.nothing_left());
+  }
+}
+
+TEST(LaunchNodes, CtrlCOnOneNodeEndsBoth) {
+  const int port = free_port();
+  Command first(node(port, 0, "echo ready; exec sleep 100"));
+  Command second(node(port, 1, "echo ready; exec sleep 100"));
+  first.wait_for("ready");
+  second.wait_for("ready");
+  second.send(SIGINT);
+  for (Command* command : {&first, &second}) {
+    const Result result = command->finish();
+    EXPECT_EQ(result.exit_code, 130);
+    EXPECT_THAT(result.err, HasSubstr("[run] the job got SIGINT on node 1 ("));
+    EXPECT_TRUE(command->nothing_left());
+  }
+}
+
+TEST(LaunchNodes, CtrlCWhileWaitingForOthersEndsAtOnce) {
+  const int port = free_port();
+  Command first(node(port, 0, "true"));
+  first.wait_for("waiting at 127.0.0.1:" + std::to_string(port) + " for node-rank 1 of 2 nodes");
+  first.send(SIGINT);
+  const Result a = first.finish();
+  EXPECT_EQ(a.exit_code, 130);
+  EXPECT_THAT(a.err,
+              HasSubstr("[run] the job got SIGINT on node 0 (" + launch::host_name() + ") before any rank started\n"));
+  Command second(node(port, 1, "true"));
+  second.wait_for("waiting for node 0");
+  second.send(SIGTERM);
+  EXPECT_EQ(second.finish().exit_code, 143);
+}
+
+TEST(LaunchNodes, UnreachableRendezvousIsToldWithinTheTimeout) {
+  const int port = free_port();
+  const Result result = serried(node(port, 1, "true", {.more = {"--join-timeout", "0.3"}}));
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_LT(result.seconds, 3);
+  EXPECT_EQ(result.err,
+            "[run] cannot reach node 0's launcher at 127.0.0.1:" + std::to_string(port) +
+                " within 0.3 s: Connection refused\n  fix: start the launcher with --node-rank 0 there, or check "
+                "--rendezvous, the firewall, --join-timeout\n");
+}
+
+TEST(LaunchNodes, SomethingElseAtTheRendezvousIsTold) {
+  const launch::Fd silent = launch::listen_on({"127.0.0.1", 0});
+  const Result result = serried(node(launch::port_of(silent), 1, "true", {.more = {"--join-timeout", "0.3"}}));
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("something answers there, but it is not node 0's launcher"));
+}
+
+TEST(LaunchNodes, MissingNodeIsNamedOnAllThatCame) {
+  const int port = free_port();
+  Command second(node(port, 1, "true", {.num_nodes = 3}));
+  Command first(node(port, 0, "true", {.num_nodes = 3, .more = {"--join-timeout", "1"}}));
+  for (Command* command : {&first, &second}) {
+    const Result result = command->finish();
+    EXPECT_EQ(result.exit_code, 1);
+    EXPECT_THAT(result.err, HasSubstr("[run] node-rank 2 of 3 nodes did not join at 127.0.0.1:" + std::to_string(port) +
+                                      " within 1 s\n  fix: "));
+  }
+}
+
+TEST(LaunchNodes, SecondLauncherOfTheSameNodeRankIsRefusedAndTheJobGoesOn) {
+  const int port = free_port();
+  Command first(node(port, 0, "echo ready; trap 'exit 0' USR1; while :; do sleep 0.01; done"));
+  Command second(node(port, 1, "echo ready; trap 'exit 0' USR1; while :; do sleep 0.01; done"));
+  first.wait_for("ready");
+  second.wait_for("ready");
+  const Result late = serried(node(port, 1, "echo never"));
+  EXPECT_EQ(late.exit_code, 2);
+  EXPECT_EQ(late.err, "[run] node 0 at 127.0.0.1:" + std::to_string(port) + " refuses: --node-rank 1 is taken by " +
+                          launch::host_name() +
+                          "\n  fix: give each node its own --node-rank and all the same --nnodes\n");
+  first.wait_for("refused a launcher");
+  first.send(SIGUSR1);
+  second.send(SIGUSR1);
+  EXPECT_EQ(first.finish().exit_code, 0);
+  EXPECT_EQ(second.finish().exit_code, 0);
+}
+
+TEST(LaunchNodes, DifferentNodeCountsAreRefused) {
+  const int port = free_port();
+  Command first(node(port, 0, "true"));
+  const Result other = serried(node(port, 1, "true", {.num_nodes = 3}));
+  EXPECT_EQ(other.exit_code, 2);
+  EXPECT_THAT(other.err, HasSubstr("this node was started with --nnodes 3, node 0 with --nnodes 2\n  fix: "));
+}
+
+TEST(LaunchNodes, PortInUseIsTold) {
+  const launch::Fd taken = launch::listen_on({"127.0.0.1", 0});
+  const std::string port = std::to_string(launch::port_of(taken));
+  const Result result = serried(node(launch::port_of(taken), 0, "true"));
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("[run] port " + port + " is in use on " + launch::host_name() + "\n  fix: "));
+}
+
+TEST(LaunchNodes, StrangersAtTheRendezvousDoNotDisturb) {
+  const int port = free_port();
+  Command first(node(port, 0, "echo ok"));
+  Command stranger({"run", "sh", "-c",
+                    "until printf 'GET / HTTP/1.0\\r\\n\\r\\n' | timeout 1 bash -c 'exec 3<>/dev/tcp/127.0.0.1/" +
+                        std::to_string(port) + "; cat >&3'; do sleep 0.02; done"});
+  EXPECT_EQ(stranger.finish().exit_code, 0);
+  Command second(node(port, 1, "echo ok"));
+  EXPECT_EQ(first.finish().exit_code, 0);
+  EXPECT_EQ(second.finish().exit_code, 0);
+}
+
+TEST(LaunchNodes, ProgramMissingOnOneNodeEndsBoth) {
+  const int port = free_port();
+  TemporaryFolder folder;
+  const std::string script = folder.path() + "/script";
+  write_file(script, "#!/not/there\n");
+  std::filesystem::permissions(script, std::filesystem::perms::owner_all);
+  std::vector<std::string> broken = node(port, 1, "");
+  broken.resize(broken.size() - 3);
+  broken.push_back(script);
+  Command first(node(port, 0, "exec sleep 100"));
+  Command second(broken);
+  for (Command* command : {&first, &second}) {
+    const Result result = command->finish();
+    EXPECT_EQ(result.exit_code, 127);
+    EXPECT_THAT(result.err, HasSubstr("its interpreter or loader does not exist\n  fix: "));
+    EXPECT_TRUE(command->nothing_left());
+  }
+}
+
+}  // namespace
+}  // namespace serried::testing

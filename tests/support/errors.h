@@ -1,0 +1,23 @@
+// The text of the error that a call throws.
+#pragma once
+
+#include <c10/util/Exception.h>
+
+#include <string>
+
+namespace serried::testing {
+
+/// The message of the `Exception` that `fn` throws, without backtrace; a sentence where it throws none or another.
+template <class Exception, class Fn>
+std::string error_text(Fn&& fn) {
+  try {
+    fn();
+  } catch (const Exception& error) {
+    return error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    return std::string("another type: ") + error.what();
+  }
+  return "no error";
+}
+
+}  // namespace serried::testing

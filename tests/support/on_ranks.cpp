@@ -1,0 +1,54 @@
+// A fixture that runs each test body over backends and world sizes.
+#include "tests/support/on_ranks.h"
+
+#include <torch/torch.h>
+
+#include <cstdlib>
+
+namespace serried::testing {
+
+std::vector<Setting> settings(const std::vector<int>& world_sizes) {
+  std::vector<Setting> all;
+  for (const char* backend : {"gloo", "shm", "threads"}) {
+    for (int world_size : world_sizes) all.push_back({backend, world_size});
+  }
+  return all;
+}
+
+std::string name_of(const ::testing::TestParamInfo<Setting>& info) {
+  return info.param.backend + "_" + std::to_string(info.param.world_size);
+}
+
+void OnRanks::on_ranks(const std::function<void(const Group&)>& fn) {
+  try {
+    run_ranks(world_size(), fn, {.backend = GetParam().backend, .timeout = std::chrono::seconds(20)});
+  } catch (const c10::Error& error) {
+    ADD_FAILURE() << error.what_without_backtrace();
+  }
+}
+
+Group sibling(const Group& group, const std::string& backend) {
+  return new_group(backend, {.timeout = std::chrono::seconds(20),
+                             .store = group->getStore(),
+                             .rank = group->getRank(),
+                             .world_size = group->getSize(),
+                             .backend_options = {}});
+}
+
+at::Tensor sample(at::IntArrayRef sizes, int rank, at::ScalarType dtype, int64_t salt) {
+  const at::Tensor places = at::arange(c10::multiply_integers(sizes), at::kLong).view(sizes);
+  const at::Tensor values = (places * 3 + rank * 5 + salt).remainder(7) - 3;
+  if (dtype == at::kByte) return values.abs().to(dtype);
+  if (dtype == at::kBool) return values.gt(0);
+  if (!at::isComplexType(dtype)) return values.to(dtype);
+  const at::Tensor imaginary = (places + rank * 2 + salt).remainder(5) - 2;
+  return at::complex(values.to(at::kDouble), imaginary.to(at::kDouble)).to(dtype);
+}
+
+std::vector<at::Tensor> samples(at::IntArrayRef sizes, int world_size, at::ScalarType dtype, int64_t salt) {
+  std::vector<at::Tensor> all;
+  for (int rank = 0; rank < world_size; ++rank) all.push_back(sample(sizes, rank, dtype, salt));
+  return all;
+}
+
+}  // namespace serried::testing

@@ -1,0 +1,48 @@
+// A fixture that runs each test body over backends and world sizes, ranks as threads.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "serried/comm/ranks.h"
+
+namespace serried::testing {
+
+struct Setting {
+  std::string backend;
+  int world_size;
+
+  friend void PrintTo(const Setting& setting, std::ostream* out) {
+    *out << setting.backend << " with " << setting.world_size << " ranks";
+  }
+};
+
+/// Every backend that runs on one host, with each of the world sizes.
+std::vector<Setting> settings(const std::vector<int>& world_sizes);
+
+/// "shm_3"
+std::string name_of(const ::testing::TestParamInfo<Setting>& info);
+
+class OnRanks : public ::testing::TestWithParam<Setting> {
+ protected:
+  int world_size() const { return GetParam().world_size; }
+  bool is(const std::string& backend) const { return GetParam().backend == backend; }
+
+  /// Runs `fn` on every rank; a failure that leaves a rank is a test failure with its text.
+  void on_ranks(const std::function<void(const Group&)>& fn);
+};
+
+/// Another group of the same ranks, made on the store of `group`.
+Group sibling(const Group& group, const std::string& backend);
+
+/// Values that differ by rank and place, small enough that sums and products of four ranks are exact in every dtype.
+at::Tensor sample(at::IntArrayRef sizes, int rank, at::ScalarType dtype = at::kFloat, int64_t salt = 0);
+
+/// `sample` of every rank, in rank order.
+std::vector<at::Tensor> samples(at::IntArrayRef sizes, int world_size, at::ScalarType dtype = at::kFloat,
+                                int64_t salt = 0);
+
+}  // namespace serried::testing

@@ -1,0 +1,68 @@
+// Options of `serried run`. Everything from the program's name on belongs to the program.
+#include "tools/serried/run_command.h"
+
+#include <CLI/CLI.hpp>
+
+#include "serried/comm/launch/run.h"
+
+namespace serried::tools {
+namespace {
+
+constexpr const char* kExamples =
+    "Examples:\n"
+    "  serried run -n 4 ./train --steps 100\n"
+    "  serried run -n 4 --max-restarts 3 --log-dir logs ./train\n"
+    "  serried run --nnodes 2 --node-rank 0 --rendezvous node0:29500 -n 4 ./train   (on node0)\n"
+    "  serried run --nnodes 2 --node-rank 1 --rendezvous node0:29500 -n 4 ./train   (on the other)\n"
+    "\n"
+    "Each rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, MASTER_PORT.\n"
+    "The first rank that fails ends the others; its exit code, or 128 + its signal, is that of the command.\n";
+
+// The program and its arguments are no options, so the generated usage line lacks them.
+std::string help_text(const CLI::App* app, std::string name, CLI::AppFormatMode mode) {
+  std::string text = CLI::Formatter().make_help(app, std::move(name), mode);
+  const std::string generated = "[OPTIONS]";
+  const size_t at = text.find(generated);
+  if (at != std::string::npos) text.replace(at, generated.size(), "[options] program [arguments]");
+  return text;
+}
+
+}  // namespace
+
+RunCommand::RunCommand(CLI::App& app)
+    : command_(app.add_subcommand(kName, "Start a program as several ranks and watch over them.")),
+      grace_seconds_(options_.grace.count()),
+      join_seconds_(options_.join_timeout.count()) {
+  CLI::App& run = *command_;
+  run.prefix_command();
+  run.formatter_fn(help_text);
+  run.footer(kExamples);
+  run.add_option("-n,--nproc", options_.num_ranks, "Ranks on this node")->capture_default_str();
+  run.add_option("--nnodes", options_.num_nodes, "Nodes of the job; start one launcher on each")->capture_default_str();
+  run.add_option("--node-rank", options_.node_rank, "Which node this is; ranks are numbered in node order")
+      ->capture_default_str();
+  run.add_option("--rendezvous", options_.rendezvous, "host:port where node 0's launcher meets the others");
+  run.add_option("--max-restarts", options_.max_restarts,
+                 "How often all ranks start again after one failed; node 0's value counts")
+      ->capture_default_str();
+  run.add_option("--log-dir", options_.log_dir, "Also write attempt_<k>/rank_<r>.out and .err there");
+  run.add_option("--grace", grace_seconds_, "Seconds between asking ranks to end and killing them")
+      ->capture_default_str();
+  run.add_option("--join-timeout", join_seconds_, "Seconds to wait for the other nodes")->capture_default_str();
+  run.add_option("--master-port", options_.master_port,
+                 "A port that rank 0 opens by itself, for programs that do not use serried; default: a free port, "
+                 "opened by the launcher and inherited by rank 0");
+}
+
+bool RunCommand::chosen() const {
+  return command_->parsed();
+}
+
+int RunCommand::execute() {
+  options_.grace = launch::Seconds(grace_seconds_);
+  options_.join_timeout = launch::Seconds(join_seconds_);
+  options_.command = command_->remaining();
+  return launch::run(options_);
+}
+
+}  // namespace serried::tools

@@ -1,0 +1,32 @@
+// `serried run`: its options and help.
+#pragma once
+
+#include "serried/comm/launch/options.h"
+
+namespace CLI {
+class App;
+}
+
+namespace serried::tools {
+
+class RunCommand {
+ public:
+  static constexpr const char* kName = "run";
+
+  /// Adds the subcommand to `app`.
+  explicit RunCommand(CLI::App& app);
+
+  /// Whether the command line asked for it.
+  bool chosen() const;
+
+  /// The code to exit with. LaunchError for mistakes.
+  int execute();
+
+ private:
+  CLI::App* command_;
+  launch::Options options_;
+  double grace_seconds_;
+  double join_seconds_;
+};
+
+}  // namespace serried::tools
