@@ -12,30 +12,18 @@ namespace {
 
 const char* kind_name(Kind kind) {
   switch (kind) {
-    case Kind::none:
-      return "none";
-    case Kind::all_reduce:
-      return "all_reduce";
-    case Kind::reduce:
-      return "reduce";
-    case Kind::reduce_scatter:
-      return "reduce_scatter";
-    case Kind::all_gather:
-      return "all_gather";
-    case Kind::gather:
-      return "gather";
-    case Kind::scatter:
-      return "scatter";
-    case Kind::broadcast:
-      return "broadcast";
-    case Kind::all_to_all:
-      return "all_to_all";
-    case Kind::barrier:
-      return "barrier";
-    case Kind::send:
-      return "send";
-    case Kind::recv:
-      return "recv";
+    case Kind::none: return "none";
+    case Kind::all_reduce: return "all_reduce";
+    case Kind::reduce: return "reduce";
+    case Kind::reduce_scatter: return "reduce_scatter";
+    case Kind::all_gather: return "all_gather";
+    case Kind::gather: return "gather";
+    case Kind::scatter: return "scatter";
+    case Kind::broadcast: return "broadcast";
+    case Kind::all_to_all: return "all_to_all";
+    case Kind::barrier: return "barrier";
+    case Kind::send: return "send";
+    case Kind::recv: return "recv";
   }
   return "?";
 }
@@ -163,40 +151,23 @@ std::string describe(const Record& record) {
 
 std::string dtype_name(at::ScalarType dtype) {
   switch (dtype) {
-    case at::kByte:
-      return "u8";
-    case at::kChar:
-      return "i8";
-    case at::kShort:
-      return "i16";
-    case at::kInt:
-      return "i32";
-    case at::kLong:
-      return "i64";
-    case at::kUInt16:
-      return "u16";
-    case at::kUInt32:
-      return "u32";
-    case at::kUInt64:
-      return "u64";
-    case at::kHalf:
-      return "f16";
-    case at::kBFloat16:
-      return "bf16";
-    case at::kFloat:
-      return "f32";
-    case at::kDouble:
-      return "f64";
-    case at::kComplexHalf:
-      return "c32";
-    case at::kComplexFloat:
-      return "c64";
-    case at::kComplexDouble:
-      return "c128";
-    case at::kBool:
-      return "bool";
-    default:
-      return c10::toString(dtype);
+    case at::kByte: return "u8";
+    case at::kChar: return "i8";
+    case at::kShort: return "i16";
+    case at::kInt: return "i32";
+    case at::kLong: return "i64";
+    case at::kUInt16: return "u16";
+    case at::kUInt32: return "u32";
+    case at::kUInt64: return "u64";
+    case at::kHalf: return "f16";
+    case at::kBFloat16: return "bf16";
+    case at::kFloat: return "f32";
+    case at::kDouble: return "f64";
+    case at::kComplexHalf: return "c32";
+    case at::kComplexFloat: return "c64";
+    case at::kComplexDouble: return "c128";
+    case at::kBool: return "bool";
+    default: return c10::toString(dtype);
   }
 }
 

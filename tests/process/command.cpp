@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <spawn.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -114,6 +115,12 @@ Result Command::finish() {
   result_.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   result_.seconds = std::chrono::duration<double>(Clock::now() - begin_).count();
   return result_;
+}
+
+bool Command::ends_unread() const {
+  const Fd process(static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0)));
+  pollfd fd{.fd = process.get(), .events = POLLIN, .revents = 0};
+  return ::poll(&fd, 1, static_cast<int>(std::chrono::milliseconds(kLimit).count())) == 1;
 }
 
 std::vector<pid_t> Command::processes() const {

@@ -36,6 +36,9 @@ class Command {
   /// Reads until the command ends. Fails the test after 20 s.
   Result finish();
 
+  /// Whether the command ends within 20 s while nobody reads what it prints.
+  bool ends_unread() const;
+
   /// Processes, the command included, that carry the marker.
   std::vector<pid_t> processes() const;
 

@@ -47,16 +47,24 @@ std::vector<int64_t> make_record(const at::Tensor& x, int64_t split_dim, int64_t
 using Table = std::vector<std::vector<int64_t>>;
 
 Table exchange(std::string_view where, const at::Tensor& x, const Group& group, const std::vector<int64_t>& record) {
-  const auto options = at::TensorOptions().dtype(at::kLong).device(x.device());
-  const at::Tensor mine = at::tensor(record, at::kLong).to(options);
+  at::AutoDispatchBelowADInplaceOrView below;
+  const int64_t length = int64_t(record.size());
+  const int64_t num_ranks = group->getSize();
+  at::Tensor host = at::empty({num_ranks, length}, at::kLong);
+  at::Tensor mine = at::empty({length}, at::kLong);
   // Filled with this rank's own, so that a backend that moves nothing makes all ranks alike.
-  const at::Tensor all = mine.unsqueeze(0).repeat({group->getSize(), 1});
-  Transport(where, group, x).all_gather(all.unbind(0), mine, all);
-  const at::Tensor host = all.cpu();
+  std::copy(record.begin(), record.end(), mine.mutable_data_ptr<int64_t>());
+  for (int64_t rank = 0; rank < num_ranks; ++rank) {
+    std::copy(record.begin(), record.end(), host.mutable_data_ptr<int64_t>() + rank * length);
+  }
+  const bool on_host = x.is_cpu();
+  const at::Tensor all = on_host ? host : host.to(x.device());
+  Transport(where, group, x).all_gather(all.unbind(0), on_host ? mine : mine.to(x.device()), all);
+  if (!on_host) host = all.cpu();
   Table table;
-  for (int rank = 0; rank < group->getSize(); ++rank) {
-    const int64_t* row = host.const_data_ptr<int64_t>() + rank * int64_t(record.size());
-    table.emplace_back(row, row + record.size());
+  for (int64_t rank = 0; rank < num_ranks; ++rank) {
+    const int64_t* row = host.const_data_ptr<int64_t>() + rank * length;
+    table.emplace_back(row, row + length);
   }
   return table;
 }

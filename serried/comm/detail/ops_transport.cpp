@@ -50,10 +50,8 @@ bool is_common(at::ScalarType dtype) {
     case at::kByte:
     case at::kChar:
     case at::kInt:
-    case at::kLong:
-      return true;
-    default:
-      return false;
+    case at::kLong: return true;
+    default: return false;
   }
 }
 

@@ -43,7 +43,10 @@ void ShmBackend::close() {
   if (closed_.exchange(true)) return;
   const auto patience = std::min<std::chrono::milliseconds>(kFarewellPatience, timeout_or_default(c10d::kUnsetTimeout));
   driver_->close(patience);
-  driver_->engine().sync().leave();
+  PhaseSync& sync = driver_->engine().sync();
+  sync.leave();
+  // Rank 0's store need not wait at exit for ranks that may be dead.
+  if (sync.aborted()) detail::abandon(args_.store);
   // Works that outlive the group keep the segment mapped; nobody moves bytes for them any more.
   mailbox_.reset();
 }

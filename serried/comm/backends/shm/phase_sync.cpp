@@ -147,6 +147,8 @@ int PhaseSync::missing_peer(uint32_t phase) const {
 }
 
 void PhaseSync::fail_for_gone_peer(int peer) {
+  // A peer that gave up has aborted before it went: then its reason is the cause, not its absence.
+  check_usable();
   const RankInfo& info = segment_.info(peer);
   const std::string how = info.left.load() != 0 ? c10::str("rank ", peer, " has left the group")
                                                 : c10::str("rank ", peer, " (pid ", info.pid.load(), ") died");

@@ -1,0 +1,164 @@
+// A rank for the tests of this folder: `worker <mode> [arguments]`, started by `serried run`.
+#include <dirent.h>
+#include <signal.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <string>
+#include <thread>
+
+#include "serried/serried.h"
+
+namespace {
+
+using serried::Group;
+using namespace std::chrono_literals;
+
+int64_t now_ms() {
+  timespec time{};
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return time.tv_sec * 1000 + time.tv_nsec / 1'000'000;
+}
+
+int open_files() {
+  int count = 0;
+  DIR* folder = opendir("/proc/self/fd");
+  while (readdir(folder) != nullptr) ++count;
+  closedir(folder);
+  return count;
+}
+
+/// One line, one write: lines of several ranks never mix.
+void say(const std::string& text) {
+  const std::string line = text + "\n";
+  if (write(STDOUT_FILENO, line.data(), line.size()) < 0) _exit(9);
+}
+
+std::map<std::string, std::function<void(const Group&)>> collectives() {
+  static const at::Tensor x = at::ones({1 << 20});
+  return {
+      {"all_reduce", [](const Group& g) { serried::all_reduce_(x, g, c10d::ReduceOp::MAX); }},
+      {"all_gather", [](const Group& g) { serried::all_gather(x, g); }},
+      {"reduce_scatter", [](const Group& g) { serried::reduce_scatter(x, g); }},
+      {"all_to_all", [](const Group& g) { serried::all_to_all(x, g); }},
+      {"broadcast", [](const Group& g) { serried::broadcast_(x, g); }},
+      {"barrier", [](const Group& g) { serried::barrier(g); }},
+  };
+}
+
+/// Rank 1 dies while all ranks are in `name`; the others say what they got, and how long after the death.
+void die_in(const std::string& name, const std::string& death_note) {
+  // The rendezvous keeps its connection to the store while the process lives; all else must go with the group.
+  serried::barrier(serried::new_group("shm"));
+  const int before = open_files();
+  {
+    const Group group = serried::new_group("shm", {.timeout = 20s});
+    const int rank = group->getRank();
+    const auto call = collectives().at(name);
+    for (int i = 0; i < 3; ++i) call(group);
+    std::thread killer;
+    if (rank == 1) {
+      killer = std::thread([&] {
+        std::ofstream(death_note) << now_ms() << std::flush;
+        kill(getpid(), SIGKILL);
+      });
+    }
+    try {
+      while (true) call(group);
+    } catch (const c10::DistBackendError& error) {
+      int64_t died_at = 0;
+      std::ifstream(death_note) >> died_at;
+      say(c10::str("raised after ", now_ms() - died_at, " ms: ", error.msg()));
+    }
+    try {
+      call(group);
+    } catch (const c10::DistBackendError& error) {
+      say(c10::str("later: ", error.msg()));
+    }
+  }
+  say(c10::str("files: ", open_files() <= before ? "as before" : "left open"));
+}
+
+/// Rank 1 stops; the others time out and say who is missing.
+void stop() {
+  const Group group = serried::new_group("shm", {.timeout = 500ms});
+  serried::barrier(group);
+  if (group->getRank() == 1) raise(SIGSTOP);
+  at::Tensor x = at::ones({512});
+  try {
+    serried::all_reduce_(x, group);
+  } catch (const c10::DistBackendError& error) {
+    say(c10::str("raised: ", error.msg()));
+    // Else the launcher would wait for the stopped rank.
+    _exit(4);
+  }
+}
+
+void sum(const std::string& backend) {
+  const Group group = serried::new_group(backend);
+  at::Tensor x = at::full({5}, group->getRank() + 1);
+  serried::all_reduce_(x, group);
+  say(c10::str("sum ", x[0].item<int64_t>(), " on ", group->getBackendName()));
+}
+
+/// Rank 0 is done first; the others still need its store.
+void leave_early() {
+  const Group world = serried::new_group();
+  const Group rest = serried::split_group(world, {{0}, {1, 2}});
+  if (world->getRank() == 0) return;
+  // Long after rank 0 has returned from main, the store it serves is still there.
+  std::this_thread::sleep_for(300ms);
+  const Group again = serried::split_group(rest, {{0, 1}});
+  serried::barrier(again);
+  say("still met");
+}
+
+/// Fails in the first attempt, after all have met.
+void fail_once() {
+  const Group group = serried::new_group();
+  serried::barrier(group);
+  if (std::getenv("TORCHELASTIC_RESTART_COUNT") == std::string("0") && group->getRank() == 2) _exit(5);
+  at::Tensor x = at::ones({3});
+  serried::all_reduce_(x, group);
+  say(c10::str("sum ", x[0].item<float>()));
+}
+
+void run_for_ever() {
+  const Group group = serried::new_group();
+  at::Tensor x = at::ones({1000});
+  say("running");
+  while (true) serried::all_reduce_(x, group, c10d::ReduceOp::AVG);
+}
+
+void trace() {
+  const Group group = serried::new_group();
+  serried::trace::Span span("step", "test");
+  serried::barrier(group);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string mode = argc > 1 ? argv[1] : "";
+  // The launcher ends the survivors of a death at once; these tests want to hear them first.
+  if (mode == "die_in" || mode == "stop") signal(SIGTERM, SIG_IGN);
+  at::set_num_threads(1);
+  try {
+    if (mode == "die_in") die_in(argv[2], argv[3]);
+    if (mode == "stop") stop();
+    if (mode == "sum") sum(argv[2]);
+    if (mode == "leave_early") leave_early();
+    if (mode == "fail_once") fail_once();
+    if (mode == "run_for_ever") run_for_ever();
+    if (mode == "trace") trace();
+  } catch (const c10::Error& error) {
+    std::fprintf(stderr, "%s\n", error.msg().c_str());
+    return 4;
+  }
+  return 0;
+}
