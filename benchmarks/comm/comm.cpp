@@ -117,13 +117,12 @@ void all_reduce(Bench& bench, long bytes) {
           {1.0, heap_goal});
 }
 
-/// The collectives below measure c10d's own calls: they write to given outputs, as MPI's do.
 void all_gather(Bench& bench, long bytes) {
   const int part = int(bytes / 4 / bench.size);
   at::Tensor in = bench.input.narrow(0, 0, part);
   at::Tensor out = bench.output.narrow(0, 0, part * bench.size);
   compare(bench, "all_gather", bytes,
-          {{"", &bench.input, [&] { bench.shm->all_gather_single(out, in, blocking<c10d::AllgatherOptions>())->wait(); }},
+          {{"", &bench.input, [&] { serried::all_gather_into(out, in, bench.shm); }},
            {"mpi", &bench.input,
             [&] {
               MPI_Allgather(in.data_ptr(), part, MPI_FLOAT, out.data_ptr(), part, MPI_FLOAT, MPI_COMM_WORLD);
@@ -137,7 +136,7 @@ void reduce_scatter(Bench& bench, long bytes) {
   at::Tensor in = bench.input.narrow(0, 0, part * bench.size);
   at::Tensor out = bench.output.narrow(0, 0, part);
   compare(bench, "reduce_scatter", bytes,
-          {{"", &bench.input, [&] { bench.shm->reduce_scatter_single(out, in, blocking<c10d::ReduceScatterOptions>())->wait(); }},
+          {{"", &bench.input, [&] { serried::reduce_scatter_into(out, in, bench.shm); }},
            {"mpi", &bench.input,
             [&] {
               MPI_Reduce_scatter_block(in.data_ptr(), out.data_ptr(), part, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
@@ -163,7 +162,7 @@ void all_to_all(Bench& bench, long bytes) {
   at::Tensor out = bench.output.narrow(0, 0, part * bench.size);
   std::vector<int64_t> equal;
   compare(bench, "all_to_all", bytes,
-          {{"", &bench.input, [&] { bench.shm->all_to_all_single(out, in, equal, equal, blocking<c10d::AllToAllOptions>())->wait(); }},
+          {{"", &bench.input, [&] { serried::all_to_all_into(out, in, bench.shm); }},
            {"mpi", &bench.input,
             [&] { MPI_Alltoall(in.data_ptr(), part, MPI_FLOAT, out.data_ptr(), part, MPI_FLOAT, MPI_COMM_WORLD); }},
            {"gloo", &bench.input, [&] { bench.gloo->all_to_all_single(out, in, equal, equal, blocking<c10d::AllToAllOptions>())->wait(); }}},

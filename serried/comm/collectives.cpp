@@ -61,6 +61,29 @@ void check_peer(std::string_view where, const PeerOptions& options, const Group&
   raise<c10::ValueError>({where, c10::str("tag is ", options.tag), "pass a tag of 0 or more"});
 }
 
+void check_output(std::string_view where, const at::Tensor& output, const at::Tensor& x, int64_t num_elements) {
+  if (output.defined() && output.scalar_type() == x.scalar_type() && output.numel() == num_elements &&
+      output.is_contiguous() && x.is_contiguous()) {
+    return;
+  }
+  const std::string given = !output.defined() ? "undefined"
+                                              : c10::str(watch::describe_tensor(output),
+                                                         output.is_contiguous() ? "" : " (not contiguous)");
+  raise<c10::ValueError>({where,
+                          c10::str("the output is ", given, " for ", watch::describe_tensor(x),
+                                   x.is_contiguous() ? "" : " (not contiguous)"),
+                          c10::str("pass contiguous tensors of one dtype, the output with ", num_elements,
+                                   " elements")});
+}
+
+void check_divisible(std::string_view where, const at::Tensor& x, const Group& group) {
+  if (x.dim() > 0 && x.size(0) % group->getSize() == 0) return;
+  raise<c10::ValueError>({where,
+                          c10::str("dim 0 of ", watch::describe_tensor(x), " cannot be cut into ", group->getSize(),
+                                   " equal pieces"),
+                          "use the functional form, which takes uneven pieces"});
+}
+
 std::vector<int64_t> checked_splits(const at::Tensor& x, int64_t dim, int num_ranks, std::vector<int64_t> sizes) {
   if (sizes.empty()) return detail::shard_sizes(x.size(dim), num_ranks);
   const bool negative = std::any_of(sizes.begin(), sizes.end(), [](int64_t size) { return size < 0; });
@@ -106,6 +129,26 @@ at::Tensor broadcast(const at::Tensor& x, const Group& group, BroadcastOptions o
   check("broadcast", x, group);
   check_rank("broadcast", "src", options.src, group);
   return detail::ops::broadcast(x, group, options.src);
+}
+
+void all_gather_into(const at::Tensor& output, const at::Tensor& x, const Group& group) {
+  check("all_gather_into", x, group);
+  check_output("all_gather_into", output, x, x.numel() * group->getSize());
+  detail::ops::all_gather_into(output, x, group);
+}
+
+void reduce_scatter_into(const at::Tensor& output, const at::Tensor& x, const Group& group, const c10d::ReduceOp& op) {
+  check("reduce_scatter_into", x, group);
+  check_divisible("reduce_scatter_into", x, group);
+  check_output("reduce_scatter_into", output, x, x.numel() / group->getSize());
+  detail::ops::reduce_scatter_into(output, x, group, detail::share(op));
+}
+
+void all_to_all_into(const at::Tensor& output, const at::Tensor& x, const Group& group) {
+  check("all_to_all_into", x, group);
+  check_divisible("all_to_all_into", x, group);
+  check_output("all_to_all_into", output, x, x.numel());
+  detail::ops::all_to_all_into(output, x, group);
 }
 
 void all_reduce_(const at::Tensor& x, const Group& group, const c10d::ReduceOp& op) {

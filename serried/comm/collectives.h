@@ -52,6 +52,13 @@ at::Tensor all_to_all(const at::Tensor& x, const Group& group, AllToAllOptions o
 /// Rank src's `x` on every rank. Gradient: the sum at src, zero elsewhere.
 at::Tensor broadcast(const at::Tensor& x, const Group& group, BroadcastOptions options = {});
 
+/// Into a given tensor, without gradients and without allocating: equal pieces along dim 0 of contiguous tensors.
+/// `output` holds as many elements as all ranks' `x`, one rank's piece of `x`, and as many as `x`.
+void all_gather_into(const at::Tensor& output, const at::Tensor& x, const Group& group);
+void reduce_scatter_into(const at::Tensor& output, const at::Tensor& x, const Group& group,
+                         const c10d::ReduceOp& op = c10d::ReduceOp::SUM);
+void all_to_all_into(const at::Tensor& output, const at::Tensor& x, const Group& group);
+
 /// In place, without gradients.
 void all_reduce_(const at::Tensor& x, const Group& group, const c10d::ReduceOp& op = c10d::ReduceOp::SUM);
 void broadcast_(const at::Tensor& x, const Group& group, BroadcastOptions options = {});

@@ -4,12 +4,32 @@
 #include <torch/torch.h>
 
 #include <cstdlib>
+#include <mutex>
+
+#include "serried/comm/backends/shm/shm.h"
 
 namespace serried::testing {
 
+namespace {
+
+// Threads of one process reach everything directly; these make them go the ways that processes go.
+void register_shm_ways() {
+  for (const char* reach : {"attach", "stage"}) {
+    register_backend(std::string("shm_") + reach, [reach](const FactoryArgs& args) {
+      FactoryArgs forced = args;
+      forced.options["reach"] = std::string(reach);
+      return make_shm_group(forced);
+    });
+  }
+}
+
+}  // namespace
+
 std::vector<Setting> settings(const std::vector<int>& world_sizes) {
+  static std::once_flag registered;
+  std::call_once(registered, register_shm_ways);
   std::vector<Setting> all;
-  for (const char* backend : {"gloo", "shm", "threads"}) {
+  for (const char* backend : {"gloo", "shm", "shm_attach", "shm_stage", "threads"}) {
     for (int world_size : world_sizes) all.push_back({backend, world_size});
   }
   return all;

@@ -24,6 +24,12 @@ class DirectCollectives {
   /// outputs[p] becomes rank p's inputs[this rank]; empty pieces are fine.
   virtual void direct_all_to_all(at::TensorList outputs, at::TensorList inputs) = 0;
 
+  /// The same with equal pieces that lie in a row in one tensor.
+  virtual void direct_all_gather_flat(const at::Tensor& output, const at::Tensor& input) = 0;
+  virtual void direct_reduce_scatter_flat(const at::Tensor& output, const at::Tensor& input,
+                                          const c10d::ReduceOp& op) = 0;
+  virtual void direct_all_to_all_flat(const at::Tensor& output, const at::Tensor& input) = 0;
+
   virtual void direct_broadcast(const at::Tensor& tensor, int root) = 0;
   virtual void direct_barrier() = 0;
 };

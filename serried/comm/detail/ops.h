@@ -25,6 +25,9 @@ at::Tensor all_to_all(const at::Tensor& x, const Group& group, int64_t split_dim
 at::Tensor broadcast(const at::Tensor& x, const Group& group, int64_t src);
 /// The sum at rank dst, zeros elsewhere: the gradient of broadcast.
 at::Tensor reduce(const at::Tensor& x, const Group& group, int64_t dst);
+void all_gather_into(const at::Tensor& output, const at::Tensor& x, const Group& group);
+void reduce_scatter_into(const at::Tensor& output, const at::Tensor& x, const Group& group, const ReduceOpPtr& op);
+void all_to_all_into(const at::Tensor& output, const at::Tensor& x, const Group& group);
 void all_reduce_(const at::Tensor& x, const Group& group, const ReduceOpPtr& op);
 void broadcast_(const at::Tensor& x, const Group& group, int64_t src);
 void send(const at::Tensor& x, const Group& group, int64_t peer, int64_t tag);

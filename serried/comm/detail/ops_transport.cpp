@@ -134,12 +134,8 @@ void Transport::all_reduce(const at::Tensor& input, const at::Tensor& output, co
 
 void Transport::all_gather(const std::vector<at::Tensor>& pieces, const at::Tensor& input,
                            const at::Tensor& whole) const {
+  if (whole.defined() && same_sizes(pieces)) return all_gather_flat(whole, input);
   if (direct_) return direct_->direct_all_gather(pieces, input);
-  if (whole.defined() && same_sizes(pieces)) {
-    at::Tensor from = carried_flat(input);
-    at::Tensor to = carried_flat(whole);
-    return finish([&] { return backend_->_allgather_base(to, from); });
-  }
   // Pieces of different sizes travel padded to the longest.
   const std::vector<at::Tensor> flat = all_flat(pieces);
   int64_t longest = 0;
@@ -180,6 +176,27 @@ void Transport::all_to_all(const std::vector<at::Tensor>& outputs, const std::ve
   finish([&] { return backend_->alltoall_base(to, from, output_sizes, input_sizes); });
   const std::vector<at::Tensor> received = to.split_with_sizes(received_sizes);
   for (size_t rank = 0; rank < flat.size(); ++rank) flat[rank].copy_(received[rank]);
+}
+
+void Transport::all_gather_flat(const at::Tensor& output, const at::Tensor& input) const {
+  if (direct_) return direct_->direct_all_gather_flat(output, input);
+  at::Tensor from = carried_flat(input);
+  at::Tensor to = carried_flat(output);
+  finish([&] { return backend_->_allgather_base(to, from); });
+}
+
+void Transport::reduce_scatter_flat(const at::Tensor& output, const at::Tensor& input, const c10d::ReduceOp& op) const {
+  if (direct_) return direct_->direct_reduce_scatter_flat(output, input, op);
+  reduce_scatter(output, input.view({-1}).chunk(backend_->getSize()), op);
+}
+
+void Transport::all_to_all_flat(const at::Tensor& output, const at::Tensor& input) const {
+  if (direct_) return direct_->direct_all_to_all_flat(output, input);
+  at::Tensor from = carried_flat(input);
+  at::Tensor to = carried_flat(output);
+  std::vector<int64_t> equal;
+  std::vector<int64_t> equal_too;
+  finish([&] { return backend_->alltoall_base(to, from, equal, equal_too); });
 }
 
 void Transport::broadcast(const at::Tensor& x, int64_t src) const {

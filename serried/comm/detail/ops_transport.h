@@ -21,6 +21,10 @@ class Transport {
   void all_gather(const std::vector<at::Tensor>& pieces, const at::Tensor& input, const at::Tensor& whole) const;
   void reduce_scatter(const at::Tensor& output, const std::vector<at::Tensor>& pieces, const c10d::ReduceOp& op) const;
   void all_to_all(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs) const;
+  /// Equal pieces in a row.
+  void all_gather_flat(const at::Tensor& output, const at::Tensor& input) const;
+  void reduce_scatter_flat(const at::Tensor& output, const at::Tensor& input, const c10d::ReduceOp& op) const;
+  void all_to_all_flat(const at::Tensor& output, const at::Tensor& input) const;
   void broadcast(const at::Tensor& x, int64_t src) const;
   void send(const at::Tensor& x, int64_t peer, int64_t tag) const;
   void recv(const at::Tensor& x, int64_t peer, int64_t tag) const;

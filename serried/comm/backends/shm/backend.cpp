@@ -123,8 +123,9 @@ void ShmBackend::run_now(Op op) {
 
 void ShmBackend::direct_all_reduce(const at::Tensor& input, const at::Tensor& output, const c10d::ReduceOp& op) {
   check_nan(input, "all_reduce");
-  if (op == RedOpType::PREMUL_SUM) return run_now(all_reduce_op(premultiplied(input, op), output, RedOpType::SUM));
-  run_now(all_reduce_op(input, output, op));
+  if (op != RedOpType::PREMUL_SUM) return run_now(all_reduce_op(input, output, op));
+  const at::Tensor scaled = premultiplied(input, op);
+  run_now(all_reduce_op(scaled, output, RedOpType::SUM));
 }
 
 void ShmBackend::direct_all_gather(at::TensorList outputs, const at::Tensor& input) {
@@ -143,6 +144,24 @@ void ShmBackend::direct_reduce_scatter(const at::Tensor& output, at::TensorList 
 void ShmBackend::direct_all_to_all(at::TensorList outputs, at::TensorList inputs) {
   check_nan(inputs.vec(), "all_to_all");
   run_now(all_to_all_op(outputs, inputs, place()));
+}
+
+void ShmBackend::direct_all_gather_flat(const at::Tensor& output, const at::Tensor& input) {
+  check_nan(input, "all_gather");
+  run_now(all_gather_flat_op(output, input));
+}
+
+void ShmBackend::direct_reduce_scatter_flat(const at::Tensor& output, const at::Tensor& input,
+                                            const c10d::ReduceOp& op) {
+  check_nan(input, "reduce_scatter");
+  if (op != RedOpType::PREMUL_SUM) return run_now(reduce_scatter_flat_op(output, input, op, place()));
+  const at::Tensor scaled = premultiplied(input, op);
+  run_now(reduce_scatter_flat_op(output, scaled, RedOpType::SUM, place()));
+}
+
+void ShmBackend::direct_all_to_all_flat(const at::Tensor& output, const at::Tensor& input) {
+  check_nan(input, "all_to_all");
+  run_now(all_to_all_flat_op(output, input, place()));
 }
 
 void ShmBackend::direct_broadcast(const at::Tensor& tensor, int root) {

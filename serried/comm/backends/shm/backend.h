@@ -100,6 +100,9 @@ class ShmBackend : public c10d::Backend, public detail::DirectCollectives, publi
   void direct_all_gather(at::TensorList outputs, const at::Tensor& input) override;
   void direct_reduce_scatter(const at::Tensor& output, at::TensorList inputs, const c10d::ReduceOp& op) override;
   void direct_all_to_all(at::TensorList outputs, at::TensorList inputs) override;
+  void direct_all_gather_flat(const at::Tensor& output, const at::Tensor& input) override;
+  void direct_reduce_scatter_flat(const at::Tensor& output, const at::Tensor& input, const c10d::ReduceOp& op) override;
+  void direct_all_to_all_flat(const at::Tensor& output, const at::Tensor& input) override;
   void direct_broadcast(const at::Tensor& tensor, int root) override;
   void direct_barrier() override;
 

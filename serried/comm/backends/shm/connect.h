@@ -16,6 +16,7 @@ struct ConnectArgs {
   int world_size = 1;
   std::chrono::milliseconds timeout{};
   int64_t heap_bytes = 0;
+  Reach reach = Reach::best;
   bool one_process = false;     // the ranks must be threads of this process
   std::string backend = "shm";  // for messages
 };

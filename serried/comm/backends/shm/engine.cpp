@@ -20,8 +20,8 @@ int64_t Pieces::largest(int num_peers) const {
   return most;
 }
 
-Engine::Engine(Segment segment, int rank, WaitPolicy policy)
-    : segment_(std::move(segment)), rank_(rank), sync_(segment_, rank, policy), memory_(segment_, rank) {}
+Engine::Engine(Segment segment, int rank, WaitPolicy policy, Reach reach)
+    : segment_(std::move(segment)), rank_(rank), sync_(segment_, rank, policy), memory_(segment_, rank, reach) {}
 
 void Engine::meet(std::chrono::milliseconds timeout) {
   sync_.meet(timeout);

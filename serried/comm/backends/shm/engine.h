@@ -52,7 +52,7 @@ struct Op {
 
 class Engine {
  public:
-  Engine(Segment segment, int rank, WaitPolicy policy);
+  Engine(Segment segment, int rank, WaitPolicy policy, Reach reach);
 
   /// Every rank has mapped the segment; learns what peers' memory can be reached.
   void meet(std::chrono::milliseconds timeout);

@@ -132,6 +132,11 @@ Op all_to_all_op(at::TensorList outputs, at::TensorList inputs, Place) {
                   one_each(inputs), one_each(outputs));
 }
 
+Op all_to_all_flat_op(const at::Tensor& output, const at::Tensor& input, Place place) {
+  const int64_t piece = int64_t(input.nbytes()) / place.world_size;
+  return exchange(watch::make_record(Kind::all_to_all, input), in_a_row(input, piece), in_a_row(output, piece));
+}
+
 Op barrier_op() {
   Op made;
   made.kind = Op::Kind::barrier;

@@ -25,6 +25,7 @@ Op reduce_op(const at::Tensor& tensor, int root, RedOpType op, Place place);
 Op gather_op(at::TensorList outputs, const at::Tensor& input, int root, Place place);
 Op scatter_op(const at::Tensor& output, at::TensorList inputs, int root, Place place);
 Op all_to_all_op(at::TensorList outputs, at::TensorList inputs, Place place);
+Op all_to_all_flat_op(const at::Tensor& output, const at::Tensor& input, Place place);
 Op barrier_op();
 
 /// ValueError where `op` has no meaning for `dtype`.

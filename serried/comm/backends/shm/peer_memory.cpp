@@ -9,8 +9,8 @@
 namespace serried::shm {
 
 void PeerMemory::probe() {
-  one_process_ = true;
-  can_attach_ = true;
+  one_process_ = reach_ == Reach::best;
+  can_attach_ = reach_ != Reach::stage;
   for (int peer = 0; peer < segment_.world_size(); ++peer) {
     const int pid = segment_.info(peer).pid.load();
     if (pid == getpid()) continue;

@@ -13,9 +13,13 @@ struct Location {
   static constexpr uint64_t kHeapBit = uint64_t(1) << 62;  // no user address of Linux has it
 };
 
+/// How ranks get at each other's tensors. `best` finds out; the others are for tests, and for hosts where the best is
+/// not allowed: `attach` as between processes, `stage` with copies through the segment only.
+enum class Reach { best, attach, stage };
+
 class PeerMemory {
  public:
-  PeerMemory(const Segment& segment, int rank) : segment_(segment), rank_(rank) {}
+  PeerMemory(const Segment& segment, int rank, Reach reach) : segment_(segment), rank_(rank), reach_(reach) {}
 
   /// After all ranks have published their pids: tries one read from each peer.
   void probe();
@@ -40,6 +44,7 @@ class PeerMemory {
  private:
   const Segment& segment_;
   const int rank_;
+  const Reach reach_;
   bool one_process_ = false;
   bool can_attach_ = false;
   bool cross_attach_ = false;

@@ -14,9 +14,21 @@
 #include "serried/comm/backends/shm/backend.h"
 
 namespace serried {
+namespace {
+
+shm::Reach reach_of(const FactoryArgs& args) {
+  const auto option = args.options.find("reach");
+  const std::string text = option == args.options.end() ? "best" : option->second.toStringRef();
+  if (text == "best") return shm::Reach::best;
+  if (text == "attach") return shm::Reach::attach;
+  if (text == "stage") return shm::Reach::stage;
+  raise<c10::ValueError>({"shm", c10::str("reach is \"", text, "\""), "pass \"best\", \"attach\" or \"stage\""});
+}
+
+}  // namespace
 
 Group make_shm_group(const FactoryArgs& args) {
-  reject_unknown_options(args, {"heap_mb"});
+  reject_unknown_options(args, {"heap_mb", "reach"});
   const auto heap = args.options.find("heap_mb");
   const int64_t heap_mb = heap == args.options.end() ? env::integer("SERRIED_SHM_HEAP_MB") : heap->second.toInt();
   if (heap_mb < 0) {
@@ -27,6 +39,7 @@ Group make_shm_group(const FactoryArgs& args) {
                                  .world_size = args.world_size,
                                  .timeout = args.timeout,
                                  .heap_bytes = heap_mb << 20,
+                                 .reach = reach_of(args),
                                  .one_process = false,
                                  .backend = "shm"};
   return make_group(args, c10::make_intrusive<shm::ShmBackend>(connect));
