@@ -247,7 +247,7 @@ std::vector<Check> c10d_checks() {
       {"allgather_coalesced", "into lists and into tensors", all_gather_coalesced},
       {"reduce_scatter", "from a list", reduce_scatter_list},
       {"reduce_scatter_single", "from one tensor", reduce_scatter_single},
-      {"reduce_scatter_…_coalesced", "two sizes in one call", reduce_scatter_coalesced},
+      {"reduce_scatter_single_coalesced", "two sizes in one call", reduce_scatter_coalesced},
       {"alltoall", "lists", all_to_all_list},
       {"all_to_all_single", "with split sizes, some zero", all_to_all_single},
       {"send, recvAnysource", "all to rank 0, which learns from whom", send_and_recv_any},

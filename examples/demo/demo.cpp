@@ -27,24 +27,26 @@ Verdict run_here(const Check& check, const Group& world) {
   }
 }
 
+/// "FAILED on rank 1 3", and what went wrong here.
+std::string failure(const at::Tensor& passed, const Verdict& here) {
+  std::string text = "FAILED on rank";
+  for (int64_t rank = 0; rank < passed.size(0); ++rank) {
+    if (passed[rank].item<int64_t>() == 0) text += c10::str(" ", rank);
+  }
+  return here.passed ? text : text + ": " + here.why;
+}
+
 /// Rank 0 prints one line. `referee` is another group: a broken collective cannot hide itself. True if all passed.
 bool run_check(const Check& check, const Group& world, const Group& referee) {
   const Verdict here = run_here(check, world);
   const at::Tensor passed = serried::all_gather(torch::full({1}, int64_t(here.passed)), referee);
   const bool all_passed = passed.all().item<bool>();
   if (world->getRank() != 0) {
-    if (!here.passed) std::fprintf(stderr, "%s: %s\n", check.name.c_str(), here.why.c_str());
+    if (!here.passed) std::fprintf(stderr, "%s, %s: %s\n", check.name.c_str(), check.what.c_str(), here.why.c_str());
     return all_passed;
   }
-  std::string ending = "ok";
-  if (!all_passed) {
-    ending = "FAILED on rank";
-    for (int rank = 0; rank < world->getSize(); ++rank) {
-      if (passed[rank].item<int64_t>() == 0) ending += c10::str(" ", rank);
-    }
-    if (!here.passed) ending += ": " + here.why;
-  }
-  std::printf("  %-26s %-44s %s\n", check.name.c_str(), check.what.c_str(), ending.c_str());
+  const std::string result = all_passed ? "ok" : failure(passed, here);
+  std::printf("  %-33s %-48s %s\n", check.name.c_str(), check.what.c_str(), result.c_str());
   std::fflush(stdout);
   return all_passed;
 }
@@ -71,7 +73,8 @@ int run_demo() {
   say(world, "\nc10d's own, on the same group");
   for (const Check& check : demo::c10d_checks()) failed += !run_check(check, world, gloo);
   if (failed > 0) {
-    say(world, c10::str("\n", failed, " checks failed: the values above are not to be trusted."));
+    say(world,
+        c10::str("\n", failed, " of the checks above failed. \"serried doctor\" says what works on this machine."));
     return EXIT_FAILURE;
   }
   say(world, "\nTime and bandwidth, medians; size is what each rank ends with");

@@ -13,6 +13,7 @@
 #include "serried/base/trace.h"
 #include "serried/comm/detail/agree.h"
 #include "serried/comm/detail/backend_registry.h"
+#include "serried/comm/detail/live_groups.h"
 #include "serried/comm/detail/named_group.h"
 #include "serried/comm/rendezvous.h"
 
@@ -110,7 +111,9 @@ Group new_group(const std::string& backend, GroupOptions options) {
                    .options = std::move(options.backend_options),
                    .name = detail::reserve_name(place.name, meeting.rank, share_process),
                    .desc = place.name};
-  return detail::create_group("new_group", backend, args);
+  Group group = detail::create_group("new_group", backend, args);
+  detail::note_group(group);
+  return group;
 }
 
 Group make_group(const FactoryArgs& args, const c10::intrusive_ptr<c10d::Backend>& backend,

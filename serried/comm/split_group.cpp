@@ -9,6 +9,7 @@
 #include "serried/base/error.h"
 #include "serried/base/trace.h"
 #include "serried/comm/detail/agree.h"
+#include "serried/comm/detail/live_groups.h"
 #include "serried/comm/detail/named_group.h"
 
 namespace serried {
@@ -83,7 +84,9 @@ Group make_part(c10d::ProcessGroup& parent, const GroupRecord& record, const Par
                    .name = {},
                    .desc = part.desc};
   args.name = detail::reserve_name(part.name, parent.getRank(), detail::is_process_local(parent.getStore()));
-  return detail::create_group("split_group", record.backend, args);
+  Group group = detail::create_group("split_group", record.backend, args);
+  detail::note_group(group);
+  return group;
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <torch/torch.h>
 
 #include <atomic>
+#include <latch>
 #include <numeric>
 #include <set>
 #include <thread>
@@ -145,6 +146,37 @@ TEST_P(RunRanks, AbortsGroupsThatRanksMade) {
   EXPECT_LT(Clock::now() - start, std::chrono::seconds(10));
 }
 
+// Rank 0 fails, but its group does not go with it: only the run can wake who waits in that group.
+void expect_abort_of(const testing::Setting& setting, const std::function<Group(const Group&)>& make) {
+  const auto start = Clock::now();
+  std::vector<Group> kept(setting.world_size);
+  const auto run_it = [&] {
+    run_ranks(
+        setting.world_size,
+        [&](const Group& g) {
+          kept[g->getRank()] = make(g);
+          barrier(kept[g->getRank()]);
+          if (g->getRank() == 0) throw c10::IndexError("on purpose");
+          all_reduce_(at::ones({100}), kept[g->getRank()]);
+        },
+        {.backend = setting.backend, .timeout = std::chrono::seconds(20)});
+  };
+  EXPECT_EQ(error_text<c10::IndexError>(run_it), "rank 0: on purpose");
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(10));
+}
+
+TEST_P(RunRanks, AbortsNewGroupsThatOutliveTheirRank) {
+  expect_abort_of(GetParam(), [&](const Group& g) { return testing::sibling(g, GetParam().backend); });
+}
+
+TEST_P(RunRanks, AbortsSplitGroupsThatOutliveTheirRank) {
+  expect_abort_of(GetParam(), [](const Group& g) {
+    std::vector<int> everyone(g->getSize());
+    std::iota(everyone.begin(), everyone.end(), 0);
+    return split_group(g, {everyone});
+  });
+}
+
 TEST_P(RunRanks, AbortsRanksThatWaitToMakeAGroup) {
   const auto start = Clock::now();
   const auto run_it = [&] {
@@ -199,17 +231,25 @@ TEST(RunRanksErrors, AnUnknownBackendIsNamed) {
               AllOf(StartsWith("rank "), HasSubstr("nope")));
 }
 
+// Rank 2 is there, but comes to nothing before the others have given up on it.
 TEST(RunRanksErrors, ATimeoutIsABackendErrorThatNamesWhoIsMissing) {
   const auto start = Clock::now();
-  const std::string text = error_text<c10::DistBackendError>([] {
-    run_ranks(3,
-              [](const Group& g) {
-                if (g->getRank() == 2) return;
-                all_reduce_(at::ones({4}), g);
-              },
-              {.timeout = std::chrono::milliseconds(300)});
+  std::latch given_up(2);
+  const auto call = [&](const Group& g) {
+    if (g->getRank() == 2) return given_up.wait();
+    try {
+      all_reduce_(at::ones({4}), g);
+    } catch (...) {
+      given_up.count_down();
+      throw;
+    }
+    given_up.count_down();
+  };
+  const std::string text = error_text<c10::DistBackendError>([&] {
+    run_ranks(3, call, {.timeout = std::chrono::milliseconds(300)});
   });
-  EXPECT_THAT(text, AllOf(StartsWith("rank "), HasSubstr("rank 2")));
+  EXPECT_THAT(text, AllOf(StartsWith("rank "), HasSubstr("timed out after "), HasSubstr("rank 2")));
+  EXPECT_GE(Clock::now() - start, std::chrono::milliseconds(300));
   EXPECT_LT(Clock::now() - start, std::chrono::seconds(5));
 }
 

@@ -12,24 +12,22 @@ namespace serried::testing {
 
 namespace {
 
-// Threads of one process reach everything directly; these make them go the ways that processes go.
-void register_shm_ways() {
-  for (const char* reach : {"attach", "stage"}) {
-    register_backend(std::string("shm_") + reach, [reach](const FactoryArgs& args) {
-      FactoryArgs forced = args;
-      forced.options["reach"] = std::string(reach);
-      return make_shm_group(forced);
-    });
-  }
+// Threads of one process reach everything directly; this makes them go the way that processes go.
+void register_staged_shm() {
+  register_backend("shm_staged", [](const FactoryArgs& args) {
+    FactoryArgs staged = args;
+    staged.options["always_stage"] = true;
+    return make_shm_group(staged);
+  });
 }
 
 }  // namespace
 
 std::vector<Setting> settings(const std::vector<int>& world_sizes) {
   static std::once_flag registered;
-  std::call_once(registered, register_shm_ways);
+  std::call_once(registered, register_staged_shm);
   std::vector<Setting> all;
-  for (const char* backend : {"gloo", "shm", "shm_attach", "shm_stage", "threads"}) {
+  for (const char* backend : {"gloo", "shm", "shm_staged", "threads"}) {
     for (int world_size : world_sizes) all.push_back({backend, world_size});
   }
   return all;

@@ -38,6 +38,9 @@ class NamedGroup final : public c10d::ProcessGroup {
   const std::string getBackendName() const override { return backend_name_; }
   void setGroupName(const std::string& name) override;
   void setTimeout(std::chrono::milliseconds timeout) override;
+  /// c10d asks only backends whose type it knows; ours count too.
+  void setSequenceNumberForGroup() override { getDefaultBackend()->setSequenceNumberForGroup(); }
+  uint64_t getSequenceNumberForGroup() override { return getDefaultBackend()->getSequenceNumberForGroup(); }
   void release_resources() override;
   Group splitGroup(const std::vector<int>& ranks, const std::optional<std::chrono::milliseconds>& timeout,
                    const std::optional<c10::intrusive_ptr<c10d::Backend::Options>>& options,

@@ -126,7 +126,8 @@ WorkPtr GlooBackend::run(Plan plan, const Tensors& sent, const std::function<Wor
   check_sent(plan.record, sent);
   enter(plan);
   try {
-    return watch_collective(issue(), flights_, {plan.record, timeout_or(plan.timeout)}, std::move(epilogue));
+    return remember(
+        watch_collective(issue(), flights_, {plan.record, timeout_or(plan.timeout)}, std::move(epilogue)));
   } catch (...) {
     // gloo refused the arguments before it took a tag of its own: nothing was sent.
     flights_->board().leave(sequence_--);
@@ -137,7 +138,25 @@ WorkPtr GlooBackend::run(Plan plan, const Tensors& sent, const std::function<Wor
 WorkPtr GlooBackend::run_peer(watch::Record record, const Tensors& sent, const std::function<WorkPtr()>& issue) {
   if (flights_->board().failed()) raise_unusable(flights_->board(), record);
   check_sent(record, sent);
-  return watch_peer(issue(), flights_, {record, timeout_.load()});
+  return remember(watch_peer(issue(), flights_, {record, timeout_.load()}));
+}
+
+WorkPtr GlooBackend::remember(WorkPtr work) {
+  std::lock_guard<std::mutex> lock(coalescing_mutex_);
+  if (coalescing_) coalesced_.push_back(work);
+  return work;
+}
+
+void GlooBackend::startCoalescing() {
+  std::lock_guard<std::mutex> lock(coalescing_mutex_);
+  coalescing_ = true;
+  coalesced_.clear();
+}
+
+WorkPtr GlooBackend::endCoalescing() {
+  std::lock_guard<std::mutex> lock(coalescing_mutex_);
+  coalescing_ = false;
+  return join_works(std::exchange(coalesced_, {}));
 }
 
 void GlooBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {

@@ -68,9 +68,10 @@ class GlooBackend : public c10d::Backend, public detail::NanCheckable {
   WorkPtr recv(Tensors& tensors, int peer, int tag) override;
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
 
-  bool supportsCoalescing() const override { return engine_->supportsCoalescing(); }
-  void startCoalescing() override { engine_->startCoalescing(); }
-  WorkPtr endCoalescing() override { return engine_->endCoalescing(); }
+  /// gloo has nothing to launch together: calls in between start at once, and the Work of the end waits for all.
+  bool supportsCoalescing() const override { return true; }
+  void startCoalescing() override;
+  WorkPtr endCoalescing() override;
   void waitForPendingWorks() override;
   void enableCollectivesTiming() override { engine_->enableCollectivesTiming(); }
   c10d::ErrorType getError() override;
@@ -96,6 +97,7 @@ class GlooBackend : public c10d::Backend, public detail::NanCheckable {
   WorkPtr run_peer(watch::Record record, const Tensors& sent, const std::function<WorkPtr()>& issue);
   void check_sent(const watch::Record& record, const Tensors& sent);
   void enter(Plan& plan);
+  WorkPtr remember(WorkPtr work);
   std::chrono::milliseconds timeout_or(std::chrono::milliseconds timeout) const;
 
   EngineOptions options_;
@@ -105,6 +107,9 @@ class GlooBackend : public c10d::Backend, public detail::NanCheckable {
   c10::intrusive_ptr<c10d::Backend> engine_;
   std::mutex issue_mutex_;  // guards sequence_, and keeps it in the order of gloo's own tags
   uint64_t sequence_ = 0;
+  std::mutex coalescing_mutex_;  // guards the two below
+  bool coalescing_ = false;
+  std::vector<WorkPtr> coalesced_;
 };
 
 }  // namespace serried::gloo

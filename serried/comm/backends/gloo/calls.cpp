@@ -3,6 +3,8 @@
 
 #include "serried/base/error.h"
 #include "serried/comm/backends/gloo/backend.h"
+#include "serried/comm/backends/gloo/checks.h"
+#include "serried/comm/backends/gloo/nan_wins.h"
 
 namespace serried::gloo {
 namespace {
@@ -46,37 +48,50 @@ at::Tensor flat_view(const at::Tensor& tensor) {
 }  // namespace
 
 WorkPtr GlooBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
+  check_memory("broadcast", tensors);
+  check_carried("broadcast", tensors, /*takes_complex=*/true);
   const Tensors sent = options.rootRank == getRank() ? tensors : Tensors();
   return run({record_of(Kind::broadcast, tensors, options.rootRank), options.timeout}, sent,
              [&] { return engine_->broadcast(tensors, options); });
 }
 
 WorkPtr GlooBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
+  check_memory("all_reduce", tensors);
+  check_reduction("all_reduce", tensors, options.reduceOp);
+  NanWins reduced = make_nan_win(tensors, options.reduceOp);
   return run({record_of(Kind::all_reduce, tensors, -1, options.reduceOp), options.timeout}, tensors,
-             [&] { return engine_->allreduce(tensors, options); });
+             [&] { return engine_->allreduce(reduced.buffers, options); }, {reduced.restore, tensors});
 }
 
 WorkPtr GlooBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) {
+  check_reduction("all_reduce", tensors, options.reduceOp);
   return run({record_of(Kind::all_reduce, tensors, -1, options.reduceOp), options.timeout}, tensors,
              [&] { return engine_->allreduce_sparse(tensors, options); });
 }
 
 WorkPtr GlooBackend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
+  check_reduction("all_reduce", tensors, options.reduceOp);
+  NanWins reduced = make_nan_win(tensors, options.reduceOp);
   return run({record_of(Kind::all_reduce, tensors, -1, options.reduceOp), options.timeout}, tensors,
-             [&] { return engine_->allreduce_coalesced(tensors, options); });
+             [&] { return engine_->allreduce_coalesced(reduced.buffers, options); }, {reduced.restore, tensors});
 }
 
 WorkPtr GlooBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
+  check_memory("reduce", tensors);
+  check_reduction("reduce", tensors, options.reduceOp);
+  NanWins reduced = make_nan_win(tensors, options.reduceOp);
   return run({record_of(Kind::reduce, tensors, options.rootRank, options.reduceOp), options.timeout}, tensors,
-             [&] { return engine_->reduce(tensors, options); });
+             [&] { return engine_->reduce(reduced.buffers, options); }, {reduced.restore, tensors});
 }
 
 WorkPtr GlooBackend::allgather(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
+  check_carried("all_gather", inputs);
   return run({record_of(Kind::all_gather, inputs), options.timeout, true}, inputs,
              [&] { return engine_->allgather(outputs, inputs, options); });
 }
 
 WorkPtr GlooBackend::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) {
+  check_carried("all_gather", {input, output});
   return run({make_record(Kind::all_gather, input), options.timeout, true}, {input}, [&] {
     at::Tensor flat_output = flat_view(output);
     at::Tensor flat_input = flat_view(input);
@@ -85,12 +100,14 @@ WorkPtr GlooBackend::_allgather_base(at::Tensor& output, at::Tensor& input, cons
 }
 
 WorkPtr GlooBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
+  check_carried("all_gather", inputs);
   return run({record_of(Kind::all_gather, inputs), options.timeout, true}, inputs,
              [&] { return engine_->allgather_coalesced(outputs, inputs, options); });
 }
 
 WorkPtr GlooBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                      const c10d::AllgatherOptions& options) {
+  check_carried("all_gather", inputs);
   return run({record_of(Kind::all_gather, inputs), options.timeout, true}, inputs, [&] {
     Tensors flat_outputs;
     Tensors flat_inputs;
@@ -101,11 +118,15 @@ WorkPtr GlooBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& 
 }
 
 WorkPtr GlooBackend::gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& options) {
+  check_carried("gather", inputs);
   return run({record_of(Kind::gather, inputs, options.rootRank), options.timeout, true}, inputs,
              [&] { return engine_->gather(outputs, inputs, options); });
 }
 
 WorkPtr GlooBackend::scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& options) {
+  check_memory("scatter", outputs);
+  check_memory("scatter", first_list(inputs));
+  check_carried("scatter", outputs);
   return run({record_of(Kind::scatter, outputs, options.rootRank), options.timeout, true}, first_list(inputs),
              [&] { return engine_->scatter(outputs, inputs, options); });
 }
@@ -113,15 +134,18 @@ WorkPtr GlooBackend::scatter(Tensors& outputs, TensorLists& inputs, const c10d::
 WorkPtr GlooBackend::run_reduce_scatter(const Record& record, Tensors buffers, Tensors pieces, const Tensors& outputs,
                                         const c10d::ReduceScatterOptions& options) {
   for (size_t i = 0; i < outputs.size(); ++i) check_piece(pieces[i], outputs[i]);
+  check_reduction("reduce_scatter", buffers, options.reduceOp);
+  NanWins reduced = make_nan_win(buffers, options.reduceOp);
   c10d::AllreduceCoalescedOptions reduction;
   reduction.reduceOp = options.reduceOp;
   reduction.timeout = options.timeout;
-  const auto copy = [pieces = std::move(pieces), outputs] {
+  const auto copy = [restore = reduced.restore, pieces = std::move(pieces), outputs] {
+    if (restore) restore();
     for (size_t i = 0; i < outputs.size(); ++i) outputs[i].copy_(pieces[i].view_as(outputs[i]));
   };
   const auto issue = [&] {
-    return buffers.size() == 1 ? engine_->allreduce(buffers, reduction)
-                               : engine_->allreduce_coalesced(buffers, reduction);
+    return buffers.size() == 1 ? engine_->allreduce(reduced.buffers, reduction)
+                               : engine_->allreduce_coalesced(reduced.buffers, reduction);
   };
   return run({record, options.timeout}, buffers, issue, {copy, outputs});
 }
@@ -164,12 +188,15 @@ WorkPtr GlooBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& 
 
 WorkPtr GlooBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_sizes,
                                    std::vector<int64_t>& input_sizes, const c10d::AllToAllOptions& options) {
+  check_memory("all_to_all", {input, output});
+  check_carried("all_to_all", {input, output});
   const bool even = output_sizes.empty() && input_sizes.empty();
   return run({make_record(Kind::all_to_all, input), options.timeout, even}, {input},
              [&] { return engine_->alltoall_base(output, input, output_sizes, input_sizes, options); });
 }
 
 WorkPtr GlooBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
+  check_carried("all_to_all", inputs);
   return run({record_of(Kind::all_to_all, inputs), options.timeout}, inputs,
              [&] { return engine_->alltoall(outputs, inputs, options); });
 }
@@ -179,14 +206,17 @@ WorkPtr GlooBackend::barrier(const c10d::BarrierOptions& options) {
 }
 
 WorkPtr GlooBackend::send(Tensors& tensors, int peer, int tag) {
+  check_memory("send", tensors);
   return run_peer(record_of(Kind::send, tensors, peer), tensors, [&] { return engine_->send(tensors, peer, tag); });
 }
 
 WorkPtr GlooBackend::recv(Tensors& tensors, int peer, int tag) {
+  check_memory("recv", tensors);
   return run_peer(record_of(Kind::recv, tensors, peer), {}, [&] { return engine_->recv(tensors, peer, tag); });
 }
 
 WorkPtr GlooBackend::recvAnysource(Tensors& tensors, int tag) {
+  check_memory("recv", tensors);
   return run_peer(record_of(Kind::recv, tensors), {}, [&] { return engine_->recvAnysource(tensors, tag); });
 }
 

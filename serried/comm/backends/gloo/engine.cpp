@@ -2,6 +2,7 @@
 // c10d::Backend.
 #include "serried/comm/backends/gloo/engine.h"
 
+#include <csignal>
 #include <cstdlib>
 #include <sstream>
 #include <vector>
@@ -41,6 +42,14 @@ Devices make_devices(const EngineOptions& options) {
   return {Engine::createDefaultDevice(lazy)};
 }
 
+// gloo writes to sockets without MSG_NOSIGNAL: a peer that has closed would end this process by SIGPIPE, silently.
+// Ignored, the write fails and the group says who left. A handler of the program's own stays.
+void survive_closed_peers() {
+  struct sigaction current {};
+  if (sigaction(SIGPIPE, nullptr, &current) != 0) return;
+  if ((current.sa_flags & SA_SIGINFO) == 0 && current.sa_handler == SIG_DFL) std::signal(SIGPIPE, SIG_IGN);
+}
+
 std::string first_line(const std::string& text) {
   return text.substr(0, text.find('\n'));
 }
@@ -49,6 +58,7 @@ std::string first_line(const std::string& text) {
 
 c10::intrusive_ptr<c10d::Backend> make_engine(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
                                               const EngineOptions& options) {
+  survive_closed_peers();
   auto engine_options = Engine::Options::create(options.timeout);
   engine_options->threads = options.threads;
   try {

@@ -42,4 +42,7 @@ c10::intrusive_ptr<c10d::Work> watch_collective(c10::intrusive_ptr<c10d::Work> i
 c10::intrusive_ptr<c10d::Work> watch_peer(c10::intrusive_ptr<c10d::Work> inner, std::shared_ptr<Flights> flights,
                                           const Call& call);
 
+/// One Work for several: done when all are; raises what the first of them that failed would.
+c10::intrusive_ptr<c10d::Work> join_works(std::vector<c10::intrusive_ptr<c10d::Work>> works);
+
 }  // namespace serried::gloo

@@ -39,7 +39,7 @@ void Engine::arrive_all_reduce(Op& op) {
   }
   const uint64_t input = memory_.locate(op.input);
   const uint64_t output = memory_.locate(op.output);
-  if (memory_.addressable(input)) return publish(op, kInPlace, input, output);
+  if (memory_.reachable(input)) return publish(op, kInPlace, input, output);
   stage_slices(op, 0);
   publish(op, kInStage, input, output);
 }
@@ -50,7 +50,7 @@ void Engine::complete_all_reduce(Op& op) {
   bool reachable = true;
   for (int peer = 0; peer < world_size(); ++peer) {
     const Offer& offer = offer_of(peer, op);
-    reachable &= memory_.addressable(offer.address) && memory_.addressable(offer.extent);
+    reachable &= memory_.reachable(offer.address) && memory_.reachable(offer.extent);
   }
   if (reachable) return reduce_in_place_of_all(op);
   reduce_in_chunks(op);

@@ -81,7 +81,7 @@ std::unique_ptr<Engine> connect(const ConnectArgs& args) {
     raise<c10::DistBackendError>({args.backend, c10::str("rank ", rank, " cannot share memory: ", failures[rank]), ""});
   }
   segment->close_fd();
-  auto engine = std::make_unique<Engine>(std::move(*segment), args.rank, WaitPolicy::for_ranks(args.world_size), args.reach);
+  auto engine = std::make_unique<Engine>(std::move(*segment), args.rank, WaitPolicy::for_ranks(args.world_size), args.always_stage);
   engine->meet(args.timeout);
   return engine;
 }

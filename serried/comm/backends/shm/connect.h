@@ -16,7 +16,7 @@ struct ConnectArgs {
   int world_size = 1;
   std::chrono::milliseconds timeout{};
   int64_t heap_bytes = 0;
-  Reach reach = Reach::best;
+  bool always_stage = false;    // take the way of processes even between threads
   bool one_process = false;     // the ranks must be threads of this process
   std::string backend = "shm";  // for messages
 };

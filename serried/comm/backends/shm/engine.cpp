@@ -20,22 +20,12 @@ int64_t Pieces::largest(int num_peers) const {
   return most;
 }
 
-Engine::Engine(Segment segment, int rank, WaitPolicy policy, Reach reach)
-    : segment_(std::move(segment)), rank_(rank), sync_(segment_, rank, policy), memory_(segment_, rank, reach) {}
+Engine::Engine(Segment segment, int rank, WaitPolicy policy, bool always_stage)
+    : segment_(std::move(segment)), rank_(rank), sync_(segment_, rank, policy), memory_(segment_, rank, always_stage) {}
 
 void Engine::meet(std::chrono::milliseconds timeout) {
   sync_.meet(timeout);
-  memory_.probe();
-  // Cross-memory attach is used only if it works between all pairs: every rank must choose the same way.
-  segment_.line(rank_).offers[0].flags = memory_.can_attach() ? uint32_t(kCanAttach) : 0;
-  sync_.post();
-  sync_.wait_all();
-  bool all = true;
-  for (int peer = 0; peer < world_size(); ++peer) all &= (segment_.line(peer).offers[0].flags & kCanAttach) != 0;
-  memory_.set_cross_attach(all);
-  // The first collective writes the same offer: nobody may still be reading it.
-  sync_.post();
-  sync_.wait_all();
+  memory_.look_around();
 }
 
 void Engine::publish(Op& op, uint32_t flags, uint64_t address, uint64_t extent) {

@@ -16,7 +16,7 @@ struct Pieces {
   char* base = nullptr;
   int64_t stride = 0;
   int64_t bytes = 0;
-  c10::SmallVector<Piece, 4> list;
+  std::vector<Piece> list;
   int only = -1;  // the single peer that has a piece; -1: all
 
   Piece at(int peer) const;
@@ -52,9 +52,9 @@ struct Op {
 
 class Engine {
  public:
-  Engine(Segment segment, int rank, WaitPolicy policy, Reach reach);
+  Engine(Segment segment, int rank, WaitPolicy policy, bool always_stage);
 
-  /// Every rank has mapped the segment; learns what peers' memory can be reached.
+  /// Waits until every rank has mapped the segment; learns whose memory can be reached.
   void meet(std::chrono::milliseconds timeout);
 
   /// Lays out this rank's part and tells the peers. Never blocks; raises if the group is unusable.
@@ -70,8 +70,6 @@ class Engine {
   int world_size() const { return segment_.world_size(); }
   const Segment& segment() const { return segment_; }
   PhaseSync& sync() { return sync_; }
-  bool one_process() const { return memory_.one_process(); }
-  bool reads_peers() const { return memory_.readable(); }
 
  private:
   void publish(Op& op, uint32_t flags, uint64_t address, uint64_t extent);
@@ -96,16 +94,16 @@ class Engine {
   void check_size(int peer, int64_t offered, int64_t expected);
   void complete_exchange(Op& op);
   void pull(int peer, const Op& op);
+  void pull_round(int peer, const Op& op, int64_t round);
   void complete_reduce_pieces(Op& op);
-  Piece source_block(int peer, const Op& op, int64_t begin, int64_t end);
-  void reduce_sources(const Op& op, int64_t begin, int64_t end, const std::vector<Piece>& sources);
+  const char* contribution(int peer, const Op& op, int64_t begin);
+  void reduce_block(const Op& op, int64_t begin, int64_t end);
   void finish_round_trip(const Op& op);
 
   Segment segment_;
   const int rank_;
   PhaseSync sync_;
   PeerMemory memory_;
-  std::vector<char> scratch_;
   uint64_t sequence_ = 0;
 };
 

@@ -11,8 +11,8 @@
 namespace serried::shm {
 namespace {
 
-// How much of each source is read at a time where sources must be copied before they are reduced.
-constexpr int64_t kReadBlock = 128 << 10;
+// Small, so that peers read one round while the next is being laid out.
+constexpr int64_t kRoundBytes = 64 << 10;
 
 bool same_for_all(const Pieces& offers) {
   return offers.list.empty() && offers.stride == 0;
@@ -28,16 +28,19 @@ void Engine::arrive_with_pieces(Op& op) {
   else for (int peer = 0; peer < n; ++peer) total += offers.at(peer).bytes;
   if (total <= SegmentShape::kSlotBytes) return copy_to_slot(op);
 
-  const bool reachable = memory_.readable() || (offers.list.empty() && memory_.addressable(memory_.locate(offers.base)));
-  const uint32_t way = reachable ? kInPlace : kInStage;
-  uint32_t flags = offers.list.empty() ? way : way | kInTable;
-  if (offers.list.empty() && offers.stride != 0) flags |= kOnePerPeer;
+  bool reachable = true;
+  if (offers.list.empty()) reachable = memory_.reachable(memory_.locate(offers.base));
+  for (const Piece& piece : offers.list) reachable &= memory_.reachable(memory_.locate(piece.data));
+  uint32_t flags = reachable ? kInPlace : kInStage;
   if (!offers.list.empty()) {
+    flags |= kInTable;
     Piece* table = segment_.table(rank_, op.parity);
     for (int peer = 0; peer < n; ++peer) {
       const Piece piece = offers.at(peer);
       table[peer] = {.data = reinterpret_cast<char*>(memory_.locate(piece.data)), .bytes = piece.bytes};
     }
+  } else if (offers.stride != 0) {
+    flags |= kOnePerPeer;
   }
   if ((flags & kInStage) != 0) stage_pieces(op, 0);
   publish(op, flags, memory_.locate(offers.base), offers.list.empty() ? offers.bytes : offers.largest(n));
@@ -67,7 +70,7 @@ void Engine::copy_to_slot(Op& op) {
 
 int64_t Engine::piece_chunk(bool same) const {
   // Whole cache lines, so that elements of any dtype stay whole.
-  return same ? SegmentShape::kStageBytes : SegmentShape::kStageBytes / world_size() / 64 * 64;
+  return same ? kRoundBytes : std::min(kRoundBytes, SegmentShape::kStageBytes / world_size() / 64 * 64);
 }
 
 void Engine::stage_pieces(const Op& op, int64_t round) {
@@ -75,6 +78,8 @@ void Engine::stage_pieces(const Op& op, int64_t round) {
   const int64_t chunk = piece_chunk(same);
   char* stage = segment_.stage(rank_, int(round & 1));
   for (int peer = 0; peer < (same ? 1 : world_size()); ++peer) {
+    // The own piece never leaves this rank.
+    if (!same && peer == rank_) continue;
     const Piece piece = op.offers.at(same ? std::max(op.offers.only, 0) : peer);
     const int64_t begin = std::min(piece.bytes, round * chunk);
     const int64_t bytes = std::min(chunk, piece.bytes - begin);
@@ -118,9 +123,19 @@ void Engine::pull(int peer, const Op& op) {
     std::memcpy(sink.data, segment_.slot(peer, op.parity) + reinterpret_cast<int64_t>(offered.data), sink.bytes);
     return;
   }
-  if (!memory_.read(peer, reinterpret_cast<uint64_t>(offered.data), 0, sink.data, sink.bytes)) {
-    sync_.fail_for_gone_peer(peer);
-  }
+  std::memcpy(sink.data, memory_.resolve(peer, reinterpret_cast<uint64_t>(offered.data)), sink.bytes);
+}
+
+/// This rank's part of what `peer` has staged in `round`.
+void Engine::pull_round(int peer, const Op& op, int64_t round) {
+  const Offer& offer = offer_of(peer, op);
+  const Piece sink = op.sinks.at(peer);
+  const bool same = (offer.flags & (kInTable | kOnePerPeer)) == 0;
+  const int64_t chunk = piece_chunk(same);
+  const int64_t begin = std::min(sink.bytes, round * chunk);
+  if ((offer.flags & kInStage) == 0 || begin == sink.bytes) return;
+  const char* stage = segment_.stage(peer, int(round & 1)) + (same ? 0 : rank_ * chunk);
+  std::memcpy(sink.data + begin, stage, std::min(chunk, sink.bytes - begin));
 }
 
 void Engine::complete_exchange(Op& op) {
@@ -136,72 +151,55 @@ void Engine::complete_exchange(Op& op) {
     if (op.sinks.only < 0 || op.sinks.only == peer) pull(peer, op);
   }
   const int64_t rounds = num_rounds(op);
+  const bool staging = (offer_of(rank_, op).flags & kInStage) != 0;
   for (int64_t round = 0; round < rounds; ++round) {
     sync_.wait_all();
-    const bool staging = (offer_of(rank_, op).flags & kInStage) != 0;
+    // All peers have read the round before this one, so its half of the stage is free.
     if (staging && round + 1 < rounds) stage_pieces(op, round + 1);
-    for (int i = 1; i < n; ++i) {
-      const int peer = (rank_ + i) % n;
-      const Offer& offer = offer_of(peer, op);
-      const Piece sink = op.sinks.at(peer);
-      if ((offer.flags & kInStage) == 0 || sink.bytes == 0) continue;
-      const bool same = (offer.flags & (kInTable | kOnePerPeer)) == 0;
-      const int64_t chunk = piece_chunk(same);
-      const int64_t begin = std::min(sink.bytes, round * chunk);
-      const char* stage = segment_.stage(peer, int(round & 1)) + (same ? 0 : rank_ * chunk);
-      std::memcpy(sink.data + begin, stage, std::min(chunk, sink.bytes - begin));
-    }
+    for (int i = 1; i < n; ++i) pull_round((rank_ + i) % n, op, round);
     if (round + 1 < rounds) sync_.post();
   }
   finish_round_trip(op);
 }
 
-void Engine::reduce_sources(const Op& op, int64_t begin, int64_t end, const std::vector<Piece>& sources) {
-  c10::SmallVector<const void*, 16> pointers(world_size());
-  for (int peer = 0; peer < world_size(); ++peer) pointers[peer] = sources[peer].data;
-  op.kernel(op.sinks.at(rank_).data + begin, pointers.data(), world_size(), (end - begin) / op.element_bytes);
-}
-
 void Engine::complete_reduce_pieces(Op& op) {
   wait_for_all(op);
-  const int n = world_size();
   const Piece result = op.sinks.at(rank_);
   const int64_t rounds = num_rounds(op);
-  // With staged sources the rounds give the blocks; every rank walks through all rounds, with or without a result.
-  const bool same = same_for_all(op.offers);
-  const int64_t block = rounds > 0 ? piece_chunk(same) : kReadBlock;
-  const int64_t num_blocks = rounds > 0 ? rounds : (result.bytes + block - 1) / block;
-  std::vector<Piece> sources(n);
-  for (int64_t index = 0; index < num_blocks; ++index) {
-    if (rounds > 0) sync_.wait_all();
-    if (rounds > 0 && index + 1 < rounds && (offer_of(rank_, op).flags & kInStage) != 0) stage_pieces(op, index + 1);
-    const int64_t begin = std::min(result.bytes, index * block);
-    const int64_t end = std::min(result.bytes, begin + block);
-    for (int peer = 0; peer < n && end > begin; ++peer) sources[peer] = source_block(peer, op, begin, end);
-    if (end > begin) reduce_sources(op, begin, end, sources);
-    if (rounds > 0 && index + 1 < rounds) sync_.post();
+  if (rounds == 0) reduce_block(op, 0, result.bytes);
+  // Every rank walks through all rounds, with or without a result of its own.
+  const int64_t block = piece_chunk(same_for_all(op.offers));
+  const bool staging = (offer_of(rank_, op).flags & kInStage) != 0;
+  for (int64_t round = 0; round < rounds; ++round) {
+    sync_.wait_all();
+    if (staging && round + 1 < rounds) stage_pieces(op, round + 1);
+    const int64_t begin = std::min(result.bytes, round * block);
+    reduce_block(op, begin, std::min(result.bytes, begin + block));
+    if (round + 1 < rounds) sync_.post();
   }
   finish_round_trip(op);
 }
 
-/// Bytes [begin, end) of what `peer` contributes to this rank's result, at an address of this process.
-Piece Engine::source_block(int peer, const Op& op, int64_t begin, int64_t end) {
-  if (peer == rank_) return {.data = op.offers.at(rank_).data + begin, .bytes = end - begin};
+/// Bytes [begin, end) of this rank's result.
+void Engine::reduce_block(const Op& op, int64_t begin, int64_t end) {
+  if (begin == end) return;
+  c10::SmallVector<const void*, 16> sources(world_size());
+  for (int peer = 0; peer < world_size(); ++peer) sources[peer] = contribution(peer, op, begin);
+  op.kernel(op.sinks.at(rank_).data + begin, sources.data(), world_size(), (end - begin) / op.element_bytes);
+}
+
+/// What `peer` contributes to this rank's result, from byte `begin` on.
+const char* Engine::contribution(int peer, const Op& op, int64_t begin) {
+  if (peer == rank_) return op.offers.at(rank_).data + begin;
   const Offer& offer = offer_of(peer, op);
   const Piece offered = offered_by(peer, op);
   check_size(peer, offered.bytes, op.sinks.at(rank_).bytes);
   const uint64_t location = reinterpret_cast<uint64_t>(offered.data);
-  if ((offer.flags & kInSlot) != 0) return {.data = segment_.slot(peer, op.parity) + location + begin, .bytes = end - begin};
-  if ((offer.flags & kInStage) != 0) {
-    const bool same = (offer.flags & (kInTable | kOnePerPeer)) == 0;
-    const int64_t chunk = piece_chunk(same);
-    return {.data = segment_.stage(peer, int(begin / chunk & 1)) + (same ? 0 : rank_ * chunk), .bytes = end - begin};
-  }
-  if (memory_.addressable(location)) return {.data = memory_.resolve(peer, location) + begin, .bytes = end - begin};
-  scratch_.resize(size_t(world_size()) * SegmentShape::kStageBytes);
-  char* copy = scratch_.data() + peer * SegmentShape::kStageBytes;
-  if (!memory_.read(peer, location, begin, copy, end - begin)) sync_.fail_for_gone_peer(peer);
-  return {.data = copy, .bytes = end - begin};
+  if ((offer.flags & kInSlot) != 0) return segment_.slot(peer, op.parity) + location + begin;
+  if ((offer.flags & kInPlace) != 0) return memory_.resolve(peer, location) + begin;
+  const bool same = (offer.flags & (kInTable | kOnePerPeer)) == 0;
+  const int64_t chunk = piece_chunk(same);
+  return segment_.stage(peer, int(begin / chunk & 1)) + (same ? 0 : rank_ * chunk);
 }
 
 }  // namespace serried::shm

@@ -11,7 +11,6 @@ enum OfferFlag : uint32_t {
   kInStage = 4,       // the bytes come chunk by chunk through the stage
   kOnePerPeer = 8,    // peer p takes the p-th run of `extent` bytes
   kInTable = 16,      // each peer's piece is in the rank's table
-  kCanAttach = 32,    // at the meeting: this rank can read its peers' memory
 };
 
 }  // namespace serried::shm

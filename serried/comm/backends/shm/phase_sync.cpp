@@ -55,8 +55,8 @@ void futex_wake_all(std::atomic<uint32_t>& word) {
 WaitPolicy WaitPolicy::for_ranks(int num_ranks) {
   // A small subgroup still shares the cores with the other ranks of the host.
   const int busy = std::max({num_ranks, int(env::maybe_integer("LOCAL_WORLD_SIZE").value_or(0)), rank_label().world_size});
-  if (busy <= usable_cores()) return {.spins = 2000, .yields = 0};
-  return {.spins = 50, .yields = 20};
+  if (busy <= usable_cores()) return {.spins = 1000, .yields = 1000, .spins_per_yield = 20};
+  return {.spins = 50, .yields = 20, .spins_per_yield = 0};
 }
 
 PhaseSync::PhaseSync(const Segment& segment, int rank, WaitPolicy policy)
@@ -70,7 +70,6 @@ PhaseSync::~PhaseSync() {
 
 void PhaseSync::meet(milliseconds timeout) {
   timeout_ = timeout;
-  segment_.info(rank_).mapped_at.store(reinterpret_cast<uint64_t>(&segment_.header()));
   segment_.info(rank_).pid.store(getpid());
   segment_.header().attached.fetch_add(1);
   post();
@@ -108,8 +107,11 @@ void PhaseSync::wait_slowly(int peer, uint32_t phase) {
     cpu_relax();
   }
   for (int i = 0; i < policy_.yields; ++i) {
-    if (reached(peer, phase)) return;
     sched_yield();
+    for (int spin = 0; spin <= policy_.spins_per_yield; ++spin) {
+      if (reached(peer, phase)) return;
+      cpu_relax();
+    }
   }
   RankLine& line = segment_.line(peer);
   const auto begin = steady_clock::now();

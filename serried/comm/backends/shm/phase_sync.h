@@ -9,11 +9,13 @@
 
 namespace serried::shm {
 
-/// How long to look at a flag before sleeping. Spinning pays only while every rank has a core of its own:
-/// with more ranks than cores the peer cannot come before this rank lets go.
+/// How long to look at a flag before sleeping. Spinning pays only while every rank has a core of its own: with more
+/// ranks than cores the peer cannot come before this rank lets go. Sleeping costs tens of microseconds to wake from, so
+/// a rank with a core of its own goes on looking, but lets others run in between.
 struct WaitPolicy {
-  int spins = 2000;
-  int yields = 0;
+  int spins = 1000;
+  int yields = 1000;
+  int spins_per_yield = 20;
 
   static WaitPolicy for_ranks(int num_ranks);
 };

@@ -29,7 +29,6 @@ struct alignas(128) RankLine {
 /// Read only when something has gone wrong.
 struct alignas(128) RankInfo {
   std::atomic<int32_t> pid;
-  std::atomic<uint64_t> mapped_at;  // the header's address there: something to try cross-memory attach on
   std::atomic<uint32_t> left;      // the rank has closed the group in order
   std::atomic<uint64_t> newest;    // sequence of the newest record
   std::array<watch::Record, 2> records;

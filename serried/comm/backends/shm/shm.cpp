@@ -14,32 +14,20 @@
 #include "serried/comm/backends/shm/backend.h"
 
 namespace serried {
-namespace {
-
-shm::Reach reach_of(const FactoryArgs& args) {
-  const auto option = args.options.find("reach");
-  const std::string text = option == args.options.end() ? "best" : option->second.toStringRef();
-  if (text == "best") return shm::Reach::best;
-  if (text == "attach") return shm::Reach::attach;
-  if (text == "stage") return shm::Reach::stage;
-  raise<c10::ValueError>({"shm", c10::str("reach is \"", text, "\""), "pass \"best\", \"attach\" or \"stage\""});
-}
-
-}  // namespace
-
 Group make_shm_group(const FactoryArgs& args) {
-  reject_unknown_options(args, {"heap_mb", "reach"});
+  reject_unknown_options(args, {"heap_mb", "always_stage"});
   const auto heap = args.options.find("heap_mb");
   const int64_t heap_mb = heap == args.options.end() ? env::integer("SERRIED_SHM_HEAP_MB") : heap->second.toInt();
   if (heap_mb < 0) {
     raise<c10::ValueError>({"shm", c10::str("heap_mb is ", heap_mb), "pass 0 or more; memory is taken on use"});
   }
+  const auto stage = args.options.find("always_stage");
   const shm::ConnectArgs connect{.store = args.store,
                                  .rank = args.rank,
                                  .world_size = args.world_size,
                                  .timeout = args.timeout,
                                  .heap_bytes = heap_mb << 20,
-                                 .reach = reach_of(args),
+                                 .always_stage = stage != args.options.end() && stage->second.toBool(),
                                  .one_process = false,
                                  .backend = "shm"};
   return make_group(args, c10::make_intrusive<shm::ShmBackend>(connect));

@@ -6,7 +6,7 @@
 namespace serried {
 
 /// Options: "heap_mb" (int, SERRIED_SHM_HEAP_MB): address space per rank for `allocateTensor`; memory is taken on use.
-/// "reach": "best" (default), "attach" or "stage": how ranks get at each other's tensors; see shm::Reach.
+/// "always_stage" (bool, false): copy through the segment also where ranks are threads that could reach each other.
 Group make_shm_group(const FactoryArgs& args);
 
 /// Why this process cannot share memory; empty where it can.

@@ -13,7 +13,7 @@ Group make_threads_group(const FactoryArgs& args) {
                                  .timeout = args.timeout,
                                  // Every tensor of the process is as good as one of a heap.
                                  .heap_bytes = 64 << 20,
-                                 .reach = shm::Reach::best,
+                                 .always_stage = false,
                                  .one_process = true,
                                  .backend = "threads"};
   return make_group(args, c10::make_intrusive<shm::ShmBackend>(connect));
