@@ -36,6 +36,8 @@ missing_packages() {
   has_command cmake || echo cmake
   has_command "${CXX:-g++}" || echo g++
   has_command python3 || echo python3
+  has_command objdump && has_command nm || echo binutils
+  has_command script || echo bsdutils
   has_header gtest/gtest.h || echo libgtest-dev
   has_header gmock/gmock.h || echo libgmock-dev
   has_header CLI/CLI.hpp || echo libcli11-dev

@@ -59,23 +59,29 @@ std::array<double, 2> take_turns(const std::array<Group, 2>& groups, const std::
   return {medians[0].item<double>(), medians[1].item<double>()};
 }
 
+void print_row(const char* name, int64_t bytes, const std::array<double, 2>& times) {
+  const auto rate = [&](double time) { return double(bytes) / time / 1e3; };
+  std::printf("  %-12s %7s %10.0f %10.0f  %10.3f %10.3f  %8.1fx\n", name, size_text(bytes).c_str(), times[0], times[1],
+              rate(times[0]), rate(times[1]), times[1] / times[0]);
+  std::fflush(stdout);
+}
+
 }  // namespace
 
 void print_bandwidths(const Group& world, const Group& gloo) {
   constexpr int64_t kLargest = 16 << 20;
   const bool prints = world->getRank() == 0;
   const at::Tensor in = torch::ones({kLargest / 4}), out = torch::ones({kLargest / 4});
-  if (prints)
-    std::printf("  %-12s %8s %12s %12s %10s %10s %9s\n", "", "", "serried, µs", "Gloo, µs", "GB/s", "GB/s", "speed-up");
+  if (prints) {
+    std::printf("  %-20s %21s  %21s\n", "", "microseconds", "GB/s");
+    std::printf("  %-20s %10s %10s  %10s %10s  %9s\n", "", "serried", "Gloo", "serried", "Gloo", "speed-up");
+  }
   for (const Measured& one : measured(in, out)) {
     for (const int64_t bytes : {int64_t(1) << 10, int64_t(64) << 10, int64_t(1) << 20, kLargest}) {
       in.zero_();  // sums stay sums of zeros, however many rounds there are
       const auto times = take_turns(
           {world, gloo}, [&](const Group& g) { one.call(g, bytes); }, rounds_for(bytes));
-      if (!prints) continue;
-      std::printf("  %-12s %8s %11.1f %11.1f %10.3f %10.3f %8.1fx\n", one.name, size_text(bytes).c_str(), times[0],
-                  times[1], double(bytes) / times[0] / 1e3, double(bytes) / times[1] / 1e3, times[1] / times[0]);
-      std::fflush(stdout);
+      if (prints) print_row(one.name, bytes, times);
     }
   }
 }

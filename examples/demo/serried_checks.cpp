@@ -142,7 +142,7 @@ std::vector<Check> serried_checks() {
       {"all_reduce", "sum, and its gradient", all_reduce},
       {"all_reduce", "avg, min, max, product", all_reduce_ops},
       {"all_gather", "along dim 1, sizes differ, and its gradient", all_gather},
-      {"reduce_scatter", "10 rows, fewer for the last rank, and its gradient", reduce_scatter},
+      {"reduce_scatter", "10 rows, uneven pieces, and its gradient", reduce_scatter},
       {"all_to_all", "split dim 0, concat dim 1, and its gradient", all_to_all},
       {"all_to_all", "with split sizes", all_to_all_split_sizes},
       {"broadcast", "from the last rank, and its gradient", broadcast},

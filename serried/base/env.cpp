@@ -31,7 +31,7 @@ constexpr std::array kTable{
     Variable{"SERRIED_SHM_HEAP_MB", "1024", "symmetric heap of a shared-memory group; only touched pages cost memory"},
     Variable{"SERRIED_SHUTDOWN_TIMEOUT", "10",
              "seconds that rank 0 waits at exit for the other ranks to leave its store"},
-    Variable{"SERRIED_NAN_CHECK", "0", "warn or throw: look for NaN in what each rank sends"},
+    Variable{"SERRIED_NAN_CHECK", "off", "warn or throw: look for NaN in what each rank sends"},
     Variable{"SERRIED_WATCH", "1", "0: collectives are not compared across ranks"},
     Variable{"NO_COLOR", "", "any value: the launcher's output has no colours"},
     Variable{"OMPI_COMM_WORLD_RANK", "", "rank, from Open MPI's mpirun"},

@@ -35,6 +35,16 @@ void check(std::string_view where, const at::Tensor& x, const Group& group) {
   raise<c10::ValueError>({where, "the tensor is undefined", "pass a tensor; at::empty({0}) is one without elements"});
 }
 
+void check_op(std::string_view where, const c10d::ReduceOp& op) {
+  if (op.op_ == RedOpType::PREMUL_SUM && !op.supplement_) {
+    raise<c10::ValueError>(
+        {where, "the reduction premul_sum has no factor", "make it with c10d::makePreMulSum(factor)"});
+  }
+  if (op.op_ < kReduceOpNames.size()) return;
+  const std::vector<std::string> known(kReduceOpNames.begin(), kReduceOpNames.begin() + kNumParsedOps);
+  raise<c10::ValueError>({where, "the reduction is unused", "pass one of " + c10::Join(", ", known)});
+}
+
 // `dim` counted from the front.
 int64_t checked_dim(std::string_view where, const char* name, const at::Tensor& x, int64_t dim) {
   if (x.dim() == 0) {
@@ -66,22 +76,22 @@ void check_output(std::string_view where, const at::Tensor& output, const at::Te
       output.is_contiguous() && x.is_contiguous()) {
     return;
   }
-  const std::string given = !output.defined() ? "undefined"
-                                              : c10::str(watch::describe_tensor(output),
-                                                         output.is_contiguous() ? "" : " (not contiguous)");
-  raise<c10::ValueError>({where,
-                          c10::str("the output is ", given, " for ", watch::describe_tensor(x),
-                                   x.is_contiguous() ? "" : " (not contiguous)"),
-                          c10::str("pass contiguous tensors of one dtype, the output with ", num_elements,
-                                   " elements")});
+  const std::string given =
+      !output.defined() ? "undefined"
+                        : c10::str(watch::describe_tensor(output), output.is_contiguous() ? "" : " (not contiguous)");
+  raise<c10::ValueError>(
+      {where,
+       c10::str("the output is ", given, " for ", watch::describe_tensor(x),
+                x.is_contiguous() ? "" : " (not contiguous)"),
+       c10::str("pass contiguous tensors of one dtype, the output with ", num_elements, " elements")});
 }
 
 void check_divisible(std::string_view where, const at::Tensor& x, const Group& group) {
   if (x.dim() > 0 && x.size(0) % group->getSize() == 0) return;
-  raise<c10::ValueError>({where,
-                          c10::str("dim 0 of ", watch::describe_tensor(x), " cannot be cut into ", group->getSize(),
-                                   " equal pieces"),
-                          "use the functional form, which takes uneven pieces"});
+  raise<c10::ValueError>(
+      {where,
+       c10::str("dim 0 of ", watch::describe_tensor(x), " cannot be cut into ", group->getSize(), " equal pieces"),
+       "use the functional form, which takes uneven pieces"});
 }
 
 std::vector<int64_t> checked_splits(const at::Tensor& x, int64_t dim, int num_ranks, std::vector<int64_t> sizes) {
@@ -99,6 +109,7 @@ std::vector<int64_t> checked_splits(const at::Tensor& x, int64_t dim, int num_ra
 
 at::Tensor all_reduce(const at::Tensor& x, const Group& group, const c10d::ReduceOp& op) {
   check("all_reduce", x, group);
+  check_op("all_reduce", op);
   return detail::ops::all_reduce(x, group, detail::share(op));
 }
 
@@ -110,6 +121,7 @@ at::Tensor all_gather(const at::Tensor& x, const Group& group, AllGatherOptions 
 
 at::Tensor reduce_scatter(const at::Tensor& x, const Group& group, ReduceScatterOptions options) {
   check("reduce_scatter", x, group);
+  check_op("reduce_scatter", options.op);
   const int64_t dim = checked_dim("reduce_scatter", "dim", x, options.dim);
   const std::vector<int64_t> sizes = detail::shard_sizes(x.size(dim), group->getSize());
   return detail::ops::reduce_scatter(x, group, dim, sizes, detail::share(options.op));
@@ -139,6 +151,7 @@ void all_gather_into(const at::Tensor& output, const at::Tensor& x, const Group&
 
 void reduce_scatter_into(const at::Tensor& output, const at::Tensor& x, const Group& group, const c10d::ReduceOp& op) {
   check("reduce_scatter_into", x, group);
+  check_op("reduce_scatter_into", op);
   check_divisible("reduce_scatter_into", x, group);
   check_output("reduce_scatter_into", output, x, x.numel() / group->getSize());
   detail::ops::reduce_scatter_into(output, x, group, detail::share(op));
@@ -153,6 +166,7 @@ void all_to_all_into(const at::Tensor& output, const at::Tensor& x, const Group&
 
 void all_reduce_(const at::Tensor& x, const Group& group, const c10d::ReduceOp& op) {
   check("all_reduce_", x, group);
+  check_op("all_reduce_", op);
   detail::ops::all_reduce_(x, group, detail::share(op));
 }
 

@@ -8,7 +8,6 @@
 #include <c10/util/StringUtil.h>
 
 namespace serried::watch {
-namespace {
 
 const char* kind_name(Kind kind) {
   switch (kind) {
@@ -27,6 +26,8 @@ const char* kind_name(Kind kind) {
   }
   return "?";
 }
+
+namespace {
 
 const char* op_name(uint8_t op) {
   static constexpr const char* kNames[] = {"sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum"};

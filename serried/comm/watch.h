@@ -56,6 +56,9 @@ uint64_t fingerprint(const Record& record);
 /// "#183 all_reduce f32[512,4] sum", "#7 broadcast i64[3] from rank 0", "#9 barrier"; "nothing yet" for Kind::none.
 std::string describe(const Record& record);
 
+/// "all_reduce"
+const char* kind_name(Kind kind);
+
 /// "f32", "bf16", "i64", "c64", "bool": how dtypes read in every message.
 std::string dtype_name(at::ScalarType dtype);
 

@@ -3,6 +3,8 @@
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include <csignal>
+
 namespace serried {
 namespace {
 
@@ -302,6 +304,54 @@ TEST(Gloo, DestructionLetsCollectivesUnderWayFinish) {
   Tensors x[2] = {{filled({100}, 1)}, {filled({100}, 2)}};
   expect_quiet(on_ranks(2, [&](int rank, const Group& group) { group->allreduce(x[rank]); }));
   for (const auto& tensors : x) expect_equal(tensors[0], filled({100}, 3));
+}
+
+TEST(Gloo, AClosedPeerIsAnErrorNotTheEndOfTheProcess) {
+  const auto handler_after = [](void (*before)(int)) {
+    std::signal(SIGPIPE, before);
+    expect_quiet(on_ranks(1, [](int, const Group&) {}));
+    return std::signal(SIGPIPE, SIG_IGN);
+  };
+  EXPECT_EQ(handler_after(SIG_DFL), SIG_IGN);
+  void (*own)(int) = [](int) {};
+  EXPECT_EQ(handler_after(own), own);
+}
+
+TEST(Gloo, WhatItCannotTakeIsRefusedAndTheGroupGoesOn) {
+  expect_quiet(on_ranks(2, [](int, const Group& group) {
+    const auto text = [&](const at::Tensor& x, c10d::ReduceOp op) {
+      try {
+        all_reduce(group, x, op);
+      } catch (const c10::ValueError& error) {
+        return std::string(error.what_without_backtrace());
+      }
+      return std::string("no ValueError");
+    };
+    using c10d::ReduceOp;
+    EXPECT_EQ(text(torch::ones({3, 4}).t(), ReduceOp::SUM),
+              "[all_reduce] f32[4,3] is not contiguous, and gloo takes memory as it lies\n"
+              "  fix: pass x.contiguous(), and copy back what the call writes into it");
+    EXPECT_EQ(text(torch::ones({3}, at::kInt), ReduceOp::AVG),
+              "[all_reduce] gloo has no avg of i32[3]\n"
+              "  fix: reduce with sum, then divide: serried::all_reduce does so");
+    EXPECT_EQ(text(torch::ones({3}, at::kShort), ReduceOp::SUM),
+              "[all_reduce] gloo has no sum of i16[3]\n  fix: convert it to i32 or f32, or use \"shm\"");
+    EXPECT_EQ(text(torch::ones({3}), ReduceOp::BAND),
+              "[all_reduce] gloo has no band of f32[3]\n  fix: use bitwise reductions on integers and bool");
+    EXPECT_EQ(text(torch::ones({3}), c10d::makePreMulSum(2.0)),
+              "[all_reduce] gloo has no premul_sum of f32[3]\n"
+              "  fix: multiply the tensor first, then reduce with sum");
+    Tensors shorts{torch::ones({3}, at::kShort)};
+    EXPECT_THROW(group->broadcast(shorts), c10::ValueError);
+    Tensors strided{torch::ones({3, 4}).t()};
+    EXPECT_THROW(group->broadcast(strided), c10::ValueError);
+    EXPECT_THROW(group->reduce(strided), c10::ValueError);
+    EXPECT_THROW(group->send(strided, 0, 0), c10::ValueError);
+    EXPECT_THROW(group->recv(strided, 0, 0), c10::ValueError);
+    auto x = filled({3}, 1);
+    all_reduce(group, x);
+    expect_equal(x, filled({3}, 2));
+  }));
 }
 
 }  // namespace

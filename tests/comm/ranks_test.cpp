@@ -151,15 +151,14 @@ void expect_abort_of(const testing::Setting& setting, const std::function<Group(
   const auto start = Clock::now();
   std::vector<Group> kept(setting.world_size);
   const auto run_it = [&] {
-    run_ranks(
-        setting.world_size,
-        [&](const Group& g) {
-          kept[g->getRank()] = make(g);
-          barrier(kept[g->getRank()]);
-          if (g->getRank() == 0) throw c10::IndexError("on purpose");
-          all_reduce_(at::ones({100}), kept[g->getRank()]);
-        },
-        {.backend = setting.backend, .timeout = std::chrono::seconds(20)});
+    run_ranks(setting.world_size,
+              [&](const Group& g) {
+                kept[g->getRank()] = make(g);
+                barrier(kept[g->getRank()]);
+                if (g->getRank() == 0) throw c10::IndexError("on purpose");
+                all_reduce_(at::ones({100}), kept[g->getRank()]);
+              },
+              {.backend = setting.backend, .timeout = std::chrono::seconds(20)});
   };
   EXPECT_EQ(error_text<c10::IndexError>(run_it), "rank 0: on purpose");
   EXPECT_LT(Clock::now() - start, std::chrono::seconds(10));
@@ -245,9 +244,8 @@ TEST(RunRanksErrors, ATimeoutIsABackendErrorThatNamesWhoIsMissing) {
     }
     given_up.count_down();
   };
-  const std::string text = error_text<c10::DistBackendError>([&] {
-    run_ranks(3, call, {.timeout = std::chrono::milliseconds(300)});
-  });
+  const std::string text =
+      error_text<c10::DistBackendError>([&] { run_ranks(3, call, {.timeout = std::chrono::milliseconds(300)}); });
   EXPECT_THAT(text, AllOf(StartsWith("rank "), HasSubstr("timed out after "), HasSubstr("rank 2")));
   EXPECT_GE(Clock::now() - start, std::chrono::milliseconds(300));
   EXPECT_LT(Clock::now() - start, std::chrono::seconds(5));

@@ -16,7 +16,7 @@ stand_in() {
 }
 # The tools that the script itself calls are passed on to the real ones.
 for tool in bash env dirname sort head mkdir rm mv touch; do stand_in $tool "exec $(command -v $tool) \"\$@\""; done
-for tool in ninja ccache clang-format g++ mpirun mpicxx; do stand_in $tool ''; done
+for tool in ninja ccache clang-format g++ objdump nm script mpirun mpicxx; do stand_in $tool ''; done
 stand_in sudo 'exit 1'
 stand_in cmake 'echo "cmake version 3.25.1"'
 stand_in id 'echo ${FAKE_UID:-1000}'

@@ -4,7 +4,6 @@
 #include <torch/torch.h>
 
 #include <cstdlib>
-#include <mutex>
 
 #include "serried/comm/backends/shm/shm.h"
 
@@ -13,19 +12,15 @@ namespace serried::testing {
 namespace {
 
 // Threads of one process reach everything directly; this makes them go the way that processes go.
-void register_staged_shm() {
-  register_backend("shm_staged", [](const FactoryArgs& args) {
-    FactoryArgs staged = args;
-    staged.options["always_stage"] = true;
-    return make_shm_group(staged);
-  });
+Group make_staged_group(const FactoryArgs& args) {
+  FactoryArgs staged = args;
+  staged.options["always_stage"] = true;
+  return make_shm_group(staged);
 }
 
 }  // namespace
 
 std::vector<Setting> settings(const std::vector<int>& world_sizes) {
-  static std::once_flag registered;
-  std::call_once(registered, register_staged_shm);
   std::vector<Setting> all;
   for (const char* backend : {"gloo", "shm", "shm_staged", "threads"}) {
     for (int world_size : world_sizes) all.push_back({backend, world_size});
@@ -35,6 +30,15 @@ std::vector<Setting> settings(const std::vector<int>& world_sizes) {
 
 std::string name_of(const ::testing::TestParamInfo<Setting>& info) {
   return info.param.backend + "_" + std::to_string(info.param.world_size);
+}
+
+// Known only while such a test runs: other tests look at the list of backends.
+void OnRanks::SetUp() {
+  if (is("shm_staged")) register_backend("shm_staged", make_staged_group);
+}
+
+void OnRanks::TearDown() {
+  if (is("shm_staged")) unregister_backend("shm_staged");
 }
 
 void OnRanks::on_ranks(const std::function<void(const Group&)>& fn) {

@@ -28,6 +28,9 @@ std::string name_of(const ::testing::TestParamInfo<Setting>& info);
 
 class OnRanks : public ::testing::TestWithParam<Setting> {
  protected:
+  void SetUp() override;
+  void TearDown() override;
+
   int world_size() const { return GetParam().world_size; }
   bool is(const std::string& backend) const { return GetParam().backend == backend; }
 

@@ -21,11 +21,18 @@ std::string device_list(const Group& group) {
   return names.empty() ? "none" : c10::Join(", ", names);
 }
 
+// Such a group has no name either: c10d keeps it in the backends.
+void check_has_backend(std::string_view where, const Group& group) {
+  if (group->hasBackends()) return;
+  raise<c10::ValueError>({where, "the group has no backend", "make the group with new_group"});
+}
+
 c10::intrusive_ptr<c10d::Backend> find_backend(std::string_view where, const Group& group, const at::Tensor& x) {
   if (x.layout() != at::kStrided) {
     raise<c10::NotImplementedError>({where, c10::str("the tensor is ", x.layout(), ", collectives take strided ones"),
                                      "pass x.to_dense(), or all-reduce it with group->allreduce"});
   }
+  check_has_backend(where, group);
   const at::DeviceType device = x.device().type();
   if (group->hasBackendForDeviceType(device)) return group->getBackend(device);
   raise<c10::ValueError>({where,
@@ -35,7 +42,8 @@ c10::intrusive_ptr<c10d::Backend> find_backend(std::string_view where, const Gro
 }
 
 // The group's own where it serves the CPU, else whatever it serves.
-c10::intrusive_ptr<c10d::Backend> any_backend(const Group& group) {
+c10::intrusive_ptr<c10d::Backend> any_backend(std::string_view where, const Group& group) {
+  check_has_backend(where, group);
   if (group->hasBackendForDeviceType(at::kCPU)) return group->getBackend(at::kCPU);
   return group->getDefaultBackend();
 }
@@ -67,6 +75,13 @@ at::Tensor carried_flat(const at::Tensor& x) {
 // Backends without complex numbers can add their parts.
 at::Tensor addable(const at::Tensor& x, RedOpType op) {
   return x.is_complex() && op == RedOpType::SUM ? at::view_as_real(x) : x;
+}
+
+// Not every backend has PREMUL_SUM, and multiply then sum is the same everywhere.
+void premultiply(const at::Tensor& x, const c10d::ReduceOp& op) {
+  const auto* factor = dynamic_cast<const c10d::PreMulSumSupplement*>(op.supplement_.get());
+  TORCH_INTERNAL_ASSERT(factor != nullptr, "premul_sum without a factor");
+  x.copy_(factor->tensor_factor.defined() ? x.mul(factor->tensor_factor) : x.mul(factor->double_factor));
 }
 
 void divide(const at::Tensor& x, int64_t count) {
@@ -102,7 +117,7 @@ Transport::Transport(std::string_view where, const Group& group, const at::Tenso
       direct_(x.is_cpu() ? dynamic_cast<DirectCollectives*>(backend_.get()) : nullptr) {}
 
 Transport::Transport(std::string_view where, const Group& group)
-    : where_(where), backend_(any_backend(group)), direct_(dynamic_cast<DirectCollectives*>(backend_.get())) {}
+    : where_(where), backend_(any_backend(where, group)), direct_(dynamic_cast<DirectCollectives*>(backend_.get())) {}
 
 template <class Start>
 void Transport::finish(Start start) const {
@@ -125,8 +140,10 @@ void Transport::all_reduce(const at::Tensor& input, const at::Tensor& output, co
   if (!output.is_same(input)) output.copy_(input);
   // Not every backend has AVG, and sum then divide is the same everywhere.
   const bool average = op.op_ == RedOpType::AVG;
+  const bool premultiplied = op.op_ == RedOpType::PREMUL_SUM;
+  if (premultiplied) premultiply(output, op);
   c10d::AllreduceOptions options;
-  options.reduceOp = average ? c10d::ReduceOp(RedOpType::SUM) : op;
+  options.reduceOp = average || premultiplied ? c10d::ReduceOp(RedOpType::SUM) : op;
   std::vector<at::Tensor> tensors{addable(output, options.reduceOp.op_)};
   finish([&] { return backend_->allreduce(tensors, options); });
   if (average) divide(output, backend_->getSize());

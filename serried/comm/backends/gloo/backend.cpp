@@ -126,8 +126,7 @@ WorkPtr GlooBackend::run(Plan plan, const Tensors& sent, const std::function<Wor
   check_sent(plan.record, sent);
   enter(plan);
   try {
-    return remember(
-        watch_collective(issue(), flights_, {plan.record, timeout_or(plan.timeout)}, std::move(epilogue)));
+    return remember(watch_collective(issue(), flights_, {plan.record, timeout_or(plan.timeout)}, std::move(epilogue)));
   } catch (...) {
     // gloo refused the arguments before it took a tag of its own: nothing was sent.
     flights_->board().leave(sequence_--);

@@ -32,6 +32,11 @@ void check_lists(bool fit, const char* call, const char* wanted) {
   raise<c10::ValueError>({call, "the lists of tensors do not fit", c10::str("pass ", wanted)});
 }
 
+// gloo would refuse these too, but only after this rank has told the others that it comes.
+bool fit_root(const TensorLists& lists, bool is_root, int size) {
+  return is_root ? lists.size() == 1 && int(lists.front().size()) == size : lists.empty();
+}
+
 void check_piece(const at::Tensor& piece, const at::Tensor& output) {
   if (piece.numel() == output.numel() && piece.scalar_type() == output.scalar_type()) return;
   raise<c10::ValueError>({"reduce_scatter",
@@ -85,6 +90,8 @@ WorkPtr GlooBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options
 }
 
 WorkPtr GlooBackend::allgather(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
+  check_lists(inputs.size() == 1 && fit_root(outputs, true, getSize()), "all_gather",
+              "one input, and one list of an output per rank");
   check_carried("all_gather", inputs);
   return run({record_of(Kind::all_gather, inputs), options.timeout, true}, inputs,
              [&] { return engine_->allgather(outputs, inputs, options); });
@@ -118,12 +125,16 @@ WorkPtr GlooBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& 
 }
 
 WorkPtr GlooBackend::gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& options) {
+  check_lists(inputs.size() == 1 && fit_root(outputs, options.rootRank == getRank(), getSize()), "gather",
+              "one input, and at the root alone one list of an output per rank");
   check_carried("gather", inputs);
   return run({record_of(Kind::gather, inputs, options.rootRank), options.timeout, true}, inputs,
              [&] { return engine_->gather(outputs, inputs, options); });
 }
 
 WorkPtr GlooBackend::scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& options) {
+  check_lists(outputs.size() == 1 && fit_root(inputs, options.rootRank == getRank(), getSize()), "scatter",
+              "one output, and at the root alone one list of an input per rank");
   check_memory("scatter", outputs);
   check_memory("scatter", first_list(inputs));
   check_carried("scatter", outputs);
@@ -196,6 +207,8 @@ WorkPtr GlooBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::v
 }
 
 WorkPtr GlooBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
+  check_lists(int(inputs.size()) == getSize() && int(outputs.size()) == getSize(), "all_to_all",
+              "an input and an output per rank");
   check_carried("all_to_all", inputs);
   return run({record_of(Kind::all_to_all, inputs), options.timeout}, inputs,
              [&] { return engine_->alltoall(outputs, inputs, options); });

@@ -54,14 +54,15 @@ void check_memory(std::string_view where, const std::vector<at::Tensor>& tensors
   for (const at::Tensor& x : tensors) {
     if (!x.defined() || x.layout() != at::kStrided) continue;  // for gloo's own checks
     if (!x.is_contiguous()) {
-      raise<c10::ValueError>({where,
-                              c10::str(watch::describe_tensor(x), " is not contiguous, and gloo takes memory as it lies"),
-                              "pass x.contiguous(), and copy back what the call writes into it"});
+      raise<c10::ValueError>(
+          {where, c10::str(watch::describe_tensor(x), " is not contiguous, and gloo takes memory as it lies"),
+           "pass x.contiguous(), and copy back what the call writes into it"});
     }
     if (!x.is_conj() && !x.is_neg()) continue;
     raise<c10::ValueError>({where,
-                            c10::str(watch::describe_tensor(x), " is a lazy conjugate or negative, and gloo takes memory "
-                                                                "as it lies"),
+                            c10::str(watch::describe_tensor(x),
+                                     " is a lazy conjugate or negative, and gloo takes memory "
+                                     "as it lies"),
                             "pass x.resolve_conj().resolve_neg()"});
   }
 }
@@ -80,7 +81,8 @@ void check_reduction(std::string_view where, const std::vector<at::Tensor>& tens
     if (!x.defined()) continue;
     const at::ScalarType dtype = x.scalar_type();
     const char* instead = instead_of(op.op_, dtype);
-    if (!instead && !is_carried(dtype) && !at::isComplexType(dtype)) instead = "convert it to i32 or f32, or use \"shm\"";
+    if (!instead && !is_carried(dtype) && !at::isComplexType(dtype))
+      instead = "convert it to i32 or f32, or use \"shm\"";
     if (!instead) continue;
     raise<c10::ValueError>(
         {where, c10::str("gloo has no ", op_name(op.op_), " of ", watch::describe_tensor(x)), instead});

@@ -62,11 +62,15 @@ c10::intrusive_ptr<c10::ivalue::Future> CollectiveWork::getFuture() {
 
 std::vector<at::Tensor> CollectiveWork::result() { return task_.outputs; }
 
-void CollectiveWork::finish_with(std::exception_ptr error) {
+void CollectiveWork::mark_done(std::exception_ptr error) {
   task_.keep_alive.clear();
   task_.after = nullptr;
   task_.program = nullptr;
   finish(error);
+}
+
+/// Callbacks of the future run here, without any lock of ours and with the engine free: they may use the group.
+void CollectiveWork::call_back() {
   c10::intrusive_ptr<c10::ivalue::Future> future;
   std::shared_ptr<Driver> driver;
   {
@@ -75,9 +79,8 @@ void CollectiveWork::finish_with(std::exception_ptr error) {
     future = future_;
     driver.swap(driver_);
   }
-  // Callbacks run here, without any lock of ours.
   if (!future) return;
-  if (error) future->setError(error);
+  if (exception_) future->setError(exception_);
   else future->markCompleted(c10::IValue(task_.outputs));
 }
 
@@ -96,9 +99,10 @@ void Driver::issue(const c10::intrusive_ptr<CollectiveWork>& work, Now now) {
   if (now == Now::always) {
     take_turn(lock);
     lock.unlock();
-    work->finish_with(execute(*engine_, *work));
+    work->mark_done(execute(*engine_, *work));
     lock.lock();
-    return end_turn(lock);
+    end_turn(lock);
+    return work->call_back();
   }
   if (now == Now::if_peers_are_there && !busy_ && queue_.empty()) return try_now(work, lock);
   queue_.push_back(work);
@@ -123,16 +127,17 @@ void Driver::try_now(const c10::intrusive_ptr<CollectiveWork>& work, Lock& lock)
     error = std::current_exception();
   }
   if (due) error = execute(*engine_, *work);
-  if (due || error) work->finish_with(error);
+  if (due || error) work->mark_done(error);
   lock.lock();
   if (!due && !error) queue_.push_front(work);
   end_turn(lock);
+  if (due || error) work->call_back();
 }
 
 std::exception_ptr Driver::execute(Engine& engine, CollectiveWork& work) {
   Task& task = work.task_;
   try {
-    trace::Span span("collective", "comm");
+    trace::Span span(task.program ? "coalesced" : watch::kind_name(task.op.record.kind), "comm");
     if (task.program) {
       task.program(engine);
     } else {
@@ -173,12 +178,12 @@ void Driver::run_front(Lock& lock) {
   queue_.pop_front();
   busy_ = true;
   lock.unlock();
-  const std::exception_ptr error = execute(*engine_, *work);
+  work->mark_done(execute(*engine_, *work));
   lock.lock();
   busy_ = false;
   lock.unlock();
   changed_.notify_all();
-  work->finish_with(error);
+  work->call_back();
   lock.lock();
 }
 

@@ -42,7 +42,8 @@ class CollectiveWork : public c10d::Work {
 
  private:
   friend class Driver;
-  void finish_with(std::exception_ptr error);
+  void mark_done(std::exception_ptr error);
+  void call_back();
 
   Task task_;
   const uint64_t sequence_;
