@@ -14,7 +14,7 @@ say() { printf '\n== %s\n' "$*"; }
 
 bench_comm() {
   say "comm: 2 ranks beside Open MPI and Gloo (a few minutes)"
-  mpirun --oversubscribe -n 2 "$build/benchmarks/bench_comm" "$results"
+  mpirun -n 2 "$build/benchmarks/bench_comm" "$results"
   say "comm: 4 ranks"
   mpirun --oversubscribe -n 4 "$build/benchmarks/bench_comm" "$results"
 }

@@ -163,10 +163,9 @@ void all_gather(Bench& bench, long bytes) {
   compare(bench, "all_gather", bytes,
           {{"", &bench.input, [&] { serried::all_gather_into(out, in, bench.shm); }},
            {"mpi", &bench.input,
-            [&] {
-              MPI_Allgather(in.data_ptr(), part, MPI_FLOAT, out.data_ptr(), part, MPI_FLOAT, MPI_COMM_WORLD);
-            }},
-           {"gloo", &bench.input, [&] { bench.gloo->all_gather_single(out, in, blocking<c10d::AllgatherOptions>())->wait(); }}},
+            [&] { MPI_Allgather(in.data_ptr(), part, MPI_FLOAT, out.data_ptr(), part, MPI_FLOAT, MPI_COMM_WORLD); }},
+           {"gloo", &bench.input,
+            [&] { bench.gloo->all_gather_single(out, in, blocking<c10d::AllgatherOptions>())->wait(); }}},
           {1.0});
 }
 
@@ -177,10 +176,9 @@ void reduce_scatter(Bench& bench, long bytes) {
   compare(bench, "reduce_scatter", bytes,
           {{"", &bench.input, [&] { serried::reduce_scatter_into(out, in, bench.shm); }},
            {"mpi", &bench.input,
-            [&] {
-              MPI_Reduce_scatter_block(in.data_ptr(), out.data_ptr(), part, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
-            }},
-           {"gloo", &bench.input, [&] { bench.gloo->reduce_scatter_single(out, in, blocking<c10d::ReduceScatterOptions>())->wait(); }}},
+            [&] { MPI_Reduce_scatter_block(in.data_ptr(), out.data_ptr(), part, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD); }},
+           {"gloo", &bench.input,
+            [&] { bench.gloo->reduce_scatter_single(out, in, blocking<c10d::ReduceScatterOptions>())->wait(); }}},
           {1.0});
 }
 
@@ -204,7 +202,8 @@ void all_to_all(Bench& bench, long bytes) {
           {{"", &bench.input, [&] { serried::all_to_all_into(out, in, bench.shm); }},
            {"mpi", &bench.input,
             [&] { MPI_Alltoall(in.data_ptr(), part, MPI_FLOAT, out.data_ptr(), part, MPI_FLOAT, MPI_COMM_WORLD); }},
-           {"gloo", &bench.input, [&] { bench.gloo->all_to_all_single(out, in, equal, equal, blocking<c10d::AllToAllOptions>())->wait(); }}},
+           {"gloo", &bench.input,
+            [&] { bench.gloo->all_to_all_single(out, in, equal, equal, blocking<c10d::AllToAllOptions>())->wait(); }}},
           {1.0});
 }
 

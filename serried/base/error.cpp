@@ -46,6 +46,8 @@ ThreadRankLabel::ThreadRankLabel(RankLabel label) : previous_(thread_label) {
   thread_label = label;
 }
 
-ThreadRankLabel::~ThreadRankLabel() { thread_label = previous_; }
+ThreadRankLabel::~ThreadRankLabel() {
+  thread_label = previous_;
+}
 
 }  // namespace serried

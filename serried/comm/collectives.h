@@ -23,7 +23,8 @@ struct ReduceScatterOptions {
 struct AllToAllOptions {
   int64_t split_dim = 0;
   int64_t concat_dim = 0;
-  std::vector<int64_t> split_sizes;  // per peer along split_dim; empty: cut like Shard, last ranks smaller or empty
+  std::vector<int64_t> split_sizes =
+      {};  // per peer along split_dim; empty: cut like Shard, last ranks smaller or empty
 };
 
 struct BroadcastOptions {

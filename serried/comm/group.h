@@ -26,10 +26,11 @@ struct GroupOptions {
   std::chrono::milliseconds timeout = default_timeout();
   at::Device device = at::kCPU;
   std::string init_method = "env://";
-  c10::intrusive_ptr<c10d::Store> store;  // explicit: then rank and world_size are needed and init_method is unused
+  c10::intrusive_ptr<c10d::Store> store =
+      {};  // explicit: then rank and world_size are needed and init_method is unused
   int rank = -1;
   int world_size = -1;
-  BackendOptions backend_options;
+  BackendOptions backend_options = {};
 };
 
 /// A group that spans all ranks of the rendezvous. Every rank calls it, in the same order as its other groups;

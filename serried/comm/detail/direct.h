@@ -6,8 +6,8 @@
 
 namespace serried::detail {
 
-/// Mixed into a c10d::Backend; found by dynamic_cast. Each call blocks until this rank may use its output and reuse its input.
-/// Tensors are contiguous and on the CPU; every rank calls the same thing.
+/// Mixed into a c10d::Backend; found by dynamic_cast. Each call blocks until this rank may use its output and reuse its
+/// input. Tensors are contiguous and on the CPU; every rank calls the same thing.
 class DirectCollectives {
  public:
   virtual ~DirectCollectives() = default;

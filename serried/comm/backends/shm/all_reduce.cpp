@@ -121,7 +121,8 @@ void Engine::reduce_in_chunks(Op& op) {
     for (int peer = 0; peer < n; ++peer) {
       const Offer& offer = offer_of(peer, op);
       const char* contribution = segment_.stage(peer, int(chunk & 1));
-      if (peer == rank_) contribution = op.input + begin * op.element_bytes;
+      if (peer == rank_)
+        contribution = op.input + begin * op.element_bytes;
       else if ((offer.flags & kInPlace) != 0) {
         contribution = memory_.resolve(peer, offer.address) + begin * op.element_bytes;
       }

@@ -82,7 +82,9 @@ void ShmBackend::abort() {
   detail::abandon(args_.store);
 }
 
-void ShmBackend::shutdown() { close(); }
+void ShmBackend::shutdown() {
+  close();
+}
 
 c10d::ErrorType ShmBackend::getError() {
   return driver_->engine().sync().aborted() ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::SUCCESS;
@@ -103,7 +105,8 @@ at::Tensor ShmBackend::allocateTensor(long size, at::TensorOptions options) {
          "raise SERRIED_SHM_HEAP_MB, or release tensors of this group"});
   }
   char* data = driver_->engine().segment().heap(rank_) + offset;
-  return at::from_blob(data, {size}, [heap = heap_, driver = driver_, offset](void*) { heap->release(offset); }, options);
+  return at::from_blob(
+      data, {size}, [heap = heap_, driver = driver_, offset](void*) { heap->release(offset); }, options);
 }
 
 void ShmBackend::check_nan(const at::Tensor& sent, const char* op) const {
@@ -169,6 +172,8 @@ void ShmBackend::direct_broadcast(const at::Tensor& tensor, int root) {
   run_now(broadcast_op(tensor, root, place()));
 }
 
-void ShmBackend::direct_barrier() { run_now(barrier_op()); }
+void ShmBackend::direct_barrier() {
+  run_now(barrier_op());
+}
 
 }  // namespace serried::shm

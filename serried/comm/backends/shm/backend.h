@@ -93,7 +93,8 @@ class ShmBackend : public c10d::Backend, public detail::DirectCollectives, publi
 
   bool supportsTensorAlloc(c10::DeviceIndex) override { return true; }
 
-  /// A tensor of `size` elements in the symmetric heap: collectives on such tensors copy nothing. It outlives the group.
+  /// A tensor of `size` elements in the symmetric heap: collectives on such tensors copy nothing. It outlives the
+  /// group.
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
 
   void direct_all_reduce(const at::Tensor& input, const at::Tensor& output, const c10d::ReduceOp& op) override;

@@ -20,7 +20,9 @@ constexpr int64_t kTryNowBytes = 64 << 10;
 // Coalesced tensors that together fit are reduced as one.
 constexpr int64_t kFlattenBytes = 1 << 20;
 
-int64_t bytes_of(const Op& op) { return op.kind == Op::Kind::all_reduce ? op.count * op.element_bytes : op.offers.bytes; }
+int64_t bytes_of(const Op& op) {
+  return op.kind == Op::Kind::all_reduce ? op.count * op.element_bytes : op.offers.bytes;
+}
 
 /// What is reduced, and with what: PREMUL_SUM is a sum of scaled inputs.
 struct Contribution {
@@ -50,9 +52,9 @@ void check_numel(std::string_view where, const at::Tensor& tensor, int64_t expec
 WorkPtr ShmBackend::issue(OpType type, Task task, CallOptions options) {
   task.op.timeout = timeout_or_default(options.timeout);
   // Nobody else needs the thread of a caller that waits at once.
-  const auto now = !options.async                                            ? Driver::Now::always
+  const auto now = !options.async                                       ? Driver::Now::always
                    : !task.program && bytes_of(task.op) <= kTryNowBytes ? Driver::Now::if_peers_are_there
-                                                                             : Driver::Now::no;
+                                                                        : Driver::Now::no;
   auto work = c10::make_intrusive<CollectiveWork>(rank_, type, driver_->num_issued() + 1, std::move(task), driver_);
   driver_->issue(work, now);
   return remember(work);
@@ -68,8 +70,8 @@ WorkPtr ShmBackend::issue_program(OpType type, Task task, std::vector<Op> ops, C
 
 void ShmBackend::check_root(std::string_view where, int64_t root) const {
   if (root >= 0 && root < size_) return;
-  raise<c10::ValueError>({where, c10::str("rank ", root, " is not in a group of ", size_),
-                          c10::str("pass a rank from 0 to ", size_ - 1)});
+  raise<c10::ValueError>(
+      {where, c10::str("rank ", root, " is not in a group of ", size_), c10::str("pass a rank from 0 to ", size_ - 1)});
 }
 
 WorkPtr ShmBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
@@ -291,7 +293,8 @@ WorkPtr ShmBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& i
   }
   task.outputs = outputs;
   if (ops.size() != 1) {
-    return issue_program(OpType::REDUCE_SCATTER_TENSOR_COALESCED, std::move(task), std::move(ops), call_options(options));
+    return issue_program(OpType::REDUCE_SCATTER_TENSOR_COALESCED, std::move(task), std::move(ops),
+                         call_options(options));
   }
   task.op = std::move(ops.front());
   return issue(OpType::_REDUCE_SCATTER_BASE, std::move(task), call_options(options));

@@ -35,8 +35,10 @@ class TransferWork : public c10d::Work {
       tensor_.copy_(dense_);
     }
     finish(error);
-    if (error) future_->setError(error);
-    else future_->markCompleted(c10::IValue(std::vector<at::Tensor>{tensor_}));
+    if (error)
+      future_->setError(error);
+    else
+      future_->markCompleted(c10::IValue(std::vector<at::Tensor>{tensor_}));
   }
 
  private:

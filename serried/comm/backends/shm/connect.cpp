@@ -36,10 +36,11 @@ struct Card {
 void check_neighbours(const ConnectArgs& args, const std::vector<Card>& cards) {
   for (int rank = 0; rank < args.world_size; ++rank) {
     if (cards[rank].host != cards[args.rank].host) {
-      raise<c10::DistBackendError>({args.backend,
-                                    c10::str("rank ", rank, " runs on another host, or in another container, than rank ",
-                                             args.rank, " (", cards[rank].host, " and ", cards[args.rank].host, ")"),
-                                    "use new_group(\"gloo\") across hosts"});
+      raise<c10::DistBackendError>(
+          {args.backend,
+           c10::str("rank ", rank, " runs on another host, or in another container, than rank ", args.rank, " (",
+                    cards[rank].host, " and ", cards[args.rank].host, ")"),
+           "use new_group(\"gloo\") across hosts"});
     }
     if (args.one_process && cards[rank].pid != cards[args.rank].pid) {
       raise<c10::ValueError>({args.backend,
@@ -81,7 +82,8 @@ std::unique_ptr<Engine> connect(const ConnectArgs& args) {
     raise<c10::DistBackendError>({args.backend, c10::str("rank ", rank, " cannot share memory: ", failures[rank]), ""});
   }
   segment->close_fd();
-  auto engine = std::make_unique<Engine>(std::move(*segment), args.rank, WaitPolicy::for_ranks(args.world_size), args.always_stage);
+  auto engine = std::make_unique<Engine>(std::move(*segment), args.rank, WaitPolicy::for_ranks(args.world_size),
+                                         args.always_stage);
   engine->meet(args.timeout);
   return engine;
 }

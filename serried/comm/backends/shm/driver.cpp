@@ -55,12 +55,16 @@ c10::intrusive_ptr<c10::ivalue::Future> CollectiveWork::getFuture() {
   if (future_) return future_;
   future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
   if (!done_) return future_;
-  if (exception_) future_->setError(exception_);
-  else future_->markCompleted(c10::IValue(task_.outputs));
+  if (exception_)
+    future_->setError(exception_);
+  else
+    future_->markCompleted(c10::IValue(task_.outputs));
   return future_;
 }
 
-std::vector<at::Tensor> CollectiveWork::result() { return task_.outputs; }
+std::vector<at::Tensor> CollectiveWork::result() {
+  return task_.outputs;
+}
 
 void CollectiveWork::mark_done(std::exception_ptr error) {
   task_.keep_alive.clear();
@@ -80,8 +84,10 @@ void CollectiveWork::call_back() {
     driver.swap(driver_);
   }
   if (!future) return;
-  if (exception_) future->setError(exception_);
-  else future->markCompleted(c10::IValue(task_.outputs));
+  if (exception_)
+    future->setError(exception_);
+  else
+    future->markCompleted(c10::IValue(task_.outputs));
 }
 
 Driver::Driver(std::unique_ptr<Engine> engine) : engine_(std::move(engine)) {}
@@ -89,8 +95,10 @@ Driver::Driver(std::unique_ptr<Engine> engine) : engine_(std::move(engine)) {}
 Driver::~Driver() {
   // The last owner may be a work that the thread itself has just finished.
   if (!thread_.joinable()) return;
-  if (thread_.get_id() == std::this_thread::get_id()) thread_.detach();
-  else thread_.join();
+  if (thread_.get_id() == std::this_thread::get_id())
+    thread_.detach();
+  else
+    thread_.join();
 }
 
 void Driver::issue(const c10::intrusive_ptr<CollectiveWork>& work, Now now) {

@@ -17,7 +17,8 @@ namespace serried::shm {
 
 class Driver;
 
-/// What a Work does: one Op, or a program of several that is run as one. `after` puts results where the caller wants them.
+/// What a Work does: one Op, or a program of several that is run as one. `after` puts results where the caller wants
+/// them.
 struct Task {
   Op op;
   std::function<void(Engine&)> program;  // instead of op

@@ -89,7 +89,8 @@ bool Engine::any_offer_has(uint32_t flag, const Op& op) const {
 }
 
 void Engine::finish_round_trip(const Op& op) {
-  // Slots have two parities, so their writer may go on; whatever peers read in place may not change before all are done.
+  // Slots have two parities, so their writer may go on; whatever peers read in place may not change before all are
+  // done.
   if (!any_offer_has(kInPlace | kInStage, op)) return;
   sync_.post();
   sync_.wait_all();

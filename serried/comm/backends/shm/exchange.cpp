@@ -24,8 +24,10 @@ void Engine::arrive_with_pieces(Op& op) {
   const Pieces& offers = op.offers;
   const int n = world_size();
   int64_t total = 0;
-  if (same_for_all(offers)) total = offers.bytes;
-  else for (int peer = 0; peer < n; ++peer) total += offers.at(peer).bytes;
+  if (same_for_all(offers))
+    total = offers.bytes;
+  else
+    for (int peer = 0; peer < n; ++peer) total += offers.at(peer).bytes;
   if (total <= SegmentShape::kSlotBytes) return copy_to_slot(op);
 
   bool reachable = true;

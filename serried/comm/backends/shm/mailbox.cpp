@@ -175,8 +175,10 @@ bool Mailbox::begin_message(int source, Done& done) {
   std::shared_ptr<Transfer> receive = match(source, message.header);
   // A receive that does not fit gets its error when the message is whole: the stream must stay readable.
   const bool fits = receive && receive->bytes == message.header.bytes && receive->dtype == message.header.dtype;
-  if (fits) message.target = receive;
-  else message.kept.resize(size_t(message.header.bytes));
+  if (fits)
+    message.target = receive;
+  else
+    message.kept.resize(size_t(message.header.bytes));
   incoming_[source] = std::move(message);
   if (receive && !fits) {
     deliver(*incoming_[source], source, receive, done);
@@ -191,8 +193,10 @@ void Mailbox::finish_message(int source, Incoming& message, Done& done) {
     done.push_back(message.target);
   } else if (!message.unwanted) {
     // Somebody may have asked for it while it was coming in.
-    if (std::shared_ptr<Transfer> receive = match(source, message.header)) deliver(message, source, receive, done);
-    else kept_[source].push_back(std::move(message));
+    if (std::shared_ptr<Transfer> receive = match(source, message.header))
+      deliver(message, source, receive, done);
+    else
+      kept_[source].push_back(std::move(message));
   }
   incoming_[source].reset();
 }
@@ -277,9 +281,11 @@ Mailbox::Done Mailbox::check_health() {
       why = c10::str("rank ", transfer.peer, " is gone (it died or left the group) while rank ", rank_, " was in ",
                      transfer.what);
     };
-    for (const auto& queue : sends_) for (const auto& send : queue) look(*send);
+    for (const auto& queue : sends_)
+      for (const auto& send : queue) look(*send);
     for (const auto& receive : receives_) look(*receive);
-    for (const auto& message : incoming_) if (message && message->target) look(*message->target);
+    for (const auto& message : incoming_)
+      if (message && message->target) look(*message->target);
   }
   if (why.empty()) return {};
   sync_.abort(why);

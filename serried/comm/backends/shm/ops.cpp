@@ -39,7 +39,9 @@ Pieces one_each(at::TensorList tensors) {
 }
 
 /// No piece from any peer: an exchange in which this rank only gives.
-Pieces nothing(Place place) { return {.base = nullptr, .stride = 0, .bytes = 0, .list = {}, .only = place.rank}; }
+Pieces nothing(Place place) {
+  return {.base = nullptr, .stride = 0, .bytes = 0, .list = {}, .only = place.rank};
+}
 
 Op reduction(Op::Kind kind, const watch::Record& record, const at::Tensor& result, RedOpType op) {
   Op made;
@@ -64,8 +66,9 @@ Op exchange(const watch::Record& record, Pieces offers, Pieces sinks) {
 
 ReduceKernel require_kernel(std::string_view where, at::ScalarType dtype, RedOpType op) {
   if (ReduceKernel kernel = find_reduce_kernel(dtype, op)) return kernel;
-  raise<c10::ValueError>({where, c10::str("op ", to_string(op), " has no meaning for dtype ", watch::dtype_name(dtype)),
-                          "bitwise ops take integers and bool; min and max take no complex numbers; avg takes no bool"});
+  raise<c10::ValueError>(
+      {where, c10::str("op ", to_string(op), " has no meaning for dtype ", watch::dtype_name(dtype)),
+       "bitwise ops take integers and bool; min and max take no complex numbers; avg takes no bool"});
 }
 
 Op all_reduce_op(const at::Tensor& input, const at::Tensor& output, RedOpType op) {

@@ -54,7 +54,8 @@ void futex_wake_all(std::atomic<uint32_t>& word) {
 
 WaitPolicy WaitPolicy::for_ranks(int num_ranks) {
   // A small subgroup still shares the cores with the other ranks of the host.
-  const int busy = std::max({num_ranks, int(env::maybe_integer("LOCAL_WORLD_SIZE").value_or(0)), rank_label().world_size});
+  const int busy =
+      std::max({num_ranks, int(env::maybe_integer("LOCAL_WORLD_SIZE").value_or(0)), rank_label().world_size});
   if (busy <= usable_cores()) return {.spins = 1000, .yields = 1000, .spins_per_yield = 20};
   return {.spins = 50, .yields = 20, .spins_per_yield = 0};
 }
@@ -71,7 +72,6 @@ PhaseSync::~PhaseSync() {
 void PhaseSync::meet(milliseconds timeout) {
   timeout_ = timeout;
   segment_.info(rank_).pid.store(getpid());
-  segment_.header().attached.fetch_add(1);
   post();
   wait_all();
   for (int peer = 0; peer < segment_.world_size(); ++peer) {

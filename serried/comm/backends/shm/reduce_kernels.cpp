@@ -37,9 +37,12 @@ struct Accumulator<c10::BFloat16> {
 struct Sum {
   template <class A>
   static A apply(A a, A b) {
-    if constexpr (std::is_same_v<A, bool>) return a || b;
-    else if constexpr (std::is_integral_v<A>) return A(std::make_unsigned_t<A>(a) + std::make_unsigned_t<A>(b));
-    else return a + b;
+    if constexpr (std::is_same_v<A, bool>)
+      return a || b;
+    else if constexpr (std::is_integral_v<A>)
+      return A(std::make_unsigned_t<A>(a) + std::make_unsigned_t<A>(b));
+    else
+      return a + b;
   }
 };
 struct Product {
@@ -47,8 +50,10 @@ struct Product {
   static A apply(A a, A b) {
     if constexpr (std::is_same_v<A, bool>) return a && b;
     // 64 bits first: short unsigned types promote to int, whose overflow is undefined.
-    else if constexpr (std::is_integral_v<A>) return A(uint64_t(a) * uint64_t(b));
-    else return a * b;
+    else if constexpr (std::is_integral_v<A>)
+      return A(uint64_t(a) * uint64_t(b));
+    else
+      return a * b;
   }
 };
 // A NaN on any rank is the result on every rank: a comparison alone would keep or drop it by rank order.
@@ -85,8 +90,10 @@ struct Xor {
 
 template <class A>
 A divide(A value, int by) {
-  if constexpr (is_complex<A>) return value / typename A::value_type(by);
-  else return A(value / A(by));
+  if constexpr (is_complex<A>)
+    return value / typename A::value_type(by);
+  else
+    return A(value / A(by));
 }
 
 template <class T, class F, bool kAverage>
@@ -94,8 +101,10 @@ void reduce(void* out_bytes, const void* const* sources, int num_sources, int64_
   using A = typename Accumulator<T>::type;
   T* out = static_cast<T*>(out_bytes);
   const auto finish = [num_sources](A value) {
-    if constexpr (kAverage) return T(divide(value, num_sources));
-    else return T(value);
+    if constexpr (kAverage)
+      return T(divide(value, num_sources));
+    else
+      return T(value);
   };
   if (num_sources == 2) {
     const T* a = static_cast<const T*>(sources[0]);

@@ -54,9 +54,9 @@ Segment Segment::create(const SegmentShape& shape) {
   const int fd = memfd_create("serried", MFD_CLOEXEC);
   Segment segment(shape, fd);
   if (fd < 0 || ftruncate(fd, segment.offsets_.total) != 0) {
-    raise<c10::DistBackendError>({"shm", c10::str("cannot make ", segment.offsets_.total, " bytes of shared memory: ",
-                                                  std::strerror(errno)),
-                                  "lower SERRIED_SHM_HEAP_MB, or use new_group(\"gloo\")"});
+    raise<c10::DistBackendError>(
+        {"shm", c10::str("cannot make ", segment.offsets_.total, " bytes of shared memory: ", std::strerror(errno)),
+         "lower SERRIED_SHM_HEAP_MB, or use new_group(\"gloo\")"});
   }
   segment.map();
   return segment;
@@ -66,9 +66,9 @@ Segment Segment::attach(const SegmentShape& shape, int pid, int fd) {
   const std::string path = c10::str("/proc/", pid, "/fd/", fd);
   Segment segment(shape, open(path.c_str(), O_RDWR | O_CLOEXEC));
   if (segment.fd_ < 0) {
-    raise<c10::DistBackendError>({"shm", c10::str("cannot open the shared memory of rank 0 (", path, "): ",
-                                                  std::strerror(errno)),
-                                  "let the ranks share a user and a pid namespace, or use new_group(\"gloo\")"});
+    raise<c10::DistBackendError>(
+        {"shm", c10::str("cannot open the shared memory of rank 0 (", path, "): ", std::strerror(errno)),
+         "let the ranks share a user and a pid namespace, or use new_group(\"gloo\")"});
   }
   segment.map();
   return segment;

@@ -29,13 +29,12 @@ struct alignas(128) RankLine {
 /// Read only when something has gone wrong.
 struct alignas(128) RankInfo {
   std::atomic<int32_t> pid;
-  std::atomic<uint32_t> left;      // the rank has closed the group in order
-  std::atomic<uint64_t> newest;    // sequence of the newest record
+  std::atomic<uint32_t> left;    // the rank has closed the group in order
+  std::atomic<uint64_t> newest;  // sequence of the newest record
   std::array<watch::Record, 2> records;
 };
 
 struct Header {
-  std::atomic<uint32_t> attached;
   std::atomic<uint32_t> aborted;  // sticky; set by the first rank that gives up
   std::atomic<uint32_t> reason_taken;
   std::atomic<uint32_t> reason_ready;
@@ -67,7 +66,7 @@ struct SegmentShape {
   int world_size = 1;
   int64_t heap_bytes = 0;
 
-  static constexpr int64_t kSlotBytes = 64 << 10;   // small messages
+  static constexpr int64_t kSlotBytes = 64 << 10;    // small messages
   static constexpr int64_t kStageBytes = 256 << 10;  // one chunk of a large one
 };
 

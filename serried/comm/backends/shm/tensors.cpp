@@ -41,16 +41,15 @@ const at::Tensor& only(std::string_view where, const std::vector<at::Tensor>& te
 
 void check_dtype(std::string_view where, const at::Tensor& tensor, const at::Tensor& like) {
   if (tensor.scalar_type() == like.scalar_type()) return;
-  raise<c10::ValueError>({where,
-                          c10::str("dtypes differ: ", watch::describe_tensor(tensor), " and ",
-                                   watch::describe_tensor(like)),
-                          "use one dtype for inputs and outputs"});
+  raise<c10::ValueError>(
+      {where, c10::str("dtypes differ: ", watch::describe_tensor(tensor), " and ", watch::describe_tensor(like)),
+       "use one dtype for inputs and outputs"});
 }
 
 void check_count(std::string_view where, std::string_view what, int64_t count, int64_t expected) {
   if (count == expected) return;
-  raise<c10::ValueError>({where, c10::str("got ", count, " ", what, ", expected ", expected),
-                          c10::str("pass ", expected, " ", what)});
+  raise<c10::ValueError>(
+      {where, c10::str("got ", count, " ", what, ", expected ", expected), c10::str("pass ", expected, " ", what)});
 }
 
 at::Tensor premultiplied(const at::Tensor& input, const c10d::ReduceOp& op) {

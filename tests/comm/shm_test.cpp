@@ -1,0 +1,266 @@
+// What is particular to the shm backend: its heap, its kernels, its point to point, its ends.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <latch>
+
+#include "serried/comm/backends/shm/heap.h"
+#include "serried/comm/backends/shm/reduce_kernels.h"
+#include "serried/comm/collectives.h"
+#include "serried/comm/ranks.h"
+#include "tests/support/close.h"
+#include "tests/support/errors.h"
+#include "tests/support/on_ranks.h"
+
+namespace serried {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::expect_equal;
+using ::testing::HasSubstr;
+using testing::sample;
+
+const RunRanksOptions kShm{.backend = "shm", .timeout = 20s};
+
+at::Tensor in_heap(const Group& group, const at::Tensor& values) {
+  const at::Tensor tensor = group->getBackend(at::kCPU)->allocateTensor(values.numel(), values.options());
+  tensor.copy_(values.view({-1}));
+  return tensor.view(values.sizes());
+}
+
+at::Tensor sum_of_samples(at::IntArrayRef sizes, int num_ranks) {
+  at::Tensor sum = sample(sizes, 0);
+  for (int rank = 1; rank < num_ranks; ++rank) sum = sum + sample(sizes, rank);
+  return sum;
+}
+
+TEST(ShmHeap, BlocksAreAlignedAndMergedWhenFree) {
+  shm::Heap heap(1024);
+  const int64_t a = heap.allocate(1);
+  const int64_t b = heap.allocate(100);
+  const int64_t c = heap.allocate(64);
+  EXPECT_EQ(a % 64, 0);
+  EXPECT_EQ(b % 64, 0);
+  EXPECT_EQ(heap.bytes_in_use(), 64 + 128 + 64);
+  EXPECT_EQ(heap.allocate(1024), -1);
+  heap.release(a);
+  heap.release(c);
+  heap.release(b);
+  EXPECT_EQ(heap.bytes_in_use(), 0);
+  EXPECT_EQ(heap.allocate(1024), 0);
+}
+
+TEST(ShmHeap, TensorsOfTheHeapAreReducedInPlace) {
+  for (const int n : {1, 2, 3, 4}) {
+    run_ranks(
+        n,
+        [&](const Group& g) {
+          for (const int64_t size : {0, 1, 17, 4097, 300'001}) {
+            const at::Tensor x = in_heap(g, sample({size}, g->getRank()));
+            EXPECT_EQ(reinterpret_cast<uintptr_t>(x.data_ptr()) % 64, 0);
+            all_reduce_(x, g);
+            expect_equal(x, sum_of_samples({size}, n));
+          }
+        },
+        kShm);
+  }
+}
+
+TEST(ShmHeap, RanksMayMixHeapAndPrivateTensors) {
+  // "always_stage" as between processes: there a private tensor cannot be reached.
+  run_ranks(3, [](const Group& g) {
+    const Group staged = new_group(
+        "shm",
+        {.store = g->getStore(), .rank = g->getRank(), .world_size = 3, .backend_options = {{"always_stage", true}}});
+    for (const int64_t size : {1000, 300'001}) {
+      const at::Tensor mine = sample({size}, g->getRank());
+      const at::Tensor x = g->getRank() == 1 ? mine.clone() : in_heap(staged, mine);
+      all_reduce_(x, staged);
+      expect_equal(x, sum_of_samples({size}, 3));
+      const at::Tensor y = g->getRank() == 1 ? mine : in_heap(staged, mine);
+      expect_equal(all_gather(y, staged).narrow(0, size, size), sample({size}, 1));
+      expect_equal(reduce_scatter(y, staged), sum_of_samples({size}, 3).chunk(3)[g->getRank()]);
+    }
+  });
+}
+
+TEST(ShmHeap, TensorsOutliveTheirGroup) {
+  at::Tensor kept;
+  run_ranks(
+      2,
+      [&](const Group& g) {
+        if (g->getRank() == 0) kept = in_heap(g, sample({100}, 7));
+        barrier(g);
+      },
+      kShm);
+  expect_equal(kept, sample({100}, 7));
+}
+
+TEST(ShmHeap, NoRoomIsSaidWithTheNumbers) {
+  run_ranks(1, [](const Group& g) {
+    const Group small =
+        new_group("shm", {.store = g->getStore(), .rank = 0, .world_size = 1, .backend_options = {{"heap_mb", 1}}});
+    const auto backend = small->getBackend(at::kCPU);
+    const at::Tensor first = backend->allocateTensor(1000, at::kFloat);
+    EXPECT_THAT(testing::error_text<c10::OutOfMemoryError>([&] { backend->allocateTensor(1 << 20, at::kFloat); }),
+                HasSubstr("[allocateTensor] no room for 4194304 bytes in the symmetric heap: 4032 of 1048576 bytes are "
+                          "in use\n  fix: raise SERRIED_SHM_HEAP_MB, or release tensors of this group"));
+  });
+}
+
+TEST(ShmKernels, BothInstructionSetsGiveTheSameBits) {
+#if defined(__x86_64__)
+  using c10d::ReduceOp;
+  ASSERT_TRUE(__builtin_cpu_supports("avx2"));
+  torch::manual_seed(1);
+  for (const auto dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kComplexFloat, at::kInt, at::kChar}) {
+    for (const auto op : {ReduceOp::SUM, ReduceOp::AVG, ReduceOp::PRODUCT, ReduceOp::MIN, ReduceOp::BXOR}) {
+      const auto baseline = shm::baseline::find(dtype, op);
+      const auto avx2 = shm::avx2::find(dtype, op);
+      ASSERT_EQ(baseline == nullptr, avx2 == nullptr);
+      if (baseline == nullptr) continue;
+      for (const int n : {1, 2, 3, 5}) {
+        std::vector<at::Tensor> inputs;
+        std::vector<const void*> sources;
+        for (int k = 0; k < n; ++k) {
+          inputs.push_back((at::randn({1029}) * 20).to(dtype));
+          sources.push_back(inputs.back().data_ptr());
+        }
+        const at::Tensor a = at::empty({1029}, dtype);
+        const at::Tensor b = at::empty({1029}, dtype);
+        baseline(a.data_ptr(), sources.data(), n, 1029);
+        avx2(b.data_ptr(), sources.data(), n, 1029);
+        EXPECT_EQ(std::memcmp(a.data_ptr(), b.data_ptr(), a.nbytes()), 0) << dtype << " op " << int(op) << " n " << n;
+      }
+    }
+  }
+#endif
+}
+
+TEST(ShmPeers, ALongMessageFlowsThroughAShortStream) {
+  run_ranks(
+      2,
+      [](const Group& g) {
+        at::Tensor x = sample({1'000'003}, 0);
+        if (g->getRank() == 0) return send(x, g, {.peer = 1});
+        at::Tensor y = at::zeros({1'000'003});
+        recv(y, g, {.peer = 0});
+        expect_equal(y, x);
+      },
+      kShm);
+}
+
+TEST(ShmPeers, SizesThatDisagreeNameBothRanksAndLaterMessagesStillCome) {
+  run_ranks(
+      2,
+      [](const Group& g) {
+        if (g->getRank() == 0) {
+          send(at::ones({5}), g, {.peer = 1});
+          return send(at::full({3}, 7.), g, {.peer = 1});
+        }
+        at::Tensor x = at::zeros({3});
+        EXPECT_THAT(
+            testing::error_text<c10::DistBackendError>([&] { recv(x, g, {.peer = 0}); }),
+            HasSubstr("rank 0 sent 20 bytes of f32 where rank 1 expects 12 bytes in recv f32[3] from rank 0, tag 0\n"
+                      "  fix: let both sides use the same shape and dtype"));
+        recv(x, g, {.peer = 0});
+        expect_equal(x, at::full({3}, 7.));
+      },
+      kShm);
+}
+
+TEST(ShmPeers, AReceiveFromARankThatLeftFails) {
+  std::latch left(1);
+  run_ranks(
+      2,
+      [&](const Group& g) {
+        const Group pair = split_group(g, {{0, 1}});
+        barrier(pair);
+        if (g->getRank() == 1) {
+          pair->shutdown();
+          left.count_down();
+          return;
+        }
+        left.wait();
+        at::Tensor x = at::zeros({3});
+        EXPECT_THAT(
+            testing::error_text<c10::DistBackendError>([&] { recv(x, pair, {.peer = 1}); }),
+            HasSubstr("rank 1 is gone (it died or left the group) while rank 0 was in recv f32[3] from rank 1"));
+      },
+      kShm);
+}
+
+TEST(ShmEnds, ARankThatLeavesIsNamed) {
+  run_ranks(
+      3,
+      [](const Group& g) {
+        const Group other = split_group(g, {{0, 1, 2}});
+        barrier(other);
+        if (g->getRank() == 2) return other->shutdown();
+        EXPECT_THAT(testing::error_text<c10::DistBackendError>([&] { barrier(other); }),
+                    HasSubstr("rank 2 has left the group while rank "));
+      },
+      kShm);
+}
+
+TEST(ShmEnds, AbortWakesTheOthersAndIsNamed) {
+  run_ranks(
+      2,
+      [](const Group& g) {
+        const Group other = split_group(g, {{0, 1}});
+        barrier(other);
+        if (g->getRank() == 1) return other->abort();
+        EXPECT_THAT(testing::error_text<c10::DistBackendError>([&] { barrier(other); }),
+                    HasSubstr("[barrier] the group is unusable since: rank 1 called abort()\n"
+                              "  fix: make a new group with the ranks that are left"));
+      },
+      kShm);
+}
+
+TEST(ShmEnds, AMismatchIsRaisedOnEveryRankAndNamesBothCalls) {
+  run_ranks(
+      2,
+      [](const Group& g) {
+        const Group other = split_group(g, {{0, 1}});
+        const at::Tensor x = at::ones({g->getRank() == 0 ? 3 : 5});
+        EXPECT_THAT(testing::error_text<c10::DistBackendError>([&] { all_reduce_(x, other); }),
+                    HasSubstr("rank 0 #1 all_reduce f32[3] sum, rank 1 #1 all_reduce f32[5] sum"));
+        EXPECT_THAT(testing::error_text<c10::DistBackendError>([&] { barrier(other); }),
+                    HasSubstr("the group is unusable since: "));
+      },
+      kShm);
+}
+
+TEST(ShmEnds, ATimeoutSaysWhoIsMissing) {
+  std::latch raised(2);
+  run_ranks(
+      3,
+      [&](const Group& g) {
+        const Group other =
+            new_group("shm", {.timeout = 200ms, .store = g->getStore(), .rank = g->getRank(), .world_size = 3});
+        barrier(other);
+        if (g->getRank() == 1) return raised.wait();
+        const at::Tensor x = at::ones({4});
+        EXPECT_THAT(testing::error_text<c10::DistBackendError>([&] { all_reduce_(x, other); }),
+                    HasSubstr("rank 1 is at #1 barrier, the others at #2"));
+        raised.count_down();
+      },
+      kShm);
+}
+
+TEST(ShmOptions, UnknownOnesAndBadValuesAreNamed) {
+  const auto make = [](BackendOptions options) {
+    run_ranks(1, [&](const Group& g) {
+      new_group("shm", {.store = g->getStore(), .rank = 0, .world_size = 1, .backend_options = options});
+    });
+  };
+  EXPECT_THAT(testing::error_text<c10::ValueError>([&] { make({{"heep_mb", 1}}); }), HasSubstr("heep_mb"));
+  EXPECT_THAT(testing::error_text<c10::ValueError>([&] {
+                make({{"heap_mb", -1}});
+              }),
+              HasSubstr("[shm] heap_mb is -1\n  fix: pass 0 or more"));
+}
+
+}  // namespace
+}  // namespace serried
