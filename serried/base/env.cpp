@@ -32,7 +32,6 @@ constexpr std::array kTable{
     Variable{"SERRIED_SHUTDOWN_TIMEOUT", "10",
              "seconds that rank 0 waits at exit for the other ranks to leave its store"},
     Variable{"SERRIED_NAN_CHECK", "off", "warn or throw: look for NaN in what each rank sends"},
-    Variable{"SERRIED_WATCH", "1", "0: collectives are not compared across ranks"},
     Variable{"NO_COLOR", "", "any value: the launcher's output has no colours"},
     Variable{"OMPI_COMM_WORLD_RANK", "", "rank, from Open MPI's mpirun"},
     Variable{"OMPI_COMM_WORLD_SIZE", "", "number of ranks, from Open MPI's mpirun"},

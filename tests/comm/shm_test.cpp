@@ -3,12 +3,14 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <cmath>
 #include <latch>
 
 #include "serried/comm/backends/shm/heap.h"
 #include "serried/comm/backends/shm/reduce_kernels.h"
 #include "serried/comm/collectives.h"
 #include "serried/comm/ranks.h"
+#include "serried/comm/watch.h"
 #include "tests/support/close.h"
 #include "tests/support/errors.h"
 #include "tests/support/on_ranks.h"
@@ -245,6 +247,24 @@ TEST(ShmEnds, ATimeoutSaysWhoIsMissing) {
         EXPECT_THAT(testing::error_text<c10::DistBackendError>([&] { all_reduce_(x, other); }),
                     HasSubstr("rank 1 is at #1 barrier, the others at #2"));
         raised.count_down();
+      },
+      kShm);
+}
+
+TEST(ShmEnds, ANanRaisesHereAndWakesTheOthers) {
+  run_ranks(
+      2,
+      [](const Group& g) {
+        const Group other = split_group(g, {{0, 1}});
+        watch::set_nan_check(other, watch::NanCheck::raise);
+        at::Tensor x = at::ones({2, 3});
+        if (g->getRank() == 1) x[1][2] = std::nan("");
+        const auto call = [&] { all_reduce_(x, other); };
+        if (g->getRank() == 1) {
+          EXPECT_THAT(testing::error_text<c10::ValueError>(call), HasSubstr("the first at [1,2]"));
+        } else {
+          EXPECT_THAT(testing::error_text<c10::DistBackendError>(call), HasSubstr("the first at [1,2]"));
+        }
       },
       kShm);
 }

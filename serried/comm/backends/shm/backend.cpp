@@ -111,7 +111,14 @@ at::Tensor ShmBackend::allocateTensor(long size, at::TensorOptions options) {
 
 void ShmBackend::check_nan(const at::Tensor& sent, const char* op) const {
   const watch::NanCheck mode = nan_check_.load(std::memory_order_relaxed);
-  if (mode != watch::NanCheck::off) detail::check_nan(mode, sent, op, rank_);
+  if (mode == watch::NanCheck::off) return;
+  try {
+    detail::check_nan(mode, sent, op, rank_);
+  } catch (const c10::Error& error) {
+    // This rank will not come: its peers must not wait for the timeout.
+    driver_->engine().sync().abort(error.msg());
+    throw;
+  }
 }
 
 void ShmBackend::check_nan(const Tensors& sent, const char* op) const {

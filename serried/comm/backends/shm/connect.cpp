@@ -15,6 +15,9 @@
 namespace serried::shm {
 namespace {
 
+// Every pair of ranks has streams and every rank a part of each stage: beyond this they would be too small to pay.
+constexpr int kMaxRanks = 512;
+
 /// What a rank tells the others first. Host identities hold no spaces.
 struct Card {
   int pid = 0;
@@ -54,6 +57,11 @@ void check_neighbours(const ConnectArgs& args, const std::vector<Card>& cards) {
 }  // namespace
 
 std::unique_ptr<Engine> connect(const ConnectArgs& args) {
+  if (args.world_size > kMaxRanks) {
+    raise<c10::ValueError>({args.backend,
+                            c10::str(args.world_size, " ranks on one host; at most ", kMaxRanks, " share a segment"),
+                            "use new_group(\"gloo\"), or \"fake\" to plan a large run"});
+  }
   const detail::ExchangeArgs exchange{args.store, args.rank, args.world_size, args.timeout};
   SegmentShape shape{.world_size = args.world_size, .heap_bytes = args.heap_bytes};
   std::optional<Segment> segment;

@@ -47,7 +47,7 @@ Op reduction(Op::Kind kind, const watch::Record& record, const at::Tensor& resul
   Op made;
   made.kind = kind;
   made.record = record;
-  made.kernel = require_kernel("reduction", result.scalar_type(), op);
+  made.kernel = require_kernel(watch::kind_name(record.kind), result.scalar_type(), op);
   made.element_bytes = int64_t(result.element_size());
   made.count = result.numel();
   return made;

@@ -1,0 +1,92 @@
+// The public API as users write it: what compiles here may not stop compiling.
+#include <serried/serried.h>
+
+#include <gtest/gtest.h>
+
+namespace {
+
+using namespace std::chrono_literals;
+using serried::Group;
+
+struct NetImpl : torch::nn::Module {
+  torch::nn::Linear fc = register_module("fc", torch::nn::Linear(2, 2));
+};
+TORCH_MODULE(Net);
+
+[[maybe_unused]] void groups(const Group& world, const c10::intrusive_ptr<c10d::Store>& store) {
+  { Group g = serried::new_group("gloo", {.timeout = 30s, .device = at::kCPU}); }
+  { Group g = serried::new_group(); }
+  { Group g = serried::new_group("shm", {.init_method = "file:///tmp/x?rank=0&world_size=2"}); }
+  { Group g = serried::new_group("gloo", {.store = store, .rank = 0, .world_size = 2}); }
+  { Group g = serried::new_group("gloo", {.backend_options = {{"threads", 2}}}); }
+  { Group sub = serried::split_group(world, {{0, 1}, {2, 3}}); }
+  serried::register_backend("mine", [](const serried::FactoryArgs& a) -> Group {
+    return serried::new_group("fake", {.timeout = a.timeout,
+                                       .device = a.device,
+                                       .store = a.store,
+                                       .rank = a.rank,
+                                       .world_size = a.world_size,
+                                       .backend_options = a.options});
+  });
+  { std::vector<std::string> names = serried::registered_backends(); }
+  {
+    bool available = serried::is_backend_available("nccl");
+    (void)available;
+  }
+  {
+    serried::ProcessGroupGuard guard(world);
+    EXPECT_TRUE(serried::current_process_group() == world);
+  }
+  serried::run_ranks(4, [](const Group& g) { serried::barrier(g); });
+  const auto fn = [](const Group& g) { serried::barrier(g); };
+  serried::run_ranks(4, fn, {.backend = "gloo", .timeout = 5s});
+  {
+    auto net = serried::seeded(0, [] { return Net(); });
+  }
+}
+
+[[maybe_unused]] void collectives(const at::Tensor& x, const Group& g) {
+  { at::Tensor y = serried::all_reduce(x, g); }
+  { at::Tensor y = serried::all_reduce(x, g, c10d::ReduceOp::AVG); }
+  { at::Tensor y = serried::all_gather(x, g, {.dim = 1}); }
+  { at::Tensor y = serried::reduce_scatter(x, g, {.dim = 0, .op = c10d::ReduceOp::SUM}); }
+  { at::Tensor y = serried::all_to_all(x, g, {.split_dim = 0, .concat_dim = 1}); }
+  { at::Tensor y = serried::broadcast(x, g, {.src = 0}); }
+  serried::all_reduce_(x, g);
+  serried::broadcast_(x, g);
+  serried::barrier(g);
+  serried::send(x, g, {.peer = 1});
+  serried::recv(x, g, {.peer = 0});
+}
+
+TEST(Api, RanksAndGroupsReadAsDocumented) {
+  serried::run_ranks(2, [](const Group& g) {
+    at::Tensor x = at::full({3}, g->getRank() + 1.);
+    EXPECT_TRUE(serried::all_reduce(x, g).equal(at::full({3}, 3.)));
+    EXPECT_TRUE(serried::current_process_group() == g);
+  });
+  EXPECT_FALSE(serried::current_process_group());
+}
+
+TEST(Api, CollectivesIntoAnOutputAllocateNothing) {
+  serried::run_ranks(3, [](const Group& g) {
+    const at::Tensor x = at::arange(6, at::kFloat) + 10 * g->getRank();
+    at::Tensor all = at::empty({18});
+    serried::all_gather_into(all, x, g);
+    EXPECT_TRUE(all.narrow(0, 6, 6).equal(at::arange(6, at::kFloat) + 10));
+    at::Tensor piece = at::empty({2});
+    serried::reduce_scatter_into(piece, x, g);
+    EXPECT_TRUE(piece.equal((at::arange(2, at::kFloat) + 2 * g->getRank()) * 3 + 30));
+    at::Tensor swapped = at::empty({6});
+    const auto version = swapped._version();
+    serried::all_to_all_into(swapped, x, g);
+    EXPECT_EQ(swapped._version(), version + 1);
+    EXPECT_TRUE(swapped.narrow(0, 4, 2).equal(at::arange(2, at::kFloat) + 2 * g->getRank() + 20));
+    EXPECT_THROW(serried::all_gather_into(piece, x, g), c10::ValueError);
+    EXPECT_THROW(serried::all_to_all_into(piece, piece, g), c10::ValueError);
+    const at::Tensor needs_grad = at::ones({6}, at::TensorOptions().requires_grad(true));
+    EXPECT_THROW(serried::all_to_all_into(swapped, needs_grad, g), c10::ValueError);
+  });
+}
+
+}  // namespace
