@@ -84,7 +84,7 @@ TEST(Api, CollectivesIntoAnOutputAllocateNothing) {
     EXPECT_TRUE(swapped.narrow(0, 4, 2).equal(at::arange(2, at::kFloat) + 2 * g->getRank() + 20));
     EXPECT_THROW(serried::all_gather_into(piece, x, g), c10::ValueError);
     EXPECT_THROW(serried::all_to_all_into(piece, piece, g), c10::ValueError);
-    const at::Tensor needs_grad = at::ones({6}, at::TensorOptions().requires_grad(true));
+    const at::Tensor needs_grad = torch::ones({6}, torch::requires_grad());
     EXPECT_THROW(serried::all_to_all_into(swapped, needs_grad, g), c10::ValueError);
   });
 }

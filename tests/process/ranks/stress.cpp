@@ -15,7 +15,11 @@
 #include <string>
 #include <vector>
 
-#include "serried/serried.h"
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include "serried/comm/collectives.h"
+#include "serried/comm/group.h"
 
 namespace {
 

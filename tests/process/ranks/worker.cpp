@@ -12,7 +12,12 @@
 #include <string>
 #include <thread>
 
-#include "serried/serried.h"
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include "serried/base/trace.h"
+#include "serried/comm/collectives.h"
+#include "serried/comm/group.h"
 
 namespace {
 
