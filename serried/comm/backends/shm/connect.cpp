@@ -23,18 +23,24 @@ struct Card {
   int pid = 0;
   int fd = -1;
   int64_t heap_bytes = 0;
+  int64_t round_bytes = 0;
   std::string host;
 
-  std::string text() const { return c10::str(pid, " ", fd, " ", heap_bytes, " ", host); }
+  std::string text() const { return c10::str(pid, " ", fd, " ", heap_bytes, " ", round_bytes, " ", host); }
 
   static Card parse(const std::string& text) {
     Card card;
     std::istringstream in(text);
-    in >> card.pid >> card.fd >> card.heap_bytes;
+    in >> card.pid >> card.fd >> card.heap_bytes >> card.round_bytes;
     std::getline(in >> std::ws, card.host);
     return card;
   }
 };
+
+// Small rounds let both sides work at once; where ranks share cores they cannot, and each round is a change of rank.
+int64_t round_bytes(const WaitPolicy& policy) {
+  return policy.own_core ? 64 << 10 : SegmentShape::kStageBytes;
+}
 
 void check_neighbours(const ConnectArgs& args, const std::vector<Card>& cards) {
   for (int rank = 0; rank < args.world_size; ++rank) {
@@ -63,7 +69,8 @@ std::unique_ptr<Engine> connect(const ConnectArgs& args) {
                             "use new_group(\"gloo\"), or \"fake\" to plan a large run"});
   }
   const detail::ExchangeArgs exchange{args.store, args.rank, args.world_size, args.timeout};
-  SegmentShape shape{.world_size = args.world_size, .heap_bytes = args.heap_bytes};
+  const WaitPolicy policy = WaitPolicy::for_ranks(args.world_size);
+  SegmentShape shape{.world_size = args.world_size, .heap_bytes = args.heap_bytes, .round_bytes = round_bytes(policy)};
   std::optional<Segment> segment;
   std::string failure;
   try {
@@ -71,7 +78,7 @@ std::unique_ptr<Engine> connect(const ConnectArgs& args) {
   } catch (const c10::Error& error) {
     failure = error.msg();
   }
-  const Card mine{getpid(), segment ? segment->fd() : -1, args.heap_bytes, detail::host_identity()};
+  const Card mine{getpid(), segment ? segment->fd() : -1, args.heap_bytes, shape.round_bytes, detail::host_identity()};
   std::vector<Card> cards;
   for (const std::string& text : detail::exchange(exchange, args.backend, "shm/card", mine.text())) {
     cards.push_back(Card::parse(text));
@@ -79,6 +86,7 @@ std::unique_ptr<Engine> connect(const ConnectArgs& args) {
   check_neighbours(args, cards);
   // Rank 0 decides: every rank must lay the memory out alike.
   shape.heap_bytes = cards[0].heap_bytes;
+  shape.round_bytes = cards[0].round_bytes;
   try {
     if (args.rank != 0 && cards[0].fd >= 0) segment.emplace(Segment::attach(shape, cards[0].pid, cards[0].fd));
   } catch (const c10::Error& error) {
@@ -90,8 +98,7 @@ std::unique_ptr<Engine> connect(const ConnectArgs& args) {
     raise<c10::DistBackendError>({args.backend, c10::str("rank ", rank, " cannot share memory: ", failures[rank]), ""});
   }
   segment->close_fd();
-  auto engine = std::make_unique<Engine>(std::move(*segment), args.rank, WaitPolicy::for_ranks(args.world_size),
-                                         args.always_stage);
+  auto engine = std::make_unique<Engine>(std::move(*segment), args.rank, policy, args.always_stage);
   engine->meet(args.timeout);
   return engine;
 }

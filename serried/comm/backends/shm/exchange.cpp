@@ -11,9 +11,6 @@
 namespace serried::shm {
 namespace {
 
-// Small, so that peers read one round while the next is being laid out.
-constexpr int64_t kRoundBytes = 64 << 10;
-
 bool same_for_all(const Pieces& offers) {
   return offers.list.empty() && offers.stride == 0;
 }
@@ -72,7 +69,8 @@ void Engine::copy_to_slot(Op& op) {
 
 int64_t Engine::piece_chunk(bool same) const {
   // Whole cache lines, so that elements of any dtype stay whole.
-  return same ? kRoundBytes : std::min(kRoundBytes, SegmentShape::kStageBytes / world_size() / 64 * 64);
+  const int64_t round = segment_.round_bytes();
+  return same ? round : std::min(round, SegmentShape::kStageBytes / world_size() / 64 * 64);
 }
 
 void Engine::stage_pieces(const Op& op, int64_t round) {

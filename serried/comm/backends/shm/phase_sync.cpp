@@ -27,6 +27,11 @@ using std::chrono::steady_clock;
 
 constexpr const char* kNewGroupFix = "make a new group with the ranks that are left";
 
+// A yield that takes longer went to a program that computes: it keeps the core for milliseconds each time, while a rank
+// that sleeps gets the core back as soon as its peer wakes it. So then ranks sleep at once, and try again later.
+constexpr std::chrono::microseconds kLongYield{500};
+constexpr int kWaitsWithoutYield = 200;
+
 int usable_cores() {
   cpu_set_t set;
   if (sched_getaffinity(0, sizeof(set), &set) != 0) return int(sysconf(_SC_NPROCESSORS_ONLN));
@@ -56,8 +61,8 @@ WaitPolicy WaitPolicy::for_ranks(int num_ranks) {
   // A small subgroup still shares the cores with the other ranks of the host.
   const int busy =
       std::max({num_ranks, int(env::maybe_integer("LOCAL_WORLD_SIZE").value_or(0)), rank_label().world_size});
-  if (busy <= usable_cores()) return {.spins = 1000, .yields = 1000, .spins_per_yield = 20};
-  return {.spins = 50, .yields = 20, .spins_per_yield = 0};
+  if (busy <= usable_cores()) return {.spins = 1000, .yields = 1000, .spins_per_yield = 20, .own_core = true};
+  return {.spins = 50, .yields = 20, .spins_per_yield = 0, .own_core = false};
 }
 
 PhaseSync::PhaseSync(const Segment& segment, int rank, WaitPolicy policy)
@@ -106,13 +111,7 @@ void PhaseSync::wait_slowly(int peer, uint32_t phase) {
     if (reached(peer, phase)) return;
     cpu_relax();
   }
-  for (int i = 0; i < policy_.yields; ++i) {
-    sched_yield();
-    for (int spin = 0; spin <= policy_.spins_per_yield; ++spin) {
-      if (reached(peer, phase)) return;
-      cpu_relax();
-    }
-  }
+  if (yield_until(peer, phase)) return;
   RankLine& line = segment_.line(peer);
   const auto begin = steady_clock::now();
   while (true) {
@@ -127,6 +126,27 @@ void PhaseSync::wait_slowly(int peer, uint32_t phase) {
     const auto waited = std::chrono::duration_cast<milliseconds>(steady_clock::now() - begin);
     if (waited >= timeout_) fail_for_timeout(waited);
   }
+}
+
+/// Lets others run while looking; false if it is time to sleep.
+bool PhaseSync::yield_until(int peer, uint32_t phase) {
+  if (waits_without_yield_ > 0) {
+    --waits_without_yield_;
+    return false;
+  }
+  for (int i = 0; i < policy_.yields; ++i) {
+    const auto before = steady_clock::now();
+    sched_yield();
+    const bool lost_the_core = steady_clock::now() - before > kLongYield;
+    for (int spin = 0; spin <= policy_.spins_per_yield; ++spin) {
+      if (reached(peer, phase)) return true;
+      cpu_relax();
+    }
+    if (!lost_the_core) continue;
+    waits_without_yield_ = kWaitsWithoutYield;
+    return false;
+  }
+  return false;
 }
 
 bool PhaseSync::is_gone(int peer) const {

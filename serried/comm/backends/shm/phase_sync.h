@@ -16,6 +16,7 @@ struct WaitPolicy {
   int spins = 1000;
   int yields = 1000;
   int spins_per_yield = 20;
+  bool own_core = true;
 
   static WaitPolicy for_ranks(int num_ranks);
 };
@@ -75,6 +76,7 @@ class PhaseSync {
 
  private:
   void wait_slowly(int peer, uint32_t phase);
+  bool yield_until(int peer, uint32_t phase);
   [[noreturn]] void fail_for_timeout(std::chrono::milliseconds waited);
 
   const Segment& segment_;
@@ -84,6 +86,7 @@ class PhaseSync {
   watch::Record current_;
   std::chrono::milliseconds timeout_{};
   uint32_t phase_ = 0;
+  int waits_without_yield_ = 0;  // the machine is busy with something else
 };
 
 /// Sleeps until `word` differs from `seen`, somebody wakes it, or 50 ms have passed: the period of health checks.

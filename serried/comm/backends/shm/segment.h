@@ -65,6 +65,7 @@ struct alignas(128) Bell {
 struct SegmentShape {
   int world_size = 1;
   int64_t heap_bytes = 0;
+  int64_t round_bytes = 64 << 10;  // how much of the stage is handed over at a time, at most kStageBytes
 
   static constexpr int64_t kSlotBytes = 64 << 10;    // small messages
   static constexpr int64_t kStageBytes = 256 << 10;  // one chunk of a large one
@@ -87,6 +88,7 @@ class Segment {
   void close_fd();
 
   int world_size() const { return shape_.world_size; }
+  int64_t round_bytes() const { return shape_.round_bytes; }
   Header& header() const { return *reinterpret_cast<Header*>(base_); }
   RankLine& line(int rank) const { return reinterpret_cast<RankLine*>(base_ + offsets_.lines)[rank]; }
   RankInfo& info(int rank) const { return reinterpret_cast<RankInfo*>(base_ + offsets_.infos)[rank]; }
