@@ -10,7 +10,8 @@ namespace serried::shm {
 /// Locations are what a rank tells its peers about memory: an offset into its heap, or an address of its process.
 ///
 /// Reading the private memory of another process (process_vm_readv) is not among the ways: copying through the segment
-/// in small rounds, so that both sides work at once, was faster at every size. docs/performance.md has the numbers.
+/// in small rounds, so that both sides work at once, was faster for almost every collective and size, and asks for no
+/// permission. docs/performance.md has the numbers.
 class PeerMemory {
  public:
   PeerMemory(const Segment& segment, int rank, bool always_stage)
