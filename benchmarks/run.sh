@@ -2,7 +2,7 @@
 # Runs the benchmarks beside their references and leaves <build>/bench/results.json: run.sh <build> [name|all]. A missed goal is shown, not an error.
 set -euo pipefail
 
-readonly names=(comm start)
+readonly names=(comm start dtensor redistribute)
 readonly build=${1:?usage: run.sh <build> [name|all]; names: ${names[*]}}
 readonly wanted=${2:-all}
 readonly results=$build/bench/results.json
@@ -22,6 +22,26 @@ bench_comm() {
 bench_start() {
   say "start: 4 ranks to their first all_reduce, beside mpirun"
   "$build/benchmarks/bench_start_driver" "$build/bin/serried" "$build/benchmarks/bench_start" "$results"
+}
+
+# PyTorch's numbers stand beside ours where a Python with torch is at hand.
+beside_pytorch() {
+  if python3 -c 'import torch' 2>/dev/null; then
+    say "PyTorch's DTensor on the same programs"
+    python3 "$(dirname "$0")/dtensor/pytorch.py" "$1"
+  fi
+}
+
+bench_dtensor() {
+  say "dtensor: host cost of ops beside plain LibTorch"
+  taskset -c 0 "$build/benchmarks/bench_dtensor" "$results"
+  beside_pytorch host
+}
+
+bench_redistribute() {
+  say "redistribute: 2 ranks beside the raw collectives"
+  "$build/bin/serried" run -n 2 "$build/benchmarks/bench_redistribute" "$results"
+  beside_pytorch redistribute
 }
 
 known=" ${names[*]} all "

@@ -5,9 +5,9 @@
 #include <torch/library.h>
 
 #include "serried/base/error.h"
-#include "serried/base/trace.h"
 #include "serried/comm/detail/ops.h"
 #include "serried/comm/detail/ops_transport.h"
+#include "serried/comm/detail/started.h"
 #include "serried/comm/watch.h"
 
 namespace serried::detail {
@@ -16,22 +16,18 @@ namespace {
 using Into = void(const at::Tensor&, const at::Tensor&, const Group&);
 using ReduceInto = void(const at::Tensor&, const at::Tensor&, const Group&, const ReduceOpPtr&);
 
-int64_t bytes_of(const at::Tensor& x) {
-  return x.numel() * int64_t(x.itemsize());
-}
-
 void all_gather(const at::Tensor& output, const at::Tensor& x, const Group& group) {
-  trace::Span span("all_gather", "comm", bytes_of(x));
+  const Started started("all_gather", x, group);
   Transport("all_gather_into", group, x).all_gather_flat(output, x);
 }
 
 void reduce_scatter(const at::Tensor& output, const at::Tensor& x, const Group& group, const ReduceOpPtr& op) {
-  trace::Span span("reduce_scatter", "comm", bytes_of(x));
+  const Started started("reduce_scatter", x, group);
   Transport("reduce_scatter_into", group, x).reduce_scatter_flat(output, x, *op);
 }
 
 void all_to_all(const at::Tensor& output, const at::Tensor& x, const Group& group) {
-  trace::Span span("all_to_all", "comm", bytes_of(x));
+  const Started started("all_to_all", x, group);
   Transport("all_to_all_into", group, x).all_to_all_flat(output, x);
 }
 

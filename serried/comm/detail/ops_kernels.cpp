@@ -4,19 +4,13 @@
 #include <algorithm>
 
 #include "serried/base/error.h"
-#include "serried/base/trace.h"
 #include "serried/comm/detail/cut.h"
 #include "serried/comm/detail/ops.h"
 #include "serried/comm/detail/ops_transport.h"
+#include "serried/comm/detail/started.h"
 
 namespace serried::detail {
 namespace {
-
-constexpr const char* kCategory = "comm";
-
-int64_t bytes_of(const at::Tensor& x) {
-  return x.numel() * int64_t(x.itemsize());
-}
 
 at::Tensor copy_of(const at::Tensor& x) {
   return x.clone(at::MemoryFormat::Contiguous);
@@ -81,7 +75,7 @@ void write_through(const at::Tensor& x, Call call) {
 namespace device {
 
 at::Tensor all_reduce(const at::Tensor& x, const Group& group, const ReduceOpPtr& op) {
-  trace::Span span("all_reduce", kCategory, bytes_of(x));
+  const Started started("all_reduce", x, group);
   const Transport transport("all_reduce", group, x);
   if (is_identity(group, op)) return copy_of(x);
   at::Tensor result = at::empty(x.sizes(), x.options());
@@ -90,14 +84,14 @@ at::Tensor all_reduce(const at::Tensor& x, const Group& group, const ReduceOpPtr
 }
 
 void all_reduce_(const at::Tensor& x, const Group& group, const ReduceOpPtr& op) {
-  trace::Span span("all_reduce", kCategory, bytes_of(x));
+  const Started started("all_reduce", x, group);
   const Transport transport("all_reduce_", group, x);
   if (is_identity(group, op)) return;
   write_through(x, [&](const at::Tensor& dense) { transport.all_reduce(dense, dense, *op); });
 }
 
 at::Tensor all_gather(const at::Tensor& x, const Group& group, int64_t dim, at::IntArrayRef sizes) {
-  trace::Span span("all_gather", kCategory, bytes_of(x));
+  const Started started("all_gather", x, group);
   const Transport transport("all_gather", group, x);
   if (group->getSize() == 1) return copy_of(x);
   const at::Tensor result = at::empty(gathered_shape(x, dim, sizes), x.options());
@@ -109,7 +103,7 @@ at::Tensor all_gather(const at::Tensor& x, const Group& group, int64_t dim, at::
 
 at::Tensor reduce_scatter(const at::Tensor& x, const Group& group, int64_t dim, at::IntArrayRef sizes,
                           const ReduceOpPtr& op) {
-  trace::Span span("reduce_scatter", kCategory, bytes_of(x));
+  const Started started("reduce_scatter", x, group);
   const Transport transport("reduce_scatter", group, x);
   if (is_identity(group, op)) return copy_of(x);
   const at::Tensor result = at::empty(scattered_shape(x, group->getRank(), dim, sizes), x.options());
@@ -119,7 +113,7 @@ at::Tensor reduce_scatter(const at::Tensor& x, const Group& group, int64_t dim, 
 
 at::Tensor all_to_all(const at::Tensor& x, const Group& group, int64_t split_dim, int64_t concat_dim,
                       at::IntArrayRef split_sizes, at::IntArrayRef concat_sizes) {
-  trace::Span span("all_to_all", kCategory, bytes_of(x));
+  const Started started("all_to_all", x, group);
   const Transport transport("all_to_all", group, x);
   if (group->getSize() == 1) return copy_of(x);
   const at::Tensor result =
@@ -131,7 +125,7 @@ at::Tensor all_to_all(const at::Tensor& x, const Group& group, int64_t split_dim
 }
 
 at::Tensor broadcast(const at::Tensor& x, const Group& group, int64_t src) {
-  trace::Span span("broadcast", kCategory, bytes_of(x));
+  const Started started("broadcast", x, group);
   const Transport transport("broadcast", group, x);
   at::Tensor result = group->getRank() == src ? copy_of(x) : at::empty(x.sizes(), x.options());
   if (group->getSize() > 1) transport.broadcast(result, src);
@@ -139,14 +133,14 @@ at::Tensor broadcast(const at::Tensor& x, const Group& group, int64_t src) {
 }
 
 void broadcast_(const at::Tensor& x, const Group& group, int64_t src) {
-  trace::Span span("broadcast", kCategory, bytes_of(x));
+  const Started started("broadcast", x, group);
   const Transport transport("broadcast_", group, x);
   if (group->getSize() == 1) return;
   write_through(x, [&](const at::Tensor& dense) { transport.broadcast(dense, src); });
 }
 
 at::Tensor reduce(const at::Tensor& x, const Group& group, int64_t dst) {
-  trace::Span span("reduce", kCategory, bytes_of(x));
+  const Started started("reduce", x, group);
   const Transport transport("reduce", group, x);
   if (group->getSize() == 1) return copy_of(x);
   at::Tensor result = at::empty(x.sizes(), x.options());
@@ -156,18 +150,18 @@ at::Tensor reduce(const at::Tensor& x, const Group& group, int64_t dst) {
 }
 
 void send(const at::Tensor& x, const Group& group, int64_t peer, int64_t tag) {
-  trace::Span span("send", kCategory, bytes_of(x));
+  const Started started("send", x, group);
   Transport("send", group, x).send(x.contiguous(), peer, tag);
 }
 
 void recv_(const at::Tensor& x, const Group& group, int64_t peer, int64_t tag) {
-  trace::Span span("recv", kCategory, bytes_of(x));
+  const Started started("recv", x, group);
   const Transport transport("recv", group, x);
   write_through(x, [&](const at::Tensor& dense) { transport.recv(dense, peer, tag); });
 }
 
 void barrier(const Group& group) {
-  trace::Span span("barrier", kCategory);
+  const Started started("barrier", -1, group);
   const Transport transport("barrier", group);
   if (group->getSize() > 1) transport.barrier();
 }

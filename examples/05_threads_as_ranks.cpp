@@ -1,4 +1,4 @@
-// Four ranks as threads of one process: no launcher, one debugger. Start it with: build/bin/03_threads_as_ranks
+// Four ranks as threads of one process: no launcher, one debugger. Start it with: build/bin/05_threads_as_ranks
 #include <serried/serried.h>
 
 #include <cstdlib>

@@ -1,0 +1,141 @@
+// The fix-ups that change sizes, offsets and layouts, and the table of all.
+#include "serried/spmd/fixups.h"
+
+#include <ATen/ATen.h>
+
+#include <array>
+
+#include "serried/spmd/detail/fixup_table.h"
+#include "serried/spmd/detail/fixups_norm.h"
+
+namespace serried::spmd {
+namespace {
+
+using torch::jit::Stack;
+
+// Arguments that say how large the result is, by the names ATen gives them.
+constexpr std::array<std::string_view, 6> kSizeArguments = {"size",  "sizes",      "input_sizes",
+                                                            "shape", "self_sizes", "input_size"};
+
+void set_sizes(const LocalCall& local, const FixupPattern&, Stack& arguments) {
+  for (const std::string_view name : kSizeArguments) {
+    const auto asked = local.call.integers(name);
+    if (!asked) continue;
+    const c10::DimVector known = local.output_sizes(0);
+    Sizes sizes = *asked;
+    for (size_t d = 0; d < sizes.size() && d < known.size(); ++d) {
+      if (known[d] >= 0) sizes[d] = known[d];
+    }
+    if (sizes == *asked) return;
+    arguments.at(size_t(local.call.index(name))) = sizes;
+    if (const auto strides = local.call.integers("stride")) {
+      const c10::DimVector dense = dense_strides(sizes, *strides);
+      arguments.at(size_t(local.call.index("stride"))) = Sizes(dense.begin(), dense.end());
+    }
+    return;
+  }
+}
+
+// tril and triu count from the global main diagonal.
+void shift_diagonal(const LocalCall& local, const FixupPattern&, Stack& arguments) {
+  const c10::DimVector offsets = local.input_offsets(0);
+  const size_t ndim = offsets.size();
+  if (ndim < 2) return;
+  const int64_t shift = offsets[ndim - 2] - offsets[ndim - 1];
+  arguments.at(size_t(local.call.index("diagonal"))) = local.call.integer("diagonal") + shift;
+}
+
+// squeeze drops every dim of size 1, also one that has size 1 only because it is cut: gives those back.
+void unsqueeze_cut(const LocalCall& local, const FixupPattern&, const Stack& arguments, Stack& results) {
+  const c10::DimVector& global = local.call.tensor(0).sizes;
+  const at::Tensor& part = arguments.at(0).toTensor();
+  const auto named = local.call.integers("dim");
+  Sizes wanted;
+  for (size_t d = 0; d < global.size(); ++d) {
+    bool asked = !local.call.has("dim");
+    for (const int64_t dim : named.value_or(Sizes()))
+      asked = asked || from_front(dim, int64_t(global.size())) == int64_t(d);
+    if (global[d] != 1 || !asked) wanted.push_back(part.size(int64_t(d)));
+  }
+  const at::Tensor& result = results.at(0).toTensor();
+  if (result.sizes() != c10::IntArrayRef(wanted)) results[0] = result.view(wanted);
+}
+
+void make_dense(const LocalCall&, const FixupPattern&, Stack& arguments) {
+  for (c10::IValue& argument : arguments) {
+    if (argument.isTensor()) {
+      if (argument.toTensor().defined()) argument = argument.toTensor().contiguous();
+    } else if (argument.isTensorList()) {
+      c10::List<at::Tensor> dense;
+      for (const at::Tensor& tensor : argument.toTensorVector()) dense.push_back(tensor.contiguous());
+      argument = dense;
+    }
+  }
+}
+
+// A mean over a part counts for as much as the part has of the whole, so that the parts' sum is the mean.
+void weigh_mean(const LocalCall& local, const FixupPattern&, const Stack&, Stack& results) {
+  const TensorArg& input = local.call.tensor(0);
+  const c10::DimVector sizes = local.input_sizes(0);
+  int64_t part = 1;
+  int64_t whole = 1;
+  for (const int64_t dim : local.call.dims("dim", input.dim())) {
+    part *= sizes[size_t(dim)];
+    whole *= input.sizes[size_t(dim)];
+  }
+  if (part == whole) return;
+  results.at(0).toTensor().mul_(double(part) / double(whole));
+}
+
+const std::vector<Fixup>& all_fixups() {
+  static const std::vector<Fixup> fixups = {
+      {"dense", make_dense, nullptr, false},
+      {"diagonal", shift_diagonal, nullptr, true},
+      {"group_norm", detail::set_group_norm_batch, nullptr, true},
+      {"mean", nullptr, weigh_mean, false},
+      {"mean_share", nullptr, detail::weigh_share, false},
+      {"pick", detail::shift_indices, detail::mask_results, false},
+      {"size", set_sizes, nullptr, true},
+      {"squeeze", nullptr, unsqueeze_cut, false},
+      // Marks that planner and handlers read, and that change nothing in the local call.
+      {"even", nullptr, nullptr, true},
+      {"random", nullptr, nullptr, true},
+      {"shape", nullptr, nullptr, true},
+  };
+  return fixups;
+}
+
+}  // namespace
+
+c10::DimVector LocalCall::input_sizes(size_t i) const {
+  return local_sizes(call.tensor(i).sizes, plan.inputs.at(i), at);
+}
+
+c10::DimVector LocalCall::input_offsets(size_t i) const {
+  return local_offsets(call.tensor(i).sizes, plan.inputs.at(i), at);
+}
+
+c10::DimVector LocalCall::output_sizes(size_t o) const {
+  const OutputPlan& output = plan.outputs.at(o);
+  c10::DimVector sizes = output.sizes;
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    if (sizes[d] >= 0) sizes[d] = local_size(sizes[d], int64_t(d), output.placements, at);
+  }
+  return sizes;
+}
+
+bool LocalCall::input_cut(size_t i, int64_t dim) const {
+  for (const Placement& placement : plan.inputs.at(i)) {
+    if (placement.is_shard(dim)) return true;
+  }
+  return false;
+}
+
+const Fixup* find_fixup(std::string_view name) {
+  for (const Fixup& fixup : all_fixups()) {
+    if (fixup.name == name) return &fixup;
+  }
+  return nullptr;
+}
+
+}  // namespace serried::spmd

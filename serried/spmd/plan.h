@@ -1,0 +1,53 @@
+// The plan of one op call: per mesh axis the cheapest row, hence where inputs go and how outputs lie.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "serried/spmd/bind.h"
+#include "serried/spmd/rows.h"
+
+namespace serried::spmd {
+
+struct OutputPlan {
+  Placements placements;
+  bool list = false;     // a TensorList whose elements all lie like this
+  c10::DimVector sizes;  // global; -1: as the local result says
+};
+
+struct Plan {
+  std::string rule;  // the text; empty: the replicate default
+  std::vector<Placements> inputs;  // parallel to call.tensors()
+  std::vector<OutputPlan> outputs;
+  std::vector<FixupPattern> fixups;
+  std::vector<int> rows;  // per axis the index of the row taken
+  double cost = 0;
+  bool is_default() const { return rule.empty(); }
+};
+
+/// What limits the choice.
+struct PlanRequest {
+  std::vector<Placements> current;  // of each input
+  c10::IntArrayRef mesh_shape;
+  /// Inputs the op writes to: their placements cannot change, and output k that aliases input i must lie like it.
+  /// A plan without such a row leaves the input elsewhere; the caller writes back.
+  std::vector<std::pair<int, int>> written;  // (input, output or -1)
+};
+
+Plan make_plan(const Bound& bound, const Call& call, const PlanRequest& request);
+
+/// All inputs to Replicate, all outputs Replicate.
+Plan default_plan(const Call& call, size_t mesh_ndim);
+
+/// One row as the planner saw it, for explain.
+struct Candidate {
+  Row row;
+  double cost = 0;       // microseconds by the cost model
+  int64_t bytes = 0;     // that this rank would send
+  std::string rejected;  // why it cannot be taken; empty: it can
+};
+
+/// The candidates of one axis, in order, given what the axes before it chose.
+std::vector<Candidate> candidates(const Bound& bound, const Call& call, const PlanRequest& request, size_t axis);
+
+}  // namespace serried::spmd

@@ -1,0 +1,47 @@
+// Rules of elementwise ops that are linear in an operand, or that the dispatcher does not tag as pointwise.
+#include "serried/spmd/detail/rule_text.h"
+#include "serried/spmd/rules/tables.h"
+
+namespace serried::spmd {
+namespace {
+
+// Rounding is what makes a quotient not linear.
+std::string div(const Call& call) {
+  if (!call.text("rounding_mode").empty()) return "!..., !... -> ...";
+  return "..., !... -> ...";
+}
+
+}  // namespace
+
+RuleTable pointwise_rules() {
+  return {
+      "pointwise",
+      detail::joined({
+          each("... + ... -> ...", "add rsub sub"),
+          each("..., ... -> ...", "mul multiply"),
+          each("... -> ...", "deg2rad neg rad2deg"),
+          each("... => ...", "positive"),
+          each("..., !... -> ...",
+               "_masked_scale elu_backward gelu_backward hardshrink_backward hardsigmoid_backward hardswish_backward "
+               "hardtanh_backward leaky_relu_backward logit_backward mish_backward native_dropout_backward "
+               "sigmoid_backward silu_backward softplus_backward softshrink_backward special_xlog1py tanh_backward "
+               "threshold_backward true_divide"),
+          each("..., !..., !... -> ...", "log_sigmoid_backward rrelu_with_noise_backward"),
+          each("... + ..., !... -> ...", "addcdiv lerp"),
+          each("!..., ... + ... => ...", "where.self"),
+          each("!... -> ...", "hardswish"),
+          each("!... -> ..., ...", "frexp log_sigmoid_forward"),
+          each("!..., !... -> ...",
+               "__irshift__ _add_relu _prelu_kernel _standard_gamma_grad floor_divide special_xlog1py.self_scalar"),
+          each("!..., !..., !... -> ...", "_dirichlet_grad"),
+          {
+              {"_prelu_kernel_backward", "..., !..., !... -> ..., ..."},
+              {"addcmul", "... + ..., ... -> ..."},
+              {"div", div},
+              {"divide", div},
+          },
+      }),
+  };
+}
+
+}  // namespace serried::spmd

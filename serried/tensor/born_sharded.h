@@ -1,0 +1,43 @@
+// A scope in which new tensors are born as DTensors, so that modules larger than one rank's memory can be built.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <functional>
+
+#include "serried/mesh/mesh.h"
+
+namespace serried {
+
+/// Where a new tensor of `sizes` goes. Not asked for tensors without dims, which are replicated.
+using PlacementFunction = std::function<Placements(at::IntArrayRef sizes)>;
+
+/// While alive, tensors made on this thread without others to begin from (torch::empty, zeros, rand, ...) are DTensors
+/// on `mesh`; each rank allocates its part only. Random initialisation equals that of plain tensors for the same seed.
+/// Tensors from data in C++ (torch::tensor, from_blob) cannot be made inside. Nests; the inner one counts.
+///     manual_seed(7, mesh);
+///     BornSharded guard(mesh, [](at::IntArrayRef) -> Placements { return {Shard(0)}; });
+///     torch::nn::Linear big(1 << 16, 1 << 16);
+class BornSharded {
+ public:
+  BornSharded(const DeviceMesh& mesh, PlacementFunction placements);
+  ~BornSharded();
+  BornSharded(const BornSharded&) = delete;
+  BornSharded& operator=(const BornSharded&) = delete;
+
+ private:
+  friend bool make_born_sharded(const c10::OperatorHandle& op, torch::jit::Stack& stack);
+
+  DeviceMesh mesh_;
+  PlacementFunction placements_;
+  BornSharded* previous_;
+  c10::impl::IncludeDispatchKeyGuard include_;
+};
+
+/// Runs the factory op on top of `stack` as this thread's BornSharded says. False: there is none, or the op does not
+/// make a tensor from nothing; nothing was touched.
+bool make_born_sharded(const c10::OperatorHandle& op, torch::jit::Stack& stack);
+
+}  // namespace serried

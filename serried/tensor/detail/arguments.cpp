@@ -1,0 +1,184 @@
+// Flattens a boxed call and builds the key of its plan.
+#include "serried/tensor/detail/arguments.h"
+
+#include <cstring>
+
+#include "serried/base/error.h"
+#include "serried/tensor/guards.h"
+
+namespace serried::detail {
+namespace {
+
+using c10::IValue;
+using Kind = OpInfo::ArgumentKind;
+
+// Words that say what follows in the key; specs are marked so that no number looks like one.
+enum Mark : uint64_t { kSpec = 1, kPlain, kAbsent, kList, kInt, kDouble, kBool, kNone, kInts, kBools, kDoubles, kOther };
+
+uint64_t bits_of(double value) {
+  uint64_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+void add_value(Arguments& out, const IValue& value) {
+  auto& key = out.key;
+  if (value.isInt()) {
+    key.push_back(kInt);
+    key.push_back(uint64_t(value.toInt()));
+  } else if (value.isNone()) {
+    key.push_back(kNone);
+  } else if (value.isBool()) {
+    key.push_back(kBool | uint64_t(value.toBool()) << 8);
+  } else if (value.isDouble()) {
+    key.push_back(kDouble);
+    key.push_back(bits_of(value.toDouble()));
+  } else if (value.isIntList()) {
+    const auto list = value.toListRef();
+    key.push_back(kInts | list.size() << 8);
+    for (const IValue& item : list) key.push_back(uint64_t(item.toInt()));
+  } else if (value.isBoolList()) {
+    const auto list = value.toListRef();
+    key.push_back(kBools | list.size() << 8);
+    for (const IValue& item : list) key.push_back(item.toBool());
+  } else if (value.isDoubleList()) {
+    const auto list = value.toListRef();
+    key.push_back(kDoubles | list.size() << 8);
+    for (const IValue& item : list) key.push_back(bits_of(item.toDouble()));
+  } else if (value.isString()) {
+    key.push_back(kOther);
+    key.push_back(std::hash<std::string>()(value.toStringRef()));
+  } else if (value.isDevice()) {
+    key.push_back(kOther | 1 << 8);
+  } else {
+    out.cacheable = false;
+  }
+}
+
+void add_tensor(Arguments& out, const IValue& value, int argument, int list_index) {
+  if (!value.isTensor() || !value.toTensor().defined()) {
+    out.key.push_back(kAbsent);
+    return;
+  }
+  c10::TensorImpl* impl = value.unsafeToTensorImpl();
+  const DTensorMeta* meta = dtensor_meta(impl);
+  if (meta != nullptr) {
+    out.key.push_back(kSpec | meta->spec->id << 8);
+    if (out.first == nullptr) out.first = meta->spec.get();
+  } else {
+    out.key.push_back(kPlain | uint64_t(impl->dim()) << 8 | uint64_t(c10::typeMetaToScalarType(impl->dtype())) << 16);
+    for (int64_t size : impl->sizes()) out.key.push_back(uint64_t(size));
+  }
+  out.tensors.push_back({argument, list_index, impl, meta});
+}
+
+void add_list(Arguments& out, const IValue& value, int argument) {
+  if (value.isNone()) {
+    out.key.push_back(kNone);
+    return;
+  }
+  const auto list = value.toListRef();
+  out.key.push_back(kList | list.size() << 8);
+  for (size_t i = 0; i < list.size(); ++i) add_tensor(out, list[i], argument, int(i));
+}
+
+[[noreturn]] void raise_plain(const OpInfo& info, const Arguments& arguments, const TensorSlot& slot) {
+  const std::string argument = info.schema->arguments()[slot.argument].name();
+  raise<c10::TypeError>(
+      {info.name,
+       c10::str("argument ", slot.argument, " \"", argument, "\"", slot.list_index < 0 ? "" : c10::str("[", slot.list_index, "]"),
+                " is a plain tensor of sizes [", c10::Join(",", slot.impl->sizes()), "] beside a DTensor ",
+                arguments.first->to_string()),
+       c10::str("wrap it: distribute_tensor(", argument,
+                ", mesh, {Replicate(), ...}) or DTensor::from_local(...), or open an ImplicitReplication scope")});
+}
+
+[[noreturn]] void raise_meshes(const OpInfo& info, const Arguments& arguments, const TensorSlot& slot) {
+  raise<c10::ValueError>({info.name,
+                          c10::str("argument ", slot.argument, " \"", info.schema->arguments()[slot.argument].name(),
+                                   "\" is on ", slot.meta->spec->mesh.to_string(), " and another on ",
+                                   arguments.first->mesh.to_string()),
+                          "bring both to one mesh: x.redistribute(mesh, placements)"});
+}
+
+// One-element tensors count as numbers: the same on every rank by the caller's word.
+void check_companions(const OpInfo& info, const Arguments& arguments) {
+  for (const TensorSlot& slot : arguments.tensors) {
+    if (slot.meta == nullptr) {
+      if (slot.impl->numel() != 1 && !ImplicitReplication::is_enabled()) raise_plain(info, arguments, slot);
+    } else if (slot.meta->spec->mesh.id() != arguments.first->mesh.id() &&
+               !(slot.meta->spec->mesh == arguments.first->mesh)) {
+      raise_meshes(info, arguments, slot);
+    }
+  }
+}
+
+}  // namespace
+
+void collect(const OpInfo& info, const torch::jit::Stack& stack, Arguments& arguments) {
+  const size_t base = stack.size() - info.num_arguments;
+  bool same_kind = true;
+  for (int i = 0; i < info.num_arguments; ++i) {
+    const IValue& value = stack[base + i];
+    if (info.is_out[i]) {
+      arguments.has_out_dtensor |= value.isTensor() && value.toTensor().defined() &&
+                                   dtensor_meta(value.unsafeToTensorImpl()) != nullptr;
+      continue;
+    }
+    switch (info.kinds[i]) {
+      case Kind::tensor:
+        add_tensor(arguments, value, i, -1);
+        break;
+      case Kind::tensor_list:
+      case Kind::optional_tensor_list:
+        add_list(arguments, value, i);
+        break;
+      case Kind::value_only:
+        arguments.key.push_back(value.isNone() ? kNone : kDouble);
+        break;
+      case Kind::other:
+        add_value(arguments, value);
+    }
+  }
+  if (arguments.first == nullptr) return;
+  const uint64_t mesh = arguments.first->mesh.id();
+  for (const TensorSlot& slot : arguments.tensors) {
+    same_kind &= slot.meta != nullptr && slot.meta->spec->mesh.id() == mesh;
+  }
+  if (!same_kind) check_companions(info, arguments);
+}
+
+spmd::Call describe(const OpInfo& info, const Arguments& arguments, c10::ArrayRef<IValue> values) {
+  std::vector<spmd::TensorArg> tensors;
+  tensors.reserve(arguments.tensors.size());
+  for (const TensorSlot& slot : arguments.tensors) {
+    tensors.push_back({.argument = slot.argument,
+                       .list_index = slot.list_index,
+                       .sizes = c10::DimVector(slot.impl->sizes()),
+                       .strides = c10::DimVector(slot.impl->strides()),
+                       .dtype = c10::typeMetaToScalarType(slot.impl->dtype())});
+  }
+  return spmd::Call(*info.schema, values, std::move(tensors));
+}
+
+std::vector<Placements> current_placements(const Arguments& arguments) {
+  std::vector<Placements> placements;
+  const size_t ndim = size_t(arguments.first->mesh.ndim());
+  for (const TensorSlot& slot : arguments.tensors) {
+    placements.push_back(slot.meta != nullptr ? slot.meta->spec->placements : Placements(ndim));
+  }
+  return placements;
+}
+
+SpecPtr spec_of(const TensorSlot& slot, const DeviceMesh& mesh) {
+  if (slot.meta != nullptr) return slot.meta->spec;
+  return intern_spec(mesh, Placements(size_t(mesh.ndim())), slot.impl->sizes(), slot.impl->strides(),
+                     c10::typeMetaToScalarType(slot.impl->dtype()));
+}
+
+at::Tensor local_of(const TensorSlot& slot) {
+  if (slot.meta != nullptr) return slot.meta->local;
+  return at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(slot.impl));
+}
+
+}  // namespace serried::detail

@@ -1,0 +1,44 @@
+// The tensors among the arguments of a boxed call, flattened.
+#pragma once
+
+#include <ATen/core/stack.h>
+#include <c10/util/SmallVector.h>
+
+#include "serried/spmd/call.h"
+#include "serried/tensor/detail/op_info.h"
+#include "serried/tensor/meta.h"
+
+namespace serried::detail {
+
+/// A defined tensor: an argument, or an element of one.
+struct TensorSlot {
+  int argument;
+  int list_index;               // -1: not in a list
+  c10::TensorImpl* impl;
+  const DTensorMeta* meta;      // null: plain
+};
+
+struct Arguments {
+  c10::SmallVector<TensorSlot, 8> tensors;  // in schema order, out= ones left out
+  c10::SmallVector<uint64_t, 24> key;       // op, specs and static arguments: what decides the plan
+  const Spec* first = nullptr;              // of the first DTensor
+  bool cacheable = true;
+  bool has_out_dtensor = false;
+};
+
+/// Reads the top of `stack`. Raises where a plain tensor stands beside DTensors or meshes differ.
+void collect(const OpInfo& info, const torch::jit::Stack& stack, Arguments& arguments);
+
+/// The same as rules see it. Views `values`, the call's arguments.
+spmd::Call describe(const OpInfo& info, const Arguments& arguments, c10::ArrayRef<c10::IValue> values);
+
+/// Placements of each tensor; plain ones are replicated.
+std::vector<Placements> current_placements(const Arguments& arguments);
+
+/// The spec of a tensor; for a plain one that of a replicated tensor on `mesh`.
+SpecPtr spec_of(const TensorSlot& slot, const DeviceMesh& mesh);
+
+/// The local part of a tensor, the tensor itself where it is plain.
+at::Tensor local_of(const TensorSlot& slot);
+
+}  // namespace serried::detail

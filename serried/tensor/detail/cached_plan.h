@@ -1,0 +1,73 @@
+// A plan made ready for one rank: what to move, which arguments to replace, how to wrap.
+#pragma once
+
+#include <c10/util/SmallVector.h>
+
+#include <memory>
+#include <vector>
+
+#include "serried/spmd/fixups.h"
+#include "serried/spmd/plan.h"
+#include "serried/spmd/redistribute.h"
+#include "serried/tensor/detail/arguments.h"
+
+namespace serried::detail {
+
+/// An input that must be placed otherwise first.
+struct InputMove {
+  int slot;
+  SpecPtr from;
+  Placements to;
+  std::vector<spmd::Step> steps;
+  bool communicates;
+};
+
+/// How one result lies. The spec found last is kept with the local sizes it was found for.
+struct CachedOutput {
+  Placements placements;
+  c10::DimVector sizes;  // global; -1 and missing: as the local result says
+  SpecPtr spec = {};
+  c10::DimVector local_sizes = {};
+  c10::DimVector local_strides = {};
+  c10::ScalarType dtype = c10::ScalarType::Undefined;
+};
+
+/// All outputs of one return value: one, or for a list one per element, or one for all elements.
+struct CachedReturn {
+  bool is_list = false;
+  bool shared = false;  // one description serves every element
+  std::vector<CachedOutput> elements;
+};
+
+struct CachedPlan {
+  explicit CachedPlan(DeviceMesh mesh_) : mesh(std::move(mesh_)) {}
+
+  DeviceMesh mesh;
+  spmd::Plan plan;
+  std::vector<spmd::TensorArg> tensors;
+  std::vector<InputMove> moves;
+  std::vector<std::pair<int, c10::IValue>> replaced;  // arguments that are not tensors, localised once
+  std::vector<std::pair<const spmd::Fixup*, spmd::FixupPattern>> fixups;  // that must run on each call
+  mutable std::vector<CachedReturn> returns;
+  /// This rank's part of a cut dim is empty: it calls the op as the first rank of those axes would, with zeros.
+  std::vector<int64_t> stand_in_axes;
+  c10::DimVector coordinate;  // this rank's, or the one it stands in for
+  bool is_fast = false;       // local tensors in, wrap out, nothing else
+  bool is_default = false;
+
+  Position position() const { return {mesh.shape(), coordinate}; }
+};
+
+/// The plan for this call: found, or made and kept.
+const CachedPlan& plan_for(OpInfo& info, const Arguments& arguments, const torch::jit::Stack& stack,
+                           std::unique_ptr<CachedPlan>& uncached);
+
+/// A plan made anew.
+std::unique_ptr<CachedPlan> build_plan(const OpInfo& info, const Arguments& arguments,
+                                       c10::ArrayRef<c10::IValue> values);
+
+/// Runs the call: arguments on the stack become results.
+void run_planned(const c10::OperatorHandle& op, const OpInfo& info, const CachedPlan& plan, const Arguments& arguments,
+                 torch::jit::Stack& stack);
+
+}  // namespace serried::detail

@@ -1,0 +1,42 @@
+// The elements of a tensor that one rank holds, as runs of consecutive places.
+#pragma once
+
+#include <c10/util/ArrayRef.h>
+
+#include <vector>
+
+#include "serried/mesh/layout.h"
+
+namespace serried::detail {
+
+/// Runs [begin, begin + size) of the row-major tensor of `sizes`, ascending: the elements whose index in each dim d
+/// lies in `spans[d]`. Their order is the row-major order of the part. Holds a few words per span, never one per
+/// element.
+class OwnedRuns {
+ public:
+  OwnedRuns(c10::IntArrayRef sizes, std::vector<std::vector<Span>> spans);
+  /// The rank's part as `placements` say; dims in the order of `order`, outermost first (empty: as they are).
+  OwnedRuns(c10::IntArrayRef sizes, c10::ArrayRef<Placement> placements, const Position& at,
+            c10::IntArrayRef order = {});
+
+  /// False at the end.
+  bool next(Span& run);
+  /// Elements in all runs.
+  int64_t numel() const { return numel_; }
+
+ private:
+  struct Dim {
+    std::vector<Span> spans;
+    int64_t step = 1;  // elements between neighbours
+    size_t span = 0;   // where the walk is
+    int64_t index = 0;
+  };
+  void prepare(c10::IntArrayRef sizes, std::vector<std::vector<Span>> spans);
+  bool advance_outer();
+
+  std::vector<Dim> dims_;  // down to the last one that is not whole; those behind it are part of its step
+  int64_t numel_ = 0;
+  bool done_ = false;
+};
+
+}  // namespace serried::detail

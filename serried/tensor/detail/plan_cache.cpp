@@ -1,0 +1,121 @@
+// Finds plans by (op, specs, static arguments); one cache per thread, bounded.
+#include "serried/tensor/detail/cached_plan.h"
+#include "serried/tensor/dispatch.h"
+
+#include <cstring>
+#include <unordered_map>
+
+#include "serried/base/log.h"
+
+namespace serried {
+namespace detail {
+namespace {
+
+// Programs with ever new shapes must not grow for ever; a full cache is simply begun anew.
+constexpr size_t kMaxPlans = 1 << 16;
+
+struct Entry {
+  std::vector<uint64_t> key;
+  std::unique_ptr<CachedPlan> plan;
+};
+
+struct Cache {
+  std::unordered_multimap<uint64_t, Entry> plans;
+  DispatchStats stats;
+};
+
+Cache& cache() {
+  static thread_local Cache instance;
+  return instance;
+}
+
+uint64_t hash_of(const OpInfo& info, const Arguments& arguments) {
+  uint64_t hash = reinterpret_cast<uintptr_t>(&info);
+  for (uint64_t word : arguments.key) {
+    hash = (hash ^ word) * 0x9e3779b97f4a7c15ull;
+    hash ^= hash >> 29;
+  }
+  return hash;
+}
+
+const CachedPlan* find(uint64_t hash, const OpInfo& info, const Arguments& arguments) {
+  auto [entry, end] = cache().plans.equal_range(hash);
+  for (; entry != end; ++entry) {
+    const auto& key = entry->second.key;
+    if (key.size() == arguments.key.size() + 1 && key.back() == reinterpret_cast<uintptr_t>(&info) &&
+        std::equal(arguments.key.begin(), arguments.key.end(), key.begin())) {
+      return entry->second.plan.get();
+    }
+  }
+  return nullptr;
+}
+
+const CachedPlan* keep(uint64_t hash, const OpInfo& info, const Arguments& arguments,
+                       std::unique_ptr<CachedPlan> plan) {
+  if (cache().plans.size() >= kMaxPlans) clear_dispatch_cache();
+  Entry entry{{arguments.key.begin(), arguments.key.end()}, std::move(plan)};
+  entry.key.push_back(reinterpret_cast<uintptr_t>(&info));
+  const CachedPlan* kept = entry.plan.get();
+  cache().plans.emplace(hash, std::move(entry));
+  return kept;
+}
+
+void note_default(const OpInfo& info) {
+  ++cache().stats.defaults;
+  if (!log::enabled(log::Topic::dispatch)) return;
+  static thread_local std::unordered_map<const void*, bool> said;
+  if (said.emplace(info.schema, true).second) {
+    log::line(log::Topic::dispatch, info.name, " has no sharding rule: inputs are replicated");
+  }
+}
+
+const CachedPlan& counted(const OpInfo& info, const CachedPlan& plan) {
+  if (plan.is_default) note_default(info);
+  return plan;
+}
+
+}  // namespace
+
+const CachedPlan& plan_for(OpInfo& info, const Arguments& arguments, const torch::jit::Stack& stack,
+                           std::unique_ptr<CachedPlan>& uncached) {
+  const uint64_t hash = hash_of(info, arguments);
+  DispatchStats& stats = cache().stats;
+  // 64 bits of hash: two keys of one op that collide are less likely than a broken memory bit.
+  if (info.last_plan != nullptr && info.last_hash == hash && arguments.cacheable) {
+    ++stats.hits;
+    return counted(info, *info.last_plan);
+  }
+  const CachedPlan* found = arguments.cacheable ? find(hash, info, arguments) : nullptr;
+  if (found == nullptr) {
+    ++stats.misses;
+    const c10::ArrayRef<c10::IValue> values(stack.data() + stack.size() - info.num_arguments, info.num_arguments);
+    std::unique_ptr<CachedPlan> made = build_plan(info, arguments, values);
+    if (!arguments.cacheable) {
+      uncached = std::move(made);
+      return counted(info, *uncached);
+    }
+    found = keep(hash, info, arguments, std::move(made));
+  } else {
+    ++stats.hits;
+  }
+  info.last_hash = hash;
+  info.last_plan = found;
+  return counted(info, *found);
+}
+
+}  // namespace detail
+
+DispatchStats dispatch_stats() {
+  return detail::cache().stats;
+}
+
+void reset_dispatch_stats() {
+  detail::cache().stats = {};
+}
+
+void clear_dispatch_cache() {
+  detail::forget_last_plans();
+  detail::cache().plans.clear();
+}
+
+}  // namespace serried

@@ -1,0 +1,327 @@
+// Runs a planned call on this rank: move inputs, call on local tensors, wrap results.
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <optional>
+
+#include <c10/core/InferenceMode.h>
+
+#include "serried/base/error.h"
+#include "serried/base/log.h"
+#include "serried/tensor/comm_debug.h"
+#include "serried/tensor/detail/cached_plan.h"
+#include "serried/tensor/dispatch.h"
+#include "serried/tensor/guards.h"
+#include "serried/tensor/random.h"
+#include "serried/tensor/redistribute.h"
+
+namespace serried::detail {
+namespace {
+
+using c10::IValue;
+using torch::jit::Stack;
+using Locals = c10::SmallVector<at::Tensor, 8>;
+
+// What hidden communication is allowed to do.
+void announce(const OpInfo& info, const CachedPlan& plan, const InputMove& move) {
+  comm_debug::note_redistribution(info.name, *move.from, move.to, /*implicit=*/true);
+  const ExplicitRedistributionOptions options = ExplicitRedistribution::current();
+  if (options.mode == HiddenCommunication::allow || (!move.communicates && !options.strict)) return;
+  const int argument = plan.tensors[move.slot].argument;
+  const ErrorText text{info.name,
+                       c10::str("argument ", argument, " \"", info.schema->arguments()[argument].name(), "\" ",
+                                move.from->to_string(), " would be redistributed to ", to_string(move.to),
+                                plan.is_default ? ": the op has no sharding rule" : c10::str(" by the rule ", plan.plan.rule)),
+                       c10::str("call redistribute(parse_placements(\"", to_string(move.to), "\")) before the op")};
+  if (options.mode == HiddenCommunication::forbid) raise<c10::ValueError>(text);
+  if (options.mode == HiddenCommunication::warn) return log::warn_once(format_error(text));
+  log::line(log::Topic::plan, format_error(text));
+}
+
+void check_writable(const OpInfo& info, const Arguments& arguments) {
+  for (const TensorSlot& slot : arguments.tensors) {
+    if (!info.is_written[slot.argument]) continue;
+    const std::string argument = info.schema->arguments()[slot.argument].name();
+    if (slot.meta == nullptr) {
+      raise<c10::TypeError>({info.name, c10::str("a DTensor would be written into the plain tensor \"", argument, "\""),
+                             "use the functional form, or make the plain tensor a DTensor first"});
+    }
+    if (!slot.meta->is_copied_view) continue;
+    raise<c10::ValueError>({info.name,
+                            c10::str("\"", argument, "\" ", slot.meta->spec->to_string(),
+                                     " is a view across a cut dim: its data was gathered, so writing to it would not "
+                                     "reach the tensor it is a view of"),
+                            "write to the tensor itself, or redistribute it so that the viewed dim is whole"});
+  }
+}
+
+Locals gather_locals(const OpInfo& info, const CachedPlan& plan, const Arguments& arguments) {
+  Locals locals;
+  for (const TensorSlot& slot : arguments.tensors) locals.push_back(local_of(slot));
+  for (const InputMove& move : plan.moves) {
+    announce(info, plan, move);
+    at::Tensor moved = run_steps(locals[move.slot], *move.from, move.steps);
+    // The op writes into its own copy, which goes back afterwards.
+    const bool written = info.is_written[plan.tensors[move.slot].argument];
+    if (written && moved.is_same(locals[move.slot])) moved = moved.clone();
+    locals[move.slot] = std::move(moved);
+  }
+  return locals;
+}
+
+// Zeros in the shape of the rank this one stands in for.
+void put_stand_ins(const CachedPlan& plan, Locals& locals) {
+  for (size_t i = 0; i < locals.size(); ++i) {
+    const c10::DimVector sizes = local_sizes(plan.tensors[i].sizes, plan.plan.inputs[i], plan.position());
+    if (locals[i].sizes() != c10::IntArrayRef(sizes)) locals[i] = at::zeros(sizes, locals[i].options());
+  }
+}
+
+void put_locals(const OpInfo& info, const Arguments& arguments, const Locals& locals, Stack& stack, size_t base) {
+  for (size_t i = 0; i < locals.size(); ++i) {
+    const TensorSlot& slot = arguments.tensors[i];
+    if (slot.list_index < 0) {
+      stack[base + slot.argument] = locals[i];
+      continue;
+    }
+    // The whole list at its first tensor; absent elements stay absent.
+    if (i > 0 && arguments.tensors[i - 1].argument == slot.argument) continue;
+    size_t next = i;
+    const auto local_at = [&](int k) -> std::optional<at::Tensor> {
+      if (next == locals.size() || arguments.tensors[next].argument != slot.argument) return std::nullopt;
+      return arguments.tensors[next].list_index == k ? std::optional(locals[next++]) : std::nullopt;
+    };
+    const int size = int(stack[base + slot.argument].toListRef().size());
+    if (info.kinds[slot.argument] == OpInfo::ArgumentKind::tensor_list) {
+      c10::List<at::Tensor> list;
+      for (int k = 0; k < size; ++k) list.push_back(local_at(k).value_or(at::Tensor()));
+      stack[base + slot.argument] = list;
+    } else {
+      c10::List<std::optional<at::Tensor>> list;
+      for (int k = 0; k < size; ++k) list.push_back(local_at(k));
+      stack[base + slot.argument] = list;
+    }
+  }
+}
+
+SpecPtr spec_for(CachedOutput& output, const at::Tensor& local, const DeviceMesh& mesh) {
+  if (C10_LIKELY(output.spec && local.sizes() == c10::IntArrayRef(output.local_sizes) &&
+                 local.strides() == c10::IntArrayRef(output.local_strides) && local.scalar_type() == output.dtype)) {
+    return output.spec;
+  }
+  output.spec = spec_of_result(local, mesh, output.placements, output.sizes);
+  output.local_sizes = c10::DimVector(local.sizes());
+  output.local_strides = c10::DimVector(local.strides());
+  output.dtype = local.scalar_type();
+  return output.spec;
+}
+
+// What the stand-in computed has only the right shape.
+at::Tensor undo_stand_in(const CachedPlan& plan, const CachedOutput& output, const at::Tensor& local) {
+  c10::DimVector global(local.sizes());
+  for (const Placement& placement : output.placements) {
+    if (placement.is_shard()) global[placement.dim()] = output.sizes[placement.dim()];
+  }
+  const c10::DimVector sizes = local_sizes(global, output.placements, plan.mesh.position());
+  at::Tensor result = at::empty(sizes, local.options());
+  if (result.numel() == 0) return result;
+  for (int64_t axis : plan.stand_in_axes) {
+    if (output.placements[axis].is_partial()) {
+      fill_identity_(result, output.placements[axis].reduce());
+      return result;
+    }
+  }
+  return local;
+}
+
+struct Wrapping {
+  const OpInfo& info;
+  const CachedPlan& plan;
+  bool copied_view;
+  bool leave_inference;  // a view of an ordinary tensor is one too, even in InferenceMode
+};
+
+at::Tensor wrap_result(const Wrapping& w, CachedOutput& output, at::Tensor local) {
+  if (C10_UNLIKELY(!w.plan.stand_in_axes.empty())) local = undo_stand_in(w.plan, output, local);
+  bool copied = w.copied_view;
+  if (C10_UNLIKELY(local.is_conj() || local.is_neg())) {
+    local = local.resolve_conj().resolve_neg();
+    copied = copied || w.info.is_view;
+  }
+  std::optional<c10::InferenceMode> ordinary;
+  if (C10_UNLIKELY(w.leave_inference)) ordinary.emplace(false);
+  SpecPtr spec = spec_for(output, local, w.plan.mesh);
+  return wrap(std::move(local), std::move(spec), copied);
+}
+
+void wrap_list(const Wrapping& w, CachedReturn& description, IValue& value) {
+  c10::List<at::Tensor> wrapped;
+  size_t k = 0;
+  for (const at::Tensor& local : value.toTensorVector()) {
+    if (!local.defined() || description.elements.empty()) {
+      wrapped.push_back(local);
+      continue;
+    }
+    // Elements of one description may differ in size, so none of them keeps its spec.
+    CachedOutput shared = description.elements[description.shared ? 0 : k];
+    wrapped.push_back(wrap_result(w, description.shared ? shared : description.elements[k], local));
+    ++k;
+  }
+  value = wrapped;
+}
+
+// `written` holds per return the tensor given, where it was written in place.
+void wrap_returns(const Wrapping& w, c10::ArrayRef<IValue> written, Stack& stack) {
+  const size_t base = stack.size() - w.info.num_returns;
+  for (int r = 0; r < w.info.num_returns; ++r) {
+    IValue& value = stack[base + r];
+    if (w.info.return_alias[r] >= 0) {
+      value = written[r];
+      continue;
+    }
+    CachedReturn& description = w.plan.returns[r];
+    if (value.isTensor()) {
+      at::Tensor local = std::move(value).toTensor();
+      value = local.defined() && !description.elements.empty() ? wrap_result(w, description.elements[0], std::move(local)) : local;
+    } else if (value.isTensorList()) {
+      wrap_list(w, description, value);
+    }
+  }
+}
+
+// Written inputs that the op saw elsewhere than they lie: bring the new value back.
+void write_back(const OpInfo& info, const CachedPlan& plan, const Arguments& arguments, const Locals& locals) {
+  for (const InputMove& move : plan.moves) {
+    const TensorSlot& slot = arguments.tensors[move.slot];
+    if (!info.is_written[slot.argument]) continue;
+    const SpecPtr moved = with_placements(*move.from, move.to);
+    slot.meta->local.copy_(redistribute_local(locals[move.slot], *moved, move.from->placements));
+  }
+}
+
+// squeeze_ and the like: the tensor itself gets the new sizes.
+void change_metadata(const CachedPlan& plan, const IValue& self, const at::Tensor& local) {
+  set_meta(self.toTensor(), local, spec_for(plan.returns[0].elements[0], local, plan.mesh));
+}
+
+void prepare_out(const OpInfo& info, Stack& stack, size_t base) {
+  for (int i = 0; i < info.num_arguments; ++i) {
+    if (!info.is_out[i] || !stack[base + i].isTensor()) continue;
+    const at::Tensor& out = stack[base + i].toTensor();
+    if (dtensor_meta(out) == nullptr) {
+      raise<c10::TypeError>({info.name, c10::str("the out= tensor \"", info.schema->arguments()[i].name(), "\" is plain"),
+                             "pass a DTensor on the same mesh, or use the form that returns a new tensor"});
+    }
+    stack[base + i] = at::empty({0}, dtensor_meta(out)->local.options());
+  }
+}
+
+void fill_out(const OpInfo& info, const CachedPlan& plan, c10::ArrayRef<IValue> given, Stack& stack) {
+  const size_t base = stack.size() - info.num_returns;
+  for (int r = 0; r < info.num_returns; ++r) {
+    const int argument = info.return_alias[r];
+    if (argument < 0 || !info.is_out[argument] || plan.returns[r].elements.empty()) continue;
+    at::Tensor local = stack[base + r].toTensor();
+    CachedOutput& output = plan.returns[r].elements[0];
+    if (!plan.stand_in_axes.empty()) local = undo_stand_in(plan, output, local);
+    const SpecPtr spec = spec_for(output, local, plan.mesh);
+    const at::Tensor out = given[argument].toTensor();
+    const DTensorMeta* meta = dtensor_meta(out);
+    if (meta->spec->placements == spec->placements && meta->local.sizes() == local.sizes()) {
+      meta->local.copy_(local);  // others may share the memory
+    } else {
+      set_meta(out, local, spec);
+    }
+  }
+}
+
+bool nothing_to_write(const OpInfo& info, const CachedPlan& plan, const Arguments& arguments) {
+  if (plan.stand_in_axes.empty() || !info.has_written || info.is_metadata_change) return false;
+  for (const TensorSlot& slot : arguments.tensors) {
+    if (info.is_written[slot.argument] && slot.meta->local.numel() == 0) return true;
+  }
+  return false;
+}
+
+bool view_source_moved(const OpInfo& info, const CachedPlan& plan) {
+  if (!info.is_view) return false;
+  for (const InputMove& move : plan.moves) {
+    if (move.slot == 0) return true;
+  }
+  return false;
+}
+
+bool leaves_inference(const OpInfo& info, const Arguments& arguments) {
+  return info.is_view && c10::InferenceMode::is_enabled() && !arguments.tensors[0].impl->is_inference();
+}
+
+void run_fast(const c10::OperatorHandle& op, const OpInfo& info, const CachedPlan& plan, const Arguments& arguments,
+              Stack& stack) {
+  const size_t base = stack.size() - info.num_arguments;
+  const Wrapping wrapping{info, plan, false, leaves_inference(info, arguments)};
+  c10::SmallVector<IValue, 2> written(info.num_returns);
+  if (info.has_written) {
+    check_writable(info, arguments);
+    for (int r = 0; r < info.num_returns; ++r) {
+      if (info.return_alias[r] >= 0) written[r] = stack[base + info.return_alias[r]];
+    }
+  }
+  for (const TensorSlot& slot : arguments.tensors) {
+    if (slot.meta != nullptr) stack[base + slot.argument] = IValue(at::Tensor(slot.meta->local));
+  }
+  for (const auto& [argument, value] : plan.replaced) stack[base + argument] = value;
+  if (C10_UNLIKELY(plan.is_default && info.takes_generator)) put_rank_generator(*info.schema, stack, &plan.mesh);
+  execute_local(op, stack);
+  wrap_returns(wrapping, written, stack);
+}
+
+}  // namespace
+
+void run_planned(const c10::OperatorHandle& op, const OpInfo& info, const CachedPlan& plan, const Arguments& arguments,
+                 Stack& stack) {
+  if (plan.is_fast) return run_fast(op, info, plan, arguments, stack);
+  const size_t base = stack.size() - info.num_arguments;
+  if (info.has_written) check_writable(info, arguments);
+  // The call as it was made: results in place are these tensors, and their parts stay alive.
+  const std::vector<IValue> given(stack.begin() + base, stack.end());
+  std::vector<IValue> written(info.num_returns);
+  for (int r = 0; r < info.num_returns; ++r) {
+    if (info.return_alias[r] >= 0) written[r] = given[info.return_alias[r]];
+  }
+  Locals locals = gather_locals(info, plan, arguments);
+  if (nothing_to_write(info, plan, arguments)) {
+    write_back(info, plan, arguments, locals);
+    torch::jit::drop(stack, info.num_arguments);
+    stack.insert(stack.end(), written.begin(), written.end());
+    return;
+  }
+  if (!plan.stand_in_axes.empty()) put_stand_ins(plan, locals);
+  if (info.is_metadata_change) locals[0] = locals[0].alias();
+  put_locals(info, arguments, locals, stack, base);
+  if (info.has_out) prepare_out(info, stack, base);
+  for (const auto& [argument, value] : plan.replaced) stack[base + argument] = value;
+  if (plan.is_default && info.takes_generator) put_rank_generator(*info.schema, stack, &plan.mesh);
+
+  const spmd::Call call(*info.schema, given, plan.tensors);
+  const spmd::LocalCall local_call{call, plan.plan, plan.position()};
+  Stack local(stack.begin() + base, stack.end());
+  for (const auto& [fixup, pattern] : plan.fixups) {
+    if (fixup->before != nullptr) fixup->before(local_call, pattern, local);
+  }
+  const Stack arguments_of_call = plan.fixups.empty() ? Stack() : local;
+  execute_local(op, local);
+  for (const auto& [fixup, pattern] : plan.fixups) {
+    if (fixup->after != nullptr) fixup->after(local_call, pattern, arguments_of_call, local);
+  }
+  torch::jit::drop(stack, info.num_arguments);
+  stack.insert(stack.end(), local.begin(), local.end());
+  if (info.has_out) fill_out(info, plan, given, stack);
+  if (info.is_metadata_change) {
+    change_metadata(plan, given[0], locals[0]);
+  } else if (info.has_written) {
+    write_back(info, plan, arguments, locals);
+  }
+  wrap_returns({info, plan, view_source_moved(info, plan), leaves_inference(info, arguments)}, written, stack);
+}
+
+}  // namespace serried::detail

@@ -1,0 +1,66 @@
+// The one boxed fallback at the home key: kind of tensor, handler, plan, run.
+#include "serried/tensor/dispatch.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
+
+#include "serried/base/error.h"
+namespace serried { bool make_born_sharded(const c10::OperatorHandle&, torch::jit::Stack&); }
+#include "serried/tensor/detail/cached_plan.h"
+
+namespace serried {
+namespace {
+
+using c10::DispatchKey;
+using torch::jit::Stack;
+
+// Local calls happen below autograd (it has done its part with the DTensors) and below the home key.
+const c10::DispatchKeySet kExcluded =
+    c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::DispatchKeySet(kHomeKey);
+
+// No DTensor among the arguments: the key came from a scope that includes it.
+void run_plain(const c10::OperatorHandle& op, Stack& stack) {
+  c10::impl::ExcludeDispatchKeyGuard below(kHomeKey);
+  if (!make_born_sharded(op, stack)) op.callBoxed(stack);
+}
+
+void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+  detail::OpInfo& info = detail::op_info(op);
+  detail::Arguments arguments;
+  detail::collect(info, *stack, arguments);
+  if (arguments.first == nullptr && !arguments.has_out_dtensor) return run_plain(op, *stack);
+  c10::impl::ExcludeDispatchKeyGuard below(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+  if (info.handler != nullptr && info.handler(op, *stack)) return;
+  if (arguments.first == nullptr) {
+    raise<c10::TypeError>({info.name, "the out= tensor is a DTensor but no input is",
+                           "call the op without out= and distribute the result"});
+  }
+  // Composites arrive whole only where autograd is off: they decompose here as they would there.
+  if (info.is_composite) return op.callBoxedForDispatchKey(DispatchKey::CompositeImplicitAutograd, *stack);
+  std::unique_ptr<detail::CachedPlan> uncached;
+  const detail::CachedPlan& plan = detail::plan_for(info, arguments, *stack, uncached);
+  detail::run_planned(op, info, plan, arguments, *stack);
+}
+
+// Two owners of one key would silently take each other's tensors.
+bool home_key_is_free() {
+  return !c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(kHomeKey);
+}
+
+}  // namespace
+
+void execute_local(const c10::OperatorHandle& op, Stack& stack) {
+  c10::impl::ExcludeDispatchKeyGuard below(kExcluded);
+  op.callBoxed(stack);
+}
+
+TORCH_LIBRARY_IMPL(_, Fake, m) {
+  if (!home_key_is_free()) {
+    raise<c10::Error>({"serried", "another library has registered a fallback for the dispatch key Fake",
+                       "load only one library that uses this key in a process"});
+  }
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+}
+
+}  // namespace serried

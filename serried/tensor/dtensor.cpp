@@ -1,0 +1,136 @@
+// DTensor: what a user asks of one.
+#include "serried/tensor/dtensor.h"
+
+#include <ATen/ATen.h>
+
+#include "serried/base/error.h"
+#include "serried/comm/watch.h"
+#include "serried/spmd/redistribute.h"
+#include "serried/tensor/detail/from_local.h"
+#include "serried/tensor/detail/gradient.h"
+#include "serried/tensor/detail/placing.h"
+#include "serried/tensor/meta.h"
+#include "serried/tensor/redistribute.h"
+
+namespace serried {
+namespace {
+
+const DTensorMeta& meta_of(const char* where, const at::Tensor& t) {
+  if (const DTensorMeta* meta = dtensor_meta(t)) return *meta;
+  raise<c10::ValueError>({where, "the DTensor is undefined", "assign one to it first"});
+}
+
+// The part of `t` as `dtype`, placed by `placements`; `t` itself where nothing changes.
+at::Tensor redistributed(const at::Tensor& t, const Placements& placements, c10::ScalarType dtype) {
+  const DTensorMeta& meta = *dtensor_meta(t);
+  if (meta.spec->placements == placements && meta.spec->dtype == dtype) return t;
+  const at::NoGradGuard no_grad;
+  const at::Tensor local = meta.local.to(dtype);
+  const SpecPtr from = intern_spec(meta.spec->mesh, meta.spec->placements, meta.spec->sizes, meta.spec->strides, dtype);
+  at::Tensor moved = redistribute_local(local, *from, placements);
+  SpecPtr to = moved.is_same(local) ? with_placements(*from, placements)
+                                    : spec_of_result(moved, from->mesh, placements, from->sizes);
+  return wrap(std::move(moved), std::move(to));
+}
+
+at::Tensor redistributed_across(const at::Tensor& t, const DeviceMesh& mesh, const Placements& placements) {
+  const DTensorMeta& meta = *dtensor_meta(t);
+  const at::NoGradGuard no_grad;
+  at::Tensor moved = redistribute_across(meta.local, *meta.spec, mesh, placements);
+  if (!moved.defined()) moved = at::empty({0}, meta.local.options());  // this rank holds nothing of it
+  const c10::DimVector strides = serried::contiguous_strides(meta.spec->sizes);
+  return wrap(std::move(moved), intern_spec(mesh, placements, meta.spec->sizes, strides, meta.spec->dtype));
+}
+
+// What autograd needs of a redistribution: the way back, once more differentiable.
+DTensor recorded(const DTensor& from, const at::Tensor& to, std::optional<c10::ScalarType> backward_dtype) {
+  if (to.is_same(from)) return from;
+  if (!detail::wants_gradient(from)) return DTensor(to);
+  const SpecPtr spec = dtensor_meta(from)->spec;
+  detail::record_gradient("RedistributeBackward", from, to, [spec, backward_dtype](const at::Tensor& grad) {
+    const DTensor given(grad);
+    const Placements placements = detail::gradient_placements(spec->placements);
+    if (!(given.device_mesh() == spec->mesh)) return at::Tensor(given.redistribute(spec->mesh, placements));
+    const c10::ScalarType dtype = backward_dtype.value_or(given.scalar_type());
+    const DTensor moved = given.redistribute(placements, {.forward_dtype = dtype});
+    return at::Tensor(moved.redistribute(placements, {.forward_dtype = spec->dtype}));
+  });
+  return DTensor(to);
+}
+
+}  // namespace
+
+bool is_dtensor(const at::Tensor& t) {
+  return dtensor_meta(t) != nullptr;
+}
+
+DTensor::DTensor(at::Tensor t) : at::Tensor(std::move(t)) {
+  if (is_dtensor(*this)) return;
+  raise<c10::TypeError>({"DTensor",
+                         defined() ? watch::describe_tensor(*this) + " is a plain tensor" : "the tensor is undefined",
+                         "make one with distribute_tensor(full, mesh, placements) or DTensor::from_local"});
+}
+
+at::Tensor DTensor::to_local(ToLocalOptions options) const {
+  const DTensorMeta& meta = meta_of("to_local", *this);
+  at::Tensor part = detail::alias_of_local(meta.local, *this);
+  if (!detail::wants_gradient(*this)) return part;
+  const Placements placed =
+      options.grad_placements.has_value()
+          ? detail::resolved_placements("to_local", *options.grad_placements, dim(), meta.spec->mesh, scalar_type())
+          : detail::gradient_placements(meta.spec->placements);
+  detail::record_gradient("ToLocalBackward", *this, part, [spec = meta.spec, placed](const at::Tensor& grad) {
+    const at::Tensor local = grad.is_non_overlapping_and_dense() ? grad : grad.contiguous();
+    const SpecPtr grad_spec = spec_of_result(local, spec->mesh, placed, spec->sizes);
+    return detail::from_local_unchecked(local, local, grad_spec, detail::gradient_placements(placed));
+  });
+  return part;
+}
+
+DTensor DTensor::redistribute(const Placements& placements, RedistributeOptions options) const {
+  const Spec& spec = *meta_of("redistribute", *this).spec;
+  const c10::ScalarType dtype = options.forward_dtype.value_or(spec.dtype);
+  if (placements == spec.placements && dtype == spec.dtype) return *this;
+  const Placements placed = detail::resolved_placements("redistribute", placements, dim(), spec.mesh, dtype);
+  return recorded(*this, redistributed(*this, placed, dtype), options.backward_dtype);
+}
+
+DTensor DTensor::redistribute(const DeviceMesh& mesh, const Placements& placements) const {
+  const Spec& spec = *meta_of("redistribute", *this).spec;
+  if (mesh == spec.mesh) return redistribute(placements);
+  const Placements placed = detail::resolved_placements("redistribute", placements, dim(), mesh, spec.dtype);
+  return recorded(*this, redistributed_across(*this, mesh, placed), {});
+}
+
+at::Tensor DTensor::full_tensor(ToLocalOptions options) const {
+  const Spec& spec = *meta_of("full_tensor", *this).spec;
+  return redistribute(Placements(spec.placements.size())).to_local(std::move(options));
+}
+
+const DeviceMesh& DTensor::device_mesh() const {
+  return meta_of("device_mesh", *this).spec->mesh;
+}
+
+const Placements& DTensor::placements() const {
+  return meta_of("placements", *this).spec->placements;
+}
+
+std::vector<DTensor::Chunk> DTensor::local_chunks() const {
+  const Spec& spec = *meta_of("local_chunks", *this).spec;
+  for (const Placement& placement : spec.placements) {
+    if (!placement.is_partial()) continue;
+    raise<c10::ValueError>({"local_chunks", spec.to_string() + " is Partial: no rank holds values of the whole",
+                            "redistribute it to Replicate or Shard first"});
+  }
+  std::vector<Chunk> chunks;
+  for (const spmd::Box& box : spmd::owned_boxes(spec.sizes, spec.placements, spec.mesh.position())) {
+    Chunk& chunk = chunks.emplace_back();
+    for (const Span& span : box) {
+      chunk.offsets.push_back(span.begin);
+      chunk.sizes.push_back(span.size);
+    }
+  }
+  return chunks;
+}
+
+}  // namespace serried

@@ -1,0 +1,83 @@
+// Makes tensors of ours, and makes tensors ours: the only file that touches TensorImpl's protected members.
+#include "serried/tensor/meta.h"
+
+#include <c10/core/Storage.h>
+
+namespace serried {
+namespace {
+
+// Names the protected members of TensorImpl; never instantiated. A pointer to member works on any TensorImpl.
+struct OpenTensorImpl : c10::TensorImpl {
+  static c10::DispatchKeySet& key_set(c10::TensorImpl& impl) { return impl.*(&OpenTensorImpl::key_set_); }
+  static c10::Storage& storage(c10::TensorImpl& impl) { return impl.*(&OpenTensorImpl::storage_); }
+  static caffe2::TypeMeta& dtype(c10::TensorImpl& impl) { return impl.*(&OpenTensorImpl::data_type_); }
+};
+
+// Without Dense: plain.set_data(dtensor) would be accepted silently with it.
+constexpr c10::DispatchKeySet kHomeKeys =
+    c10::DispatchKeySet(c10::BackendComponent::CPUBit) | c10::DispatchKeySet(kHomeKey);
+constexpr c10::DispatchKeySet kKeys = kHomeKeys | c10::DispatchKeySet(c10::DispatchKey::AutogradCPU) |
+                                      c10::DispatchKeySet(c10::DispatchKey::ADInplaceOrView) |
+                                      c10::DispatchKeySet(c10::DispatchKey::AutocastCPU);
+
+// One per thread, so that ranks that are threads do not fight for one reference count.
+const c10::Storage& no_memory() {
+  thread_local const c10::Storage storage = [] {
+    c10::Storage made(c10::Storage::use_byte_size_t(), 0, c10::GetAllocator(c10::kCPU), /*resizable=*/false);
+    made.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(
+        "[data_ptr] a DTensor has no memory of its own\n"
+        "  fix: use to_local() for this rank's part, or full_tensor() for the whole, also for torch::save");
+    return made;
+  }();
+  return storage;
+}
+
+void set_content(c10::TensorImpl& impl, c10::intrusive_ptr<DTensorMeta> meta) {
+  impl.set_sizes_and_strides(meta->spec->sizes, meta->spec->strides, 0);
+  impl.set_backend_meta(std::move(meta));
+}
+
+}  // namespace
+
+at::Tensor wrap(at::Tensor local, SpecPtr spec, bool is_copied_view) {
+  // The constructor leaves out autograd's keys under InferenceMode.
+  auto impl =
+      c10::make_intrusive<c10::TensorImpl>(c10::Storage(no_memory()), kKeys, c10::scalarTypeToTypeMeta(spec->dtype));
+  set_content(*impl, c10::make_intrusive<DTensorMeta>(std::move(local), std::move(spec), is_copied_view));
+  return at::Tensor(std::move(impl));
+}
+
+at::Tensor wrap_view(at::Tensor local, SpecPtr spec, const at::Tensor& base, bool is_copied_view) {
+  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(no_memory()), base.key_set(),
+                                                   c10::scalarTypeToTypeMeta(spec->dtype));
+  set_content(*impl, c10::make_intrusive<DTensorMeta>(std::move(local), std::move(spec), is_copied_view));
+  return at::Tensor(std::move(impl));
+}
+
+void set_meta(const at::Tensor& t, at::Tensor local, SpecPtr spec) {
+  c10::TensorImpl& impl = *t.unsafeGetTensorImpl();
+  OpenTensorImpl::dtype(impl) = c10::scalarTypeToTypeMeta(spec->dtype);
+  const DTensorMeta* old = dtensor_meta(t);
+  const bool is_copied_view = old != nullptr && old->is_copied_view;
+  set_content(impl, c10::make_intrusive<DTensorMeta>(std::move(local), std::move(spec), is_copied_view));
+}
+
+void convert_in_place(const at::Tensor& plain, at::Tensor local, SpecPtr spec) {
+  c10::TensorImpl& impl = *plain.unsafeGetTensorImpl();
+  OpenTensorImpl::key_set(impl) =
+      plain.is_inference() ? kHomeKeys | c10::DispatchKeySet(c10::DispatchKey::AutocastCPU) : kKeys;
+  OpenTensorImpl::storage(impl) = no_memory();
+  OpenTensorImpl::dtype(impl) = c10::scalarTypeToTypeMeta(spec->dtype);
+  set_content(impl, c10::make_intrusive<DTensorMeta>(std::move(local), std::move(spec)));
+}
+
+SpecPtr spec_of_result(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements,
+                       c10::IntArrayRef sizes) {
+  c10::DimVector global;
+  for (size_t i = 0; i < sizes.size(); ++i) global.push_back(sizes[i] < 0 ? local.size(int64_t(i)) : sizes[i]);
+  const c10::DimVector strides =
+      local.is_contiguous() ? serried::contiguous_strides(global) : dense_strides(global, local.strides());
+  return intern_spec(mesh, placements, global, strides, local.scalar_type());
+}
+
+}  // namespace serried

@@ -1,0 +1,32 @@
+// Stock torch::nn modules on a mesh: their parameters become DTensors in place.
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <functional>
+#include <string>
+
+#include "serried/tensor/dtensor.h"
+
+namespace serried {
+
+/// Makes `parameter` (or a buffer) a DTensor in place: the module's member, its parameter list and an optimizer made
+/// earlier all see it. The values of the mesh's first rank count; all ranks of the mesh call it. Its gradient arrives
+/// in the same placements. Nothing happens where it lies so already; ValueError where it lies otherwise.
+///     distribute_parameter(net->fc1->weight, mesh, {Shard(0), Replicate()});
+void distribute_parameter(const at::Tensor& parameter, const DeviceMesh& mesh, const Placements& placements = {});
+
+/// Called for every submodule, the module itself first under the name "".
+using PartitionFn = std::function<void(const std::string& name, torch::nn::Module& module, const DeviceMesh& mesh)>;
+
+/// Calls `partition` for every submodule; then parameters and buffers that are still plain become Replicate. ValueError
+/// for a module that went through it already.
+void distribute_module(torch::nn::Module& module, const DeviceMesh& mesh, const PartitionFn& partition = {});
+
+/// Gives an op of yours, or one of ATen's, a sharding rule; docs/rules.md has the notation. `op` is "ns::name" for all
+/// overloads or "ns::name.overload" for one. ValueError for an op that does not exist and for a malformed rule. Holds
+/// for the whole process; plans that other threads made already stay.
+///     register_sharding("mylib::rope", "...d, !d, !d -> ...d");
+void register_sharding(const std::string& op, const std::string& rule);
+
+}  // namespace serried
