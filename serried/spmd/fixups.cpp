@@ -13,9 +13,9 @@ namespace {
 
 using torch::jit::Stack;
 
-// Arguments that say how large the result is, by the names ATen gives them.
-constexpr std::array<std::string_view, 6> kSizeArguments = {"size",  "sizes",      "input_sizes",
-                                                            "shape", "self_sizes", "input_size"};
+// Arguments that say how large the result is, by the names ATen gives them; unfold_backward's `size` says otherwise.
+constexpr std::array<std::string_view, 6> kSizeArguments = {"input_sizes", "self_sizes", "input_size",
+                                                            "sizes",       "shape",      "size"};
 
 void set_sizes(const LocalCall& local, const FixupPattern&, Stack& arguments) {
   for (const std::string_view name : kSizeArguments) {
@@ -46,16 +46,16 @@ void shift_diagonal(const LocalCall& local, const FixupPattern&, Stack& argument
 }
 
 // squeeze drops every dim of size 1, also one that has size 1 only because it is cut: gives those back.
-void unsqueeze_cut(const LocalCall& local, const FixupPattern&, const Stack& arguments, Stack& results) {
+void unsqueeze_cut(const LocalCall& local, const FixupPattern&, const Stack&, Stack& results) {
   const c10::DimVector& global = local.call.tensor(0).sizes;
-  const at::Tensor& part = arguments.at(0).toTensor();
+  const c10::DimVector part = local.input_sizes(0);
   const auto named = local.call.integers("dim");
   Sizes wanted;
   for (size_t d = 0; d < global.size(); ++d) {
     bool asked = !local.call.has("dim");
     for (const int64_t dim : named.value_or(Sizes()))
       asked = asked || from_front(dim, int64_t(global.size())) == int64_t(d);
-    if (global[d] != 1 || !asked) wanted.push_back(part.size(int64_t(d)));
+    if (global[d] != 1 || !asked) wanted.push_back(part[d]);
   }
   const at::Tensor& result = results.at(0).toTensor();
   if (result.sizes() != c10::IntArrayRef(wanted)) results[0] = result.view(wanted);

@@ -1,4 +1,5 @@
 // Batch norm in training where the batch is cut: statistics over all ranks, exact for uneven and empty parts.
+#include <ATen/ops/_native_batch_norm_legit_no_training.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -111,13 +112,15 @@ at::ScalarType saved_type(const NamedArguments& arguments, const at::Tensor& x) 
   return x.scalar_type();
 }
 
+// All ranks move weights, also those that then have nothing to do.
 at::Tensor normalise(const NamedArguments& arguments, const BatchLayout& layout, const at::Tensor& x,
                      const Statistics& with) {
-  if (x.numel() == 0) return at::empty_like(x);
   const at::ScalarType dtype = accumulate_type(x);
-  return std::get<0>(at::native_batch_norm(x, cast(layout.local_channels(arguments.tensor("weight")), dtype),
-                                           cast(layout.local_channels(arguments.tensor("bias")), dtype), with.mean,
-                                           with.variance, /*training=*/false, 0.0, arguments.number("eps")));
+  const at::Tensor weight = cast(layout.local_channels(arguments.tensor("weight")), dtype);
+  const at::Tensor bias = cast(layout.local_channels(arguments.tensor("bias")), dtype);
+  if (x.numel() == 0) return at::empty_like(x);
+  return std::get<0>(at::native_batch_norm(x, weight, bias, with.mean, with.variance, /*training=*/false, 0.0,
+                                           arguments.number("eps")));
 }
 
 bool starts_with(const std::string& text, const char* head) {
@@ -158,20 +161,31 @@ bool forward(const c10::OperatorHandle& op, Stack& stack) {
   return true;
 }
 
+// Outside training nothing is written, whatever the schema says.
+bool forward_or_evaluate(const c10::OperatorHandle& op, Stack& stack) {
+  const std::vector<IValue> values = top(op, stack);
+  const NamedArguments arguments = named(op, values);
+  if (arguments.flag("training", true)) return forward(op, stack);
+  const auto [out, mean, invstd] = at::_native_batch_norm_legit_no_training(
+      arguments.tensor("input"), arguments.tensor("weight"), arguments.tensor("bias"), arguments.tensor("running_mean"),
+      arguments.tensor("running_var"), arguments.number("momentum"), arguments.number("eps"));
+  torch::jit::drop(stack, values.size());
+  torch::jit::push(stack, out, mean, invstd);
+  return true;
+}
+
 struct Gradients {
   at::Tensor input;  // as if mean and variance were constant
   at::Tensor sums;   // [2, channels]: of the gradient, and of the gradient times the normalised input
 };
 
-Gradients constant_gradients(const NamedArguments& arguments, const BatchLayout& layout, const at::Tensor& x,
+Gradients constant_gradients(const at::Tensor& gradient, const at::Tensor& x, const at::Tensor& weight,
                              const Statistics& with) {
-  const at::Tensor gradient = layout.local(arguments.tensor("grad_out"));
-  const at::ScalarType dtype = accumulate_type(x);
-  if (x.numel() == 0) return {at::empty_like(x), at::zeros({2, x.size(1)}, x.options().dtype(dtype))};
-  auto [input, weight, bias] = at::native_batch_norm_backward(
-      gradient, x, cast(layout.local_channels(arguments.tensor("weight")), dtype), with.mean, with.variance, {}, {},
-      /*train=*/false, /*eps=*/0.0, {true, true, true});
-  return {input, at::stack({bias, weight}).to(dtype)};
+  if (x.numel() == 0) return {at::empty_like(x), at::zeros({2, x.size(1)}, with.mean.options())};
+  auto [input, of_weight, of_bias] =
+      at::native_batch_norm_backward(gradient, x, weight, with.mean, with.variance, {}, {}, /*train=*/false,
+                                     /*eps=*/0.0, {true, true, true});
+  return {input, at::stack({of_bias, of_weight}).to(with.mean.scalar_type())};
 }
 
 // What the mean and the variance, which depend on every element, take away.
@@ -202,9 +216,9 @@ bool backward(const c10::OperatorHandle& op, Stack& stack) {
       cast(layout.local_channels(arguments.tensor(is_native ? "save_invstd" : "save_var")), dtype);
   const Statistics with = {cast(layout.local_channels(arguments.tensor("save_mean")), dtype),
                            (deviation * deviation).reciprocal()};
-  Gradients gradients = constant_gradients(arguments, layout, x, with);
-  gradients.sums = layout.sum_over_ranks(gradients.sums);
   const at::Tensor weight = cast(layout.local_channels(arguments.tensor("weight")), dtype);
+  Gradients gradients = constant_gradients(layout.local(arguments.tensor("grad_out")), x, weight, with);
+  gradients.sums = layout.sum_over_ranks(gradients.sums);
   subtract_statistics(layout, x, with, weight.defined() ? deviation * weight : deviation, gradients);
 
   const auto mask = arguments.find("output_mask")->toBoolList();

@@ -16,14 +16,31 @@ struct Key {
   uint64_t spec;
   const spmd::CostModel* model;  // another model, other plans
   Placements to;
-  bool operator==(const Key&) const = default;
+};
+
+// The same without owning the placements: a look-up allocates nothing.
+struct KeyView {
+  uint64_t spec;
+  const spmd::CostModel* model;
+  const Placements& to;
+
+  KeyView(uint64_t spec_, const spmd::CostModel* model_, const Placements& to_) : spec(spec_), model(model_), to(to_) {}
+  KeyView(const Key& key) : spec(key.spec), model(key.model), to(key.to) {}
 };
 
 struct KeyHash {
-  size_t operator()(const Key& key) const {
+  using is_transparent = void;
+  size_t operator()(const KeyView& key) const {
     size_t hash = c10::hash_combine(key.spec, reinterpret_cast<size_t>(key.model));
     for (const Placement& p : key.to) hash = c10::hash_combine(hash, p.bits());
     return hash;
+  }
+};
+
+struct KeyEqual {
+  using is_transparent = void;
+  bool operator()(const KeyView& a, const KeyView& b) const {
+    return a.spec == b.spec && a.model == b.model && a.to == b.to;
   }
 };
 
@@ -32,9 +49,10 @@ struct KeyHash {
 class Plans {
  public:
   const std::vector<spmd::Step>& find(const Spec& from, const Placements& to) {
-    Key key{from.id, &spmd::cost_model(), to};
-    const auto young = young_.find(key);
+    const KeyView view(from.id, &spmd::cost_model(), to);
+    const auto young = young_.find(view);
     if (young != young_.end()) return young->second;
+    Key key{view.spec, view.model, to};
     auto found = old_.extract(key);
     if (!found.empty()) return insert(std::move(key), std::move(found.mapped()));
     return insert(std::move(key), spmd::redistribution(from.sizes, from.placements, to, from.mesh.shape()));
@@ -42,7 +60,7 @@ class Plans {
 
  private:
   static constexpr size_t kCapacity = 4096;
-  using Map = std::unordered_map<Key, std::vector<spmd::Step>, KeyHash>;
+  using Map = std::unordered_map<Key, std::vector<spmd::Step>, KeyHash, KeyEqual>;
 
   const std::vector<spmd::Step>& insert(Key key, std::vector<spmd::Step> steps) {
     if (young_.size() >= kCapacity) {

@@ -111,7 +111,7 @@ TEST(Fixups, PickWrapsNegativeIndices) {
   list.push_back(std::optional<at::Tensor>(at::tensor({-1, -7, 3}, at::kLong)));
   const Planned index("aten::index", "Tensor", {table, list}, {2}, {{Shard(0)}, {Replicate()}});
   const at::Tensor sum = index.run({0}, {part(table, 0, 2, 0), list}) + index.run({1}, {part(table, 0, 2, 1), list});
-  expect_equal(sum, at::tensor({7., 1., 4.}));
+  expect_equal(sum, at::tensor({7.F, 1.F, 4.F}));
 }
 
 TEST(Fixups, PickNamesAnIndexOutOfRange) {

@@ -66,6 +66,8 @@ TEST(PointwiseRules, ProductsTakeOnePartialFactor) {
 
 TEST(PointwiseRules, RoundingIsNotLinear) {
   EXPECT_EQ(rule_of("div.Tensor_mode", {numbers({4}), numbers({4}), "floor"}), "!..., !... -> ...");
+  const at::Tensor whole = at::ones({4}, at::kLong);
+  EXPECT_EQ(rule_of("remainder.Tensor", {whole, whole}), "!..., !... -> ...; even");
   EXPECT_EQ(rule_of("div.Tensor_mode", {numbers({4}), numbers({4}), IValue()}), "..., !... -> ...");
 }
 

@@ -2,8 +2,6 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <cstdio>
-
 #include "serried/spmd/registry.h"
 #include "tests/support/rule_verifier.h"
 #include "tests/support/sample_call.h"

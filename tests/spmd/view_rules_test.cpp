@@ -61,7 +61,7 @@ TEST(ReshapeRule, DimsOfSizeOneComeAndGo) {
 }
 
 TEST(ReshapeRule, WithoutElementsDimsAreMatchedFromBothEnds) {
-  EXPECT_EQ(reshape_rule({3, 0, 4}, {3, 0, 7, 4}), "aBc => aBDc; size");
+  EXPECT_EQ(reshape_rule({3, 0, 4}, {3, 0, 7, 4}), "aBd => aBCd; size");
   EXPECT_EQ(reshape_rule({0}, {0, 5}), "A => AB; size");
   EXPECT_EQ(reshape_rule({2, 0}, {0}), "AB => B; size");
 }

@@ -14,8 +14,8 @@ using Axes = std::vector<int64_t>;
 
 // The planner does not know the dtype; only ratios to latency depend on it.
 constexpr double kElementBytes = 4;
-// An exchange packs and unpacks piece by piece: it must lose against the plain collectives.
-constexpr double kExchangeOverhead = 1.5;
+// An exchange packs and unpacks piece by piece: where a plain collective moves as much, that one wins.
+constexpr double kExchangeLatency = 1.5;
 
 bool contains(const Axes& axes, int64_t axis) {
   return std::find(axes.begin(), axes.end(), axis) != axes.end();
@@ -224,7 +224,11 @@ class Search {
       case Step::Kind::all_reduce: return collective(2 * local_bytes(now_) * others);
       case Step::Kind::reduce_scatter:
       case Step::Kind::all_to_all: return collective(local_bytes(now_) * others);
-      case Step::Kind::exchange: return kExchangeOverhead * collective(local_bytes(after));
+      case Step::Kind::exchange: {
+        const double bytes = local_bytes(after);
+        return kExchangeLatency * model_.latency + bytes * others / model_.bandwidth +
+               2 * bytes / model_.copy_bandwidth;
+      }
     }
     return std::numeric_limits<double>::infinity();
   }

@@ -15,17 +15,25 @@ bool cast_is_linear(c10::ScalarType from, c10::ScalarType to) {
   return c10::isIntegralType(from, true) || !c10::isIntegralType(to, true);
 }
 
+// Complex numbers have no order: of what becomes one, or was one, only sums pass.
+const char* cast_arrow(c10::ScalarType from, c10::ScalarType to) {
+  return c10::isComplexType(from) == c10::isComplexType(to) ? " => " : " -> ";
+}
+
 std::string to_copy(const Call& call) {
   const c10::ScalarType from = call.tensor(0).dtype;
   const auto to = static_cast<c10::ScalarType>(call.integer("dtype", int64_t(from)));
-  return cast_is_linear(from, to) ? "... => ..." : "!... -> ...";
+  if (!cast_is_linear(from, to)) return "!... -> ...";
+  return std::string("...") + cast_arrow(from, to) + "...";
 }
 
 // The former values do not matter, but where they are Partial the copied ones must be, as the tensor stays what it is.
 std::string copy(const Call& call) {
   if (call.tensors().size() < 2) return "!... -> ...";
-  const bool linear = cast_is_linear(call.tensor(1).dtype, call.tensor(0).dtype);
-  return linear ? "... + ... => ..." : "!..., !... -> ...";
+  const c10::ScalarType from = call.tensor(1).dtype;
+  const c10::ScalarType to = call.tensor(0).dtype;
+  if (!cast_is_linear(from, to)) return "!..., !... -> ...";
+  return std::string("... + ...") + cast_arrow(from, to) + "...";
 }
 
 std::string fill(const Call& call) {

@@ -102,12 +102,12 @@ std::string multilabel_margin_backward(const Call& call) {
                    gradient_of(call, s) + ", !" + s.scores + ", !" + s.scores + ", !" + s.scores + " -> " + s.scores);
 }
 
-// Outputs are the loss and the total weight; without reduction the latter is zero, so everything stays linear. A mean
-// over a cut batch divides sums: tensor/decompose_losses.cpp.
+// Outputs are the loss and the total weight; for a batch without reduction the latter is zero, so all stays linear. A
+// mean over a cut batch divides sums: tensor/decompose_losses.cpp.
 std::string nll(const Call& call) {
   const Scores s = scores(call);
-  if (reduction(call) == kNone) return s.scores + ", !" + s.samples + ", C? -> " + s.samples + ", ";
-  if (reduction(call) == kSum) return "!" + s.scores + ", !" + s.samples + ", !C? -> , ";
+  if (s.samples.empty() || reduction(call) == kSum) return "!" + s.scores + ", !" + s.samples + ", !C? -> , ";
+  if (reduction(call) == kNone) return "nC, !n, C? -> n, ";
   return "!NC, !N, !C? -> , ";
 }
 

@@ -5,10 +5,16 @@
 namespace serried::spmd {
 namespace {
 
+// Integers raise where they are divided by zero, so no rank may be without elements and compute on zeros instead.
+std::string rounded_div(const Call& call) {
+  const TensorArg* divisor = call.tensor("other");
+  const bool raises = divisor != nullptr && c10::isIntegralType(divisor->dtype, /*includeBool=*/true);
+  return raises ? "!..., !... -> ...; even" : "!..., !... -> ...";
+}
+
 // Rounding is what makes a quotient not linear.
 std::string div(const Call& call) {
-  if (!call.text("rounding_mode").empty()) return "!..., !... -> ...";
-  return "..., !... -> ...";
+  return call.text("rounding_mode").empty() ? "..., !... -> ..." : rounded_div(call);
 }
 
 }  // namespace
@@ -32,8 +38,9 @@ RuleTable pointwise_rules() {
           each("!... -> ...", "hardswish"),
           each("!... -> ..., ...", "frexp log_sigmoid_forward"),
           each("!..., !... -> ...",
-               "__irshift__ _add_relu _prelu_kernel _standard_gamma_grad floor_divide special_xlog1py.self_scalar"),
+               "__irshift__ _add_relu _prelu_kernel _standard_gamma_grad special_xlog1py.self_scalar"),
           each("!..., !..., !... -> ...", "_dirichlet_grad"),
+          each(rounded_div, "floor_divide fmod remainder"),
           {
               {"_prelu_kernel_backward", "..., !..., !... -> ..., ..."},
               {"addcmul", "... + ..., ... -> ..."},

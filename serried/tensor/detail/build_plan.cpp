@@ -137,6 +137,9 @@ void find_stand_in(CachedPlan& out) {
       out.stand_in_axes.push_back(int64_t(axis));
     }
   }
+  for (const Placements& input : out.plan.inputs) {
+    for (int64_t axis : out.stand_in_axes) out.stand_in_counts |= input[axis].is_partial();
+  }
 }
 
 // Fix-ups that touch no tensor are applied once, here.

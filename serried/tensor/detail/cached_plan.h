@@ -51,6 +51,8 @@ struct CachedPlan {
   mutable std::vector<CachedReturn> returns;
   /// This rank's part of a cut dim is empty: it calls the op as the first rank of those axes would, with zeros.
   std::vector<int64_t> stand_in_axes;
+  /// Another input is Partial on such an axis (a bias): what the zeros give is this rank's share of it.
+  bool stand_in_counts = false;
   c10::DimVector coordinate;  // this rank's, or the one it stands in for
   bool is_fast = false;       // local tensors in, wrap out, nothing else
   bool is_default = false;

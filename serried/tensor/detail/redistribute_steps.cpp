@@ -2,6 +2,7 @@
 #include "serried/tensor/detail/redistribute_steps.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include <ATen/ATen.h>
 
@@ -85,12 +86,52 @@ at::Tensor parts_in_front(const at::Tensor& x, int64_t dim, int64_t parts) {
   return x.as_strided(sizes, strides);
 }
 
-// The parts one after the other in memory.
+// A contiguous tensor seen as rows of parts: [rows, parts, bytes].
+struct Rows {
+  int64_t rows = 1;
+  int64_t parts;
+  int64_t bytes;  // of one part in one row
+
+  Rows(const at::Tensor& x, int64_t dim, int64_t parts_) : parts(parts_) {
+    for (int64_t d = 0; d < dim; ++d) rows *= x.size(d);
+    bytes = rows == 0 ? 0 : x.numel() / rows / parts * int64_t(x.element_size());
+  }
+  // Below that ATen's copy spends longer on preparing than on copying.
+  bool is_small(const at::Tensor& x) const { return x.is_cpu() && rows * parts * bytes <= 64 << 10; }
+
+  // Calls visit(place in the rows, place in the parts).
+  template <class Visit>
+  void each(Visit visit) const {
+    for (int64_t part = 0; part < parts; ++part) {
+      for (int64_t row = 0; row < rows; ++row) visit((row * parts + part) * bytes, (part * rows + row) * bytes);
+    }
+  }
+};
+
+// The parts of `x` one after the other in memory.
 at::Tensor packed(const at::Tensor& x, int64_t dim, int64_t parts) {
-  const at::Tensor view = parts_in_front(x, dim, parts);
-  at::Tensor buffer = scratch(view.sizes(), x.options());
-  buffer.copy_(view);
+  c10::DimVector sizes = resized(x.sizes(), dim, x.size(dim) / parts);
+  sizes.insert(sizes.begin(), parts);
+  at::Tensor buffer = scratch(sizes, x.options());
+  const Rows rows(x, dim, parts);
+  if (!rows.is_small(x)) return buffer.copy_(parts_in_front(x, dim, parts));
+  const char* from = static_cast<const char*>(x.const_data_ptr());
+  char* to = static_cast<char*>(buffer.mutable_data_ptr());
+  rows.each([&](int64_t in_row, int64_t in_parts) { std::memcpy(to + in_parts, from + in_row, size_t(rows.bytes)); });
   return buffer;
+}
+
+// The way back, into `x`.
+void unpack(const at::Tensor& x, int64_t dim, int64_t parts, const at::Tensor& buffer) {
+  const Rows rows(x, dim, parts);
+  if (!rows.is_small(x)) {
+    const at::Tensor view = parts_in_front(x, dim, parts);
+    view.copy_(buffer.view(view.sizes()));
+    return;
+  }
+  const char* from = static_cast<const char*>(buffer.const_data_ptr());
+  char* to = static_cast<char*>(x.mutable_data_ptr());
+  rows.each([&](int64_t in_row, int64_t in_parts) { std::memcpy(to + in_row, from + in_parts, size_t(rows.bytes)); });
 }
 
 at::Tensor all_gather(const at::Tensor& local, const Scene& scene) {
@@ -102,11 +143,9 @@ at::Tensor all_gather(const at::Tensor& local, const Scene& scene) {
     ops::all_gather_into(result, local.contiguous(), scene.group());
     return result;
   }
-  c10::DimVector stacked(local.sizes().begin(), local.sizes().end());
-  stacked.insert(stacked.begin(), scene.num_ranks);
-  const at::Tensor buffer = scratch(stacked, local.options());
+  const at::Tensor buffer = scratch(result.sizes(), local.options());
   ops::all_gather_into(buffer, local.contiguous(), scene.group());
-  parts_in_front(result, dim, scene.num_ranks).copy_(buffer);
+  unpack(result, dim, scene.num_ranks, buffer);
   return result;
 }
 
@@ -150,11 +189,10 @@ at::Tensor all_to_all(const at::Tensor& local, const Scene& scene) {
     ops::all_to_all_into(result, sent, scene.group());
     return result;
   }
-  const at::Tensor pieces = parts_in_front(result, concat, scene.num_ranks);
   // The packed input, if there is one, lies in the scratch already.
-  const at::Tensor buffer = in_row ? scratch(pieces.sizes(), x.options()) : at::empty(pieces.sizes(), x.options());
+  const at::Tensor buffer = in_row ? scratch(result.sizes(), x.options()) : at::empty(result.sizes(), x.options());
   ops::all_to_all_into(buffer, sent, scene.group());
-  pieces.copy_(buffer);
+  unpack(result, concat, scene.num_ranks, buffer);
   return result;
 }
 

@@ -123,6 +123,7 @@ at::Tensor undo_stand_in(const CachedPlan& plan, const CachedOutput& output, con
     if (placement.is_shard()) global[placement.dim()] = output.sizes[placement.dim()];
   }
   const c10::DimVector sizes = local_sizes(global, output.placements, plan.mesh.position());
+  if (plan.stand_in_counts && local.sizes() == c10::IntArrayRef(sizes)) return local;
   at::Tensor result = at::empty(sizes, local.options());
   if (result.numel() == 0) return result;
   for (int64_t axis : plan.stand_in_axes) {
@@ -200,8 +201,11 @@ void write_back(const OpInfo& info, const CachedPlan& plan, const Arguments& arg
 }
 
 // squeeze_ and the like: the tensor itself gets the new sizes.
-void change_metadata(const CachedPlan& plan, const IValue& self, const at::Tensor& local) {
-  set_meta(self.toTensor(), local, spec_for(plan.returns[0].elements[0], local, plan.mesh));
+void change_metadata(const CachedPlan& plan, const IValue& self, at::Tensor local) {
+  CachedOutput& output = plan.returns[0].elements[0];
+  if (!plan.stand_in_axes.empty()) local = undo_stand_in(plan, output, local);
+  const SpecPtr spec = spec_for(output, local, plan.mesh);
+  set_meta(self.toTensor(), std::move(local), spec);
 }
 
 void prepare_out(const OpInfo& info, Stack& stack, size_t base) {
@@ -317,7 +321,7 @@ void run_planned(const c10::OperatorHandle& op, const OpInfo& info, const Cached
   stack.insert(stack.end(), local.begin(), local.end());
   if (info.has_out) fill_out(info, plan, given, stack);
   if (info.is_metadata_change) {
-    change_metadata(plan, given[0], locals[0]);
+    change_metadata(plan, given[0], stack.back().toTensor());
   } else if (info.has_written) {
     write_back(info, plan, arguments, locals);
   }
