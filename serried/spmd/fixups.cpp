@@ -76,6 +76,7 @@ void make_dense(const LocalCall&, const FixupPattern&, Stack& arguments) {
 // A mean over a part counts for as much as the part has of the whole, so that the parts' sum is the mean.
 void weigh_mean(const LocalCall& local, const FixupPattern&, const Stack&, Stack& results) {
   const TensorArg& input = local.call.tensor(0);
+  if (input.dim() == 0) return;
   const c10::DimVector sizes = local.input_sizes(0);
   int64_t part = 1;
   int64_t whole = 1;

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <optional>
+#include <tuple>
 
 #include "serried/tensor/detail/handler_call.h"
 #include "serried/tensor/detail/local_only.h"
@@ -40,11 +41,11 @@ struct Moments {
 // Chan's formula: the parts' own deviations and those of their means from the common mean. Stable, and the only
 // temporaries are as small as the result.
 Moments moments(const PartReduction& parts) {
-  const at::Tensor x = parts.local().to(accumulated(parts.local().scalar_type()));
-  auto [variance, mean] = at::var_mean(x, parts.dims(), /*correction=*/0, /*keepdim=*/true);
-  if (parts.local_count() == 0) {
-    variance = at::zeros_like(variance);
-    mean = at::zeros_like(mean);
+  const at::ScalarType dtype = accumulated(parts.local().scalar_type());
+  at::Tensor mean = parts.none(dtype);
+  at::Tensor variance = parts.none(c10::toRealValueType(dtype));
+  if (parts.local_count() > 0) {
+    std::tie(variance, mean) = at::var_mean(parts.local().to(dtype), parts.dims(), /*correction=*/0, /*keepdim=*/true);
   }
   const double count = double(parts.local_count());
   const at::Tensor common = parts.reduced(mean * (count / double(parts.count())), ReduceKind::sum);
@@ -103,8 +104,11 @@ bool run_norm(const c10::OperatorHandle& op, Stack& stack) {
   at::Tensor result;
   {
     const LocalOnly guard;
-    const at::Tensor x = parts->local().to(accumulated(dtype));
-    const at::Tensor part = at::linalg_vector_norm(x, order, parts->dims(), /*keepdim=*/true).pow(order);
+    const at::ScalarType wide = accumulated(dtype);
+    at::Tensor part = parts->none(c10::toRealValueType(wide));
+    if (parts->local_count() > 0) {
+      part = at::linalg_vector_norm(parts->local().to(wide), order, parts->dims(), /*keepdim=*/true).pow(order);
+    }
     const at::Tensor whole = parts->reduced(part, ReduceKind::sum).pow(1 / order);
     result = parts->settled(whole.to(c10::toRealValueType(dtype)), call.call().flag("keepdim"));
   }

@@ -6,7 +6,7 @@
 #include <torch/library.h>
 
 #include "serried/base/error.h"
-namespace serried { bool make_born_sharded(const c10::OperatorHandle&, torch::jit::Stack&); }
+#include "serried/tensor/born_sharded.h"
 #include "serried/tensor/detail/cached_plan.h"
 
 namespace serried {

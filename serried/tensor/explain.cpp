@@ -62,7 +62,7 @@ std::vector<std::pair<int, int>> written_inputs(const spmd::Call& call) {
   for (size_t i = 0; i < call.tensors().size(); ++i) {
     const c10::AliasInfo* alias = call.schema().arguments()[call.tensor(i).argument].alias_info();
     if (alias == nullptr || !alias->isWrite()) continue;
-    int output = -1;
+    int output = returns.empty() ? 0 : -1;  // an op on lists that returns nothing: its rule has one output all the same
     for (size_t r = 0; r < returns.size(); ++r) {
       const c10::AliasInfo* other = returns[r].alias_info();
       if (other != nullptr && other->beforeSets() == alias->beforeSets()) output = int(r);
@@ -70,6 +70,13 @@ std::vector<std::pair<int, int>> written_inputs(const spmd::Call& call) {
     written.emplace_back(int(i), output);
   }
   return written;
+}
+
+bool is_element_by_element(const spmd::Call& call) {
+  const std::string& name = call.schema().name();
+  const bool each = name.starts_with("aten::_foreach_") || name.starts_with("aten::_fused_");
+  return each && std::any_of(call.tensors().begin(), call.tensors().end(),
+                             [](const spmd::TensorArg& tensor) { return tensor.list_index >= 0; });
 }
 
 std::string cost_text(const spmd::Candidate& candidate) {
@@ -188,7 +195,17 @@ class Explanation {
 }  // namespace
 
 std::string explain(const spmd::Call& call, const std::vector<Placements>& placements, const MeshAxes& mesh) {
-  return Explanation(call, placements, mesh).text();
+  if (!is_element_by_element(call)) return Explanation(call, placements, mesh).text();
+  std::vector<spmd::TensorArg> tensors;
+  std::vector<Placements> kept;
+  for (size_t i = 0; i < call.tensors().size(); ++i) {
+    if (call.tensor(i).list_index > 0) continue;
+    tensors.push_back(call.tensor(i));
+    tensors.back().list_index = -1;
+    kept.push_back(placements[i]);
+  }
+  const spmd::Call first(call.schema(), call.arguments(), std::move(tensors));
+  return "each element of the lists is a call of its own; this is the first\n" + Explanation(first, kept, mesh).text();
 }
 
 }  // namespace serried

@@ -50,29 +50,6 @@ std::vector<c10::OperatorHandle> overloads(const std::string& name) {
   return found;
 }
 
-// Lists take all tensors that the arguments behind them leave.
-torch::jit::Stack with_defaults(const c10::FunctionSchema& schema, const std::vector<at::Tensor>& tensors) {
-  size_t next = 0, needed_later = 0;
-  for (const c10::Argument& each : schema.arguments()) needed_later += is_tensor(each) && !is_absent_by_default(each);
-  torch::jit::Stack stack;
-  for (const c10::Argument& each : schema.arguments()) {
-    if (is_tensor(each)) needed_later -= !is_absent_by_default(each);
-    if (is_tensor(each) && next < tensors.size()) {
-      stack.emplace_back(tensors[next++]);
-    } else if (is_tensor_list(each)) {
-      const size_t end = std::max(next, tensors.size() - std::min(tensors.size(), needed_later));
-      stack.emplace_back(std::vector<at::Tensor>(tensors.begin() + next, tensors.begin() + end));
-      next = end;
-    } else if (is_absent_by_default(each)) {
-      stack.push_back(each.default_value().value_or(c10::IValue()));
-    } else {
-      raise<c10::ValueError>({kWhere, c10::str("argument \"", each.name(), "\" of ", schema, " has no default"),
-                              "pass all arguments as a torch::jit::Stack"});
-    }
-  }
-  return stack;
-}
-
 std::string explain_stack(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
   detail::OpInfo& info = detail::op_info(op);
   if (int(stack.size()) != info.num_arguments) {
@@ -94,6 +71,34 @@ std::string explain_stack(const c10::OperatorHandle& op, const torch::jit::Stack
 }
 
 }  // namespace
+
+// Lists take all tensors that the arguments behind them leave.
+torch::jit::Stack fill_arguments(const c10::FunctionSchema& schema, const std::vector<at::Tensor>& tensors,
+                                 const std::map<std::string, c10::IValue>& given) {
+  size_t next = 0, needed_later = 0;
+  for (const c10::Argument& each : schema.arguments()) needed_later += is_tensor(each) && !is_absent_by_default(each);
+  torch::jit::Stack stack;
+  for (const c10::Argument& each : schema.arguments()) {
+    if (is_tensor(each)) needed_later -= !is_absent_by_default(each);
+    const auto value = given.find(each.name());
+    if (value != given.end()) {
+      stack.push_back(value->second);
+    } else if (is_tensor(each) && next < tensors.size()) {
+      stack.emplace_back(tensors[next++]);
+    } else if (is_tensor_list(each)) {
+      const size_t end = std::max(next, tensors.size() - std::min(tensors.size(), needed_later));
+      stack.emplace_back(std::vector<at::Tensor>(tensors.begin() + next, tensors.begin() + end));
+      next = end;
+    } else if (is_absent_by_default(each)) {
+      stack.push_back(each.default_value().value_or(c10::IValue()));
+    } else {
+      raise<c10::ValueError>(
+          {kWhere, c10::str("argument \"", each.name(), "\" of ", schema, " has no default"),
+           c10::str("pass all arguments as a torch::jit::Stack, or --args ", each.name(), "=... on the command line")});
+    }
+  }
+  return stack;
+}
 
 c10::OperatorHandle find_op_for(const std::string& op, size_t num_tensors) {
   const size_t dot = op.find('.');
@@ -124,7 +129,11 @@ c10::OperatorHandle find_op_for(const std::string& op, size_t num_tensors) {
 
 std::string explain(const std::string& op, const std::vector<at::Tensor>& tensors) {
   const c10::OperatorHandle handle = find_op_for(op, tensors.size());
-  return explain_stack(handle, with_defaults(handle.schema(), tensors));
+  return explain_stack(handle, fill_arguments(handle.schema(), tensors));
+}
+
+std::string explain(const std::string& op, std::initializer_list<at::Tensor> tensors) {
+  return explain(op, std::vector<at::Tensor>(tensors));
 }
 
 std::string explain(const std::string& op, const torch::jit::Stack& arguments) {

@@ -1,10 +1,7 @@
 // Random ops on DTensors: initialisation follows the generator's stream, ops of a step count from a key.
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/leaky_relu.h>
 #include <ATen/ops/lt.h>
 #include <ATen/ops/mul.h>
-#include <ATen/ops/ones_like.h>
-#include <ATen/ops/where.h>
 #include <ATen/ExpandUtils.h>
 
 #include "serried/base/error.h"

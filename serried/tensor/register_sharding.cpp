@@ -1,6 +1,8 @@
 // register_sharding: a user's rule for an op that exists.
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <algorithm>
+
 #include "serried/base/error.h"
 #include "serried/spmd/registry.h"
 #include "serried/tensor/dispatch.h"
@@ -17,6 +19,7 @@ void check_exists(const std::string& op) {
     if (op == name || op == name + "." + known.overload_name) return;
     overloads.push_back("\"" + name + (known.overload_name.empty() ? "" : "." + known.overload_name) + "\"");
   }
+  std::sort(overloads.begin(), overloads.end());
   raise<c10::ValueError>({"register_sharding", "there is no op \"" + op + "\"",
                           overloads.empty() ? "pass \"namespace::name\" of an op that TORCH_LIBRARY has registered"
                                             : "pass one of " + c10::Join(", ", overloads)});

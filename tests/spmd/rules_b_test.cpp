@@ -118,6 +118,7 @@ TEST(ReductionRules, MeansOfUnevenPartsAreWeighed) {
   expect_right("mean.dim", {numbers({7, 5, 4}), Sizes{0, 2}, false, c10::IValue()});
   expect_right("mean.dim", {numbers({7, 5, 4}), Sizes{1}, true, c10::IValue()});
   expect_right("mean", {numbers({7, 5}), c10::IValue()});
+  expect_right("mean.dim", {numbers({}), Sizes{-1}, false, c10::IValue()});
 }
 
 TEST(ReductionRules, NormsGoByTheirOrder) {

@@ -99,6 +99,18 @@ TEST(Init, APartialTensorRaises) {
   });
 }
 
+TEST(Init, ACopiedViewRaises) {
+  run_ranks(1, [](const Group&) {
+    const DeviceMesh mesh = init_device_mesh("cpu", {1}, {"dp"});
+    const DTensor t = zeros({2, 3}, mesh);
+    const at::Tensor view = wrap(dtensor_meta(t)->local, dtensor_meta(t)->spec, true);
+    EXPECT_EQ(error_text<c10::ValueError>([&] { view.uniform_(); }),
+              "[aten::uniform_] self (f32[2,3] R on " + mesh.to_string() +
+                  ") is a copy of a view across a sharded dim\n  fix: write to the tensor it was taken from, or "
+                  "redistribute that one before the view\n  at:  rank 0/1");
+  });
+}
+
 TEST(Init, AGivenGeneratorIsUsedAndMovedOn) {
   const at::Tensor expected = at::randn({5, 9}, at::detail::createCPUGenerator(3));
   expect_on_all(

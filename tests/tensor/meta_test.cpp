@@ -97,12 +97,17 @@ TEST(Meta, CopiesThatAutogradMakesShareTheMeta) {
   });
 }
 
-TEST(Meta, APlainTensorDoesNotTakeTheDataOfADTensorNorTheOtherWayRound) {
+// A plain tensor may: module->clone() works so.
+TEST(Meta, ADTensorDoesNotTakeTheDataOfAPlainTensor) {
   on_mesh({1}, [](const DeviceMesh& mesh) {
     at::Tensor d = sample(mesh);
-    at::Tensor plain = at::ones({4, 3});
-    EXPECT_THROW(d.set_data(plain), c10::Error);
+    EXPECT_THROW(d.set_data(at::ones({4, 3})), c10::Error);
     EXPECT_TRUE(is_dtensor(d));
+    at::Tensor other_size = at::ones({2, 3});
+    EXPECT_THROW(other_size.set_data(d), c10::Error);
+    at::Tensor plain = at::ones({4, 3});
+    plain.set_data(d);
+    EXPECT_EQ(dtensor_meta(plain), dtensor_meta(d));
   });
 }
 

@@ -279,7 +279,7 @@ TEST(ManualSeed, GivesEachRankThreadTheStreamOfTorch) {
   });
 }
 
-TEST(ManualSeed, OutsideOfRankThreadsSeedsTorch) {
+TEST(RankGenerator, OutsideOfRankThreadsIsTorchs) {
   EXPECT_EQ(rank_generator(), at::detail::getDefaultCPUGenerator());
 }
 

@@ -154,26 +154,32 @@ std::string index_select(const Call& call) {
   return call.tensor(1).dim() == 0 ? "V@dim ..., ! => I@dim ..." : "v@dim ..., !i => i@dim ...; pick v";
 }
 
-bool is_line(const TensorArg* index) {
-  return index != nullptr && index->dim() == 1;
+// Tensors without dims beside vectors of one element: nothing can be cut.
+std::string all_whole(const Call& call, bool linear, const char* arrow) {
+  Letters letters;
+  const std::string self = letters.slot(letters.wholes(call.tensor(0).dim()));
+  const std::string index = ", !" + letters.slot(letters.wholes(call.tensor(1).dim()));
+  if (call.tensors().size() == 2) return letters.finish("!" + self + index + " -> " + self);
+  const std::string source = letters.slot(letters.wholes(call.tensor(2).dim()));
+  if (!linear) return letters.finish("!" + self + index + ", !" + source + " -> " + self);
+  return letters.finish(self + " +" + index.substr(1) + ", " + source + arrow + self);
+}
+
+bool is_usual(const Call& call) {
+  const int64_t ndim = call.tensor(0).dim();
+  return ndim > 0 && call.tensor("index")->dim() == 1 && call.tensor("source")->dim() == ndim;
 }
 
 std::string index_add(const Call& call) {
-  if (call.tensor(0).dim() == 0 || !is_line(call.tensor("index"))) return {};
-  if (call.tensor("source")->dim() != call.tensor(0).dim()) return {};
-  return "V@dim ... + !i, i@dim ... -> V@dim ...";
+  return is_usual(call) ? "V@dim ... + !i, i@dim ... -> V@dim ..." : all_whole(call, true, " -> ");
 }
 
 std::string index_copy(const Call& call) {
-  if (call.tensor(0).dim() == 0 || !is_line(call.tensor("index"))) return {};
-  if (call.tensor("source")->dim() != call.tensor(0).dim()) return {};
-  return "V@dim ... + !I, I@dim ... => V@dim ...";
+  return is_usual(call) ? "V@dim ... + !I, I@dim ... => V@dim ..." : all_whole(call, true, " => ");
 }
 
 std::string index_reduce(const Call& call) {
-  if (call.tensor(0).dim() == 0 || !is_line(call.tensor("index"))) return {};
-  if (call.tensor("source")->dim() != call.tensor(0).dim()) return {};
-  return "!V@dim ..., !I, !I@dim ... -> V@dim ...";
+  return is_usual(call) ? "!V@dim ..., !I, !I@dim ... -> V@dim ..." : all_whole(call, false, " -> ");
 }
 
 std::string index_fill(const Call& call) {
@@ -210,14 +216,16 @@ std::optional<Along> along(const Call& call) {
   return result;
 }
 
-bool all_scalars(const Call& call) {
-  return std::all_of(call.tensors().begin(), call.tensors().end(), [](const TensorArg& t) { return t.dim() == 0; });
+std::string gather_whole(const Call& call) {
+  Letters letters;
+  const std::string self = letters.slot(letters.wholes(call.tensor(0).dim()));
+  const std::string index = letters.slot(letters.wholes(call.tensor(1).dim()));
+  return letters.finish(self + ", !" + index + " => " + index);
 }
 
 std::string gather(const Call& call) {
-  if (all_scalars(call)) return "..., !... => ...";
   std::optional<Along> a = along(call);
-  if (!a) return {};
+  if (!a) return gather_whole(call);
   const bool pick = can_pick(call.tensor(0));
   if (pick) a->self[size_t(a->dim)] = a->letters.cut();
   a->index[size_t(a->dim)] = a->letters.cut();
@@ -244,7 +252,7 @@ std::string opaque(Along a, bool has_source) {
 std::string scatter(const Call& call) {
   const bool has_source = call.tensor("src") != nullptr;
   const std::optional<Along> a = along(call);
-  if (!a) return all_scalars(call) ? (has_source ? "... + !..., ... => ..." : "!..., !... -> ...") : "";
+  if (!a) return all_whole(call, has_source && !call.has("reduce"), " => ");
   if (call.has("reduce")) return opaque(*a, has_source);
   if (!has_source && call.number("value", 1) != 0) return opaque(*a, false);
   Along copy = *a;
@@ -256,13 +264,12 @@ std::string scatter(const Call& call) {
 
 std::string scatter_add(const Call& call) {
   const std::optional<Along> a = along(call);
-  if (!a) return all_scalars(call) ? "... + !..., ... -> ..." : "";
-  return added(*a);
+  return a ? added(*a) : all_whole(call, true, " -> ");
 }
 
 std::string scatter_reduce(const Call& call) {
   const std::optional<Along> a = along(call);
-  if (!a) return all_scalars(call) ? "!..., !..., !... -> ..." : "";
+  if (!a) return all_whole(call, false, " -> ");
   return call.text("reduce") == "sum" && call.flag("include_self", true) ? added(*a) : opaque(*a, true);
 }
 
@@ -314,6 +321,13 @@ std::string embedding_dense_backward(const Call& call) {
   return letters.finish(index + d + ", !" + index + " -> V" + d);
 }
 
+// Segments of the first dim; the dims behind it stay apart.
+std::string segment_reduce_backward(const Call& call) {
+  const TensorArg* lengths = call.tensor(call.value("lengths") != nullptr ? "lengths" : "offsets");
+  if (call.integer("axis") != 0 || lengths == nullptr || lengths->dim() != 1) return {};
+  return "S..., !S..., !N..., !L?, !O? -> N...; dense";
+}
+
 // Modes: 0 sum, 1 mean, 2 max, which remembers an index per element instead of per bag.
 std::string embedding_bag(const Call& call) {
   return call.integer("mode") == 2 ? "!VD, !I, !O, !I? -> BD, X, Y, BD" : "!VD, !I, !O, !I? -> BD, X, Y, Z";
@@ -334,6 +348,7 @@ RuleTable index_rules() {
                                         {"_embedding_bag_backward", embedding_bag_backward},
                                         {"_embedding_bag_dense_backward", "Bd, !I, !X, !Y, !Z, !I? -> Vd"},
                                         {"_embedding_bag_per_sample_weights_backward", "Bd, Vd, !I, !O, !X -> I"},
+                                        {"_segment_reduce_backward", segment_reduce_backward},
                                         {"_unsafe_masked_index", unsafe_masked_index},
                                         {"_unsafe_masked_index_put_accumulate", unsafe_masked_index_put_accumulate},
                                         {"embedding", "vd, !... => ...d; pick v"},  // weight, indices

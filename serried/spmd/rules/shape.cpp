@@ -102,7 +102,7 @@ std::string diagonal_scatter(const Call& call) {
 
 std::string unfold_backward(const Call& call) {
   const int64_t ndim = call.tensor(0).dim() - 1;
-  if (ndim < 1) return {};
+  if (ndim < 1) return "A -> ; size";
   const int64_t dim = from_front(call.integer("dim"), ndim);
   Letters letters;
   const Dims to = letters.dims(ndim, dim);
@@ -184,10 +184,6 @@ bool same_rank(const Call& call) {
   return !call.tensors().empty();
 }
 
-std::string block_diag(const Call& call) {
-  return same_rank(call) && call.tensor(0).dim() == 2 ? "[AB] -> CD" : "";
-}
-
 // Everything from `dim` on is flattened, padded with zeros and cut in chunks.
 std::string chunk_cat(const Call& call) {
   if (!same_rank(call)) return {};
@@ -218,7 +214,7 @@ RuleTable shape_rules() {
                                     {
                                         {"_chunk_cat", chunk_cat},
                                         {"_stack", "[...] => N@dim ..."},
-                                        {"block_diag", block_diag},
+                                        {"block_diag", "[AB] -> CD"},
                                         {"cat", "[K@dim ...] => J@dim ..."},
                                         {"channel_shuffle", channel_shuffle},
                                         {"constant_pad_nd", constant_pad_nd},

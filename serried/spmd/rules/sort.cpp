@@ -49,12 +49,24 @@ std::string histogram(const Call& call) {
   return call.tensor("bins") != nullptr ? "!K@*, !B, !K@* -> H, E" : "!K@*, !K@* -> H, E";
 }
 
+// One dim of the result per list of bins.
+std::string histogramdd(const Call& call) {
+  Letters letters;
+  const c10::IValue* bins = call.value("bins");
+  if (bins == nullptr || !bins->isList()) return {};
+  const std::string counts = letters.slot(letters.wholes(int64_t(bins->toListRef().size())));
+  const bool edges = !bins->isIntList();
+  return letters.finish((edges ? "!K@*, [!B], !K@* -> " : "!K@*, !K@* -> ") + counts);
+}
+
 }  // namespace
 
 RuleTable sort_rules() {
   return detail::table("sort", {
+                                   each(histogramdd, "_histogramdd_from_bin_cts _histogramdd_from_bin_tensors"),
                                    each(unique, "_unique _unique2"),
                                    {
+                                       {"_histogramdd_bin_edges", "!K@*, !K@* -> [B]"},
                                        {"bincount", "!I, I? -> B"},
                                        {"bucketize", "!..., !k -> ..."},
                                        {"bucketize.Scalar", "!k ->"},

@@ -115,7 +115,7 @@ std::string expand(const Call& call) {
 
 std::string unfold(const Call& call) {
   const int64_t ndim = call.tensor(0).dim();
-  if (ndim == 0) return {};
+  if (ndim == 0) return " => A";
   const int64_t place = from_front(call.integer("dimension"), ndim);
   Letters letters;
   const Dims from = letters.dims(ndim, place);

@@ -3,6 +3,8 @@
 
 #include <cstring>
 
+#include <torch/csrc/autograd/function.h>
+
 #include "serried/base/error.h"
 #include "serried/tensor/guards.h"
 
@@ -101,11 +103,17 @@ void add_list(Arguments& out, const IValue& value, int argument) {
                           "bring both to one mesh: x.redistribute(mesh, placements)"});
 }
 
-// One-element tensors count as numbers: the same on every rank by the caller's word.
+// One-element tensors count as numbers: the same on every rank by the caller's word. So do tensors that autograd's own
+// formulas make up in backward, zeros for a gradient that did not come.
+bool counts_as_replicated(const TensorSlot& slot) {
+  return slot.impl->numel() == 1 || ImplicitReplication::is_enabled() ||
+         torch::autograd::get_current_node() != nullptr;
+}
+
 void check_companions(const OpInfo& info, const Arguments& arguments) {
   for (const TensorSlot& slot : arguments.tensors) {
     if (slot.meta == nullptr) {
-      if (slot.impl->numel() != 1 && !ImplicitReplication::is_enabled()) raise_plain(info, arguments, slot);
+      if (!counts_as_replicated(slot)) raise_plain(info, arguments, slot);
     } else if (slot.meta->spec->mesh.id() != arguments.first->mesh.id() &&
                !(slot.meta->spec->mesh == arguments.first->mesh)) {
       raise_meshes(info, arguments, slot);

@@ -1,6 +1,8 @@
 // Bookkeeping of reductions that are done part by part.
 #include "serried/tensor/detail/part_reduction.h"
 
+#include <ATen/ATen.h>
+
 #include <algorithm>
 
 #include "serried/tensor/detail/handler_call.h"
@@ -66,6 +68,12 @@ at::Tensor PartReduction::wrapped(const at::Tensor& part, const Placements& plac
   }
   const at::Tensor local = part.reshape(local_sizes);
   return wrap(local, spec_of_result(local, mesh_, moved, sizes));
+}
+
+at::Tensor PartReduction::none(at::ScalarType dtype) const {
+  Sizes sizes = local_.sizes().vec();
+  for (const int64_t dim : dims_) sizes[size_t(dim)] = 1;
+  return at::zeros(sizes, local_.options().dtype(dtype));
 }
 
 at::Tensor PartReduction::pending(const at::Tensor& part, ReduceKind kind, bool keepdim) const {

@@ -23,6 +23,9 @@ class PartReduction {
   int64_t local_count() const { return local_count_; }
   int64_t count() const { return count_; }
 
+  /// Zeros as large as a result with keepdim: what a sum over a part without elements is.
+  at::Tensor none(at::ScalarType dtype) const;
+
   /// `part`, reduced with keepdim, as a DTensor that is Partial(kind) over the axes that cut the dims.
   at::Tensor pending(const at::Tensor& part, ReduceKind kind, bool keepdim) const;
   /// The same put together: this rank's part of the result, with keepdim.

@@ -239,10 +239,10 @@ void fill_out(const OpInfo& info, const CachedPlan& plan, c10::ArrayRef<IValue> 
   }
 }
 
-bool nothing_to_write(const OpInfo& info, const CachedPlan& plan, const Arguments& arguments) {
+bool nothing_to_write(const OpInfo& info, const CachedPlan& plan, const Locals& locals) {
   if (plan.stand_in_axes.empty() || !info.has_written || info.is_metadata_change) return false;
-  for (const TensorSlot& slot : arguments.tensors) {
-    if (info.is_written[slot.argument] && slot.meta->local.numel() == 0) return true;
+  for (size_t i = 0; i < locals.size(); ++i) {
+    if (info.is_written[plan.tensors[i].argument] && locals[i].numel() == 0) return true;
   }
   return false;
 }
@@ -293,7 +293,7 @@ void run_planned(const c10::OperatorHandle& op, const OpInfo& info, const Cached
     if (info.return_alias[r] >= 0) written[r] = given[info.return_alias[r]];
   }
   Locals locals = gather_locals(info, plan, arguments);
-  if (nothing_to_write(info, plan, arguments)) {
+  if (nothing_to_write(info, plan, locals)) {
     write_back(info, plan, arguments, locals);
     torch::jit::drop(stack, info.num_arguments);
     stack.insert(stack.end(), written.begin(), written.end());

@@ -1,0 +1,174 @@
+// Views of DTensors and writing through them: the right gradient or an error, never a wrong value.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "serried/tensor/dtensor.h"
+#include "tests/support/close.h"
+#include "tests/support/errors.h"
+#include "tests/support/on_mesh.h"
+
+namespace serried {
+namespace {
+
+using testing::all_placements;
+using testing::error_text;
+using testing::expect_close;
+using testing::full;
+using ::testing::HasSubstr;
+using testing::on_mesh;
+using testing::place;
+using testing::usual_meshes;
+
+at::Tensor sample() {
+  return seeded(3, [] { return at::randn({6, 4}, at::kDouble); });
+}
+
+struct View {
+  std::string name;
+  std::function<at::Tensor(const at::Tensor&)> take;
+};
+
+const std::vector<View>& views() {
+  static const std::vector<View> all = {
+      {"view", [](const at::Tensor& x) { return x.view({24}); }},
+      {"view of three",
+       [](const at::Tensor& x) {
+         return x.view({2, 3, 4});
+       }},
+      {"transpose", [](const at::Tensor& x) { return x.t(); }},
+      {"select 0", [](const at::Tensor& x) { return x.select(0, 1); }},
+      {"select 1", [](const at::Tensor& x) { return x.select(1, -1); }},
+      {"slice 0", [](const at::Tensor& x) { return x.slice(0, 1, 5); }},
+      {"slice 1", [](const at::Tensor& x) { return x.slice(1, 0, 4, 2); }},
+      {"unsqueeze", [](const at::Tensor& x) { return x.unsqueeze(1); }},
+      {"expand",
+       [](const at::Tensor& x) {
+         return x.unsqueeze(0).expand({1, 6, 4});
+       }},
+      {"chunk", [](const at::Tensor& x) { return x.chunk(2, 1)[1]; }},
+      {"diagonal", [](const at::Tensor& x) { return x.diagonal(); }},
+      {"of a view",
+       [](const at::Tensor& x) {
+         return x.t().view({2, 2, 6}).select(2, 3);
+       }},
+      {"detach of alias",
+       [](const at::Tensor& x) {
+         return x.alias().permute({1, 0});
+       }},
+  };
+  return all;
+}
+
+TEST(Views, HaveTheValuesOfPlainViews) {
+  for (const Sizes& shape : usual_meshes()) {
+    on_mesh(shape, [&](const DeviceMesh& mesh) {
+      for (const View& view : views()) {
+        const at::Tensor expected = view.take(sample());
+        for (const Placements& placements : all_placements(2, shape.size(), true)) {
+          const at::Tensor v = view.take(place(sample(), mesh, placements));
+          EXPECT_EQ(v.sizes(), expected.sizes());
+          expect_close(full(v), expected, view.name + " of " + to_string(placements));
+        }
+      }
+    });
+  }
+}
+
+TEST(Views, HaveTheGradientsOfPlainViews) {
+  for (const Sizes& shape : {Sizes{1}, Sizes{3}, Sizes{2, 2}}) {
+    on_mesh(shape, [&](const DeviceMesh& mesh) {
+      for (const View& view : views()) {
+        const at::Tensor plain = sample().requires_grad_();
+        view.take(plain).pow(2).sum().backward();
+        for (const Placements& placements : all_placements(2, shape.size(), false)) {
+          const at::Tensor d = place(sample(), mesh, placements).requires_grad_();
+          view.take(d).pow(2).sum().backward();
+          expect_close(full(d.grad()), plain.grad(), view.name + " of " + to_string(placements));
+        }
+      }
+    });
+  }
+}
+
+struct Written {
+  at::Tensor value;
+  at::Tensor grad;
+};
+
+// Writes through a view of an intermediate result, then uses both.
+Written write_through(const View& view, const at::Tensor& leaf) {
+  const at::Tensor base = leaf * 1.5;
+  at::Tensor v = view.take(base);
+  v.mul_(2).add_(v.detach());
+  const at::Tensor loss = base.pow(2).sum() + v.sum();
+  return {full(base.detach()), full(torch::autograd::grad({loss}, {leaf})[0])};
+}
+
+TEST(Views, WritingThroughThemIsRightOrRaises) {
+  for (const Sizes& shape : usual_meshes()) {
+    on_mesh(shape, [&](const DeviceMesh& mesh) {
+      for (const View& view : views()) {
+        if (view.name == "expand") continue;
+        const Written expected = write_through(view, sample().requires_grad_());
+        for (const Placements& placements : all_placements(2, shape.size(), false)) {
+          const std::string what = view.name + " of " + to_string(placements);
+          const at::Tensor d = place(sample(), mesh, placements).requires_grad_();
+          try {
+            const Written actual = write_through(view, d);
+            expect_close(actual.value, expected.value, what);
+            expect_close(actual.grad, expected.grad, what);
+          } catch (const c10::Error& error) {
+            EXPECT_NE(placements, Placements(shape.size())) << what << ": " << error.what();
+            EXPECT_THAT(error.what(), HasSubstr("fix:")) << what;
+          }
+        }
+      }
+    });
+  }
+}
+
+TEST(Views, WritingWithoutGradientsIsRightOrRaises) {
+  on_mesh({3}, [](const DeviceMesh& mesh) {
+    for (const View& view : views()) {
+      if (view.name == "expand") continue;
+      at::Tensor expected = sample();
+      view.take(expected).fill_(7);
+      for (const Placements& placements : all_placements(2, 1, false)) {
+        const at::Tensor d = place(sample(), mesh, placements);
+        try {
+          view.take(d).fill_(7);
+          expect_close(full(d), expected, view.name + " of " + to_string(placements));
+        } catch (const c10::Error& error) {
+          EXPECT_NE(placements, Placements{Replicate()}) << view.name;
+          expect_close(full(d), sample(), "nothing was written");
+        }
+      }
+    }
+  });
+}
+
+TEST(Views, WritingAcrossACutDimSaysSo) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const at::Tensor d = place(sample(), mesh, {Shard(0)});
+    at::Tensor row = d.select(0, 1);
+    const std::string text = error_text<c10::Error>([&] { row.fill_(7); });
+    EXPECT_THAT(text, HasSubstr("fix:"));
+    expect_close(full(d), sample());
+  });
+}
+
+TEST(Views, ShareTheVersionOfTheirBase) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const at::Tensor d = place(sample(), mesh, {Shard(0)});
+    at::Tensor v = d.t();
+    EXPECT_TRUE(v.is_view());
+    const int64_t before = d._version();
+    v.add_(1);
+    EXPECT_EQ(d._version(), before + 1);
+    expect_close(full(d), sample() + 1);
+  });
+}
+
+}  // namespace
+}  // namespace serried
