@@ -152,7 +152,7 @@ void Planner::add(std::vector<Candidate>& found, Row row, size_t axis) const {
 
 std::vector<Candidate> Planner::candidates(size_t axis) const {
   std::vector<Candidate> found;
-  const bool offsets_matter = bound_.rule.has("pick");
+  const bool offsets_matter = bound_.rule.has("pick") || bound_.rule.has("diagonal");
   for (const Row& row : rows_) {
     add(found, instantiate(row, Replicate()), axis);
     if (row.factor < 0 || offsets_matter) continue;

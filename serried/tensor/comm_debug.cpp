@@ -40,10 +40,11 @@ bool has_dtensor(c10::ArrayRef<const c10::IValue> values) {
   return false;
 }
 
-// Recorded functions that are no ops of the dispatcher (autograd nodes, user ranges) have no "::" in their name.
+// Recorded functions that are no ops of the dispatcher (autograd nodes, user ranges) have no operator name.
 std::unique_ptr<at::ObserverContext> note_op(const at::RecordFunction& call) {
-  const std::string name = call.name();
-  if (name.find("::") == std::string::npos) return nullptr;
+  const std::optional<c10::OperatorName> op = call.operator_name();
+  if (!op) return nullptr;
+  const std::string name = c10::toString(*op);
   const bool distributed = has_dtensor(call.inputs());
   for (CommDebugMode::State* state = newest; state != nullptr; state = state->outer) {
     if (!state->op_callback) continue;

@@ -236,9 +236,13 @@ bool backward(const c10::OperatorHandle& op, Stack& stack) {
 
 std::vector<HandlerEntry> norm_handlers() {
   return {
-      {"aten::_batch_norm_with_update", forward},     {"aten::_batch_norm_with_update_functional", forward},
-      {"aten::_native_batch_norm_legit", forward},    {"aten::_native_batch_norm_legit_functional", forward},
-      {"aten::batch_norm_backward", backward},        {"aten::native_batch_norm", forward},
+      {"aten::_batch_norm_with_update", forward},
+      {"aten::_batch_norm_with_update_functional", forward},
+      {"aten::_native_batch_norm_legit", forward_or_evaluate},
+      {"aten::_native_batch_norm_legit.no_stats", forward},
+      {"aten::_native_batch_norm_legit_functional", forward},
+      {"aten::batch_norm_backward", backward},
+      {"aten::native_batch_norm", forward},
       {"aten::native_batch_norm_backward", backward},
   };
 }

@@ -80,7 +80,7 @@ at::Tensor DTensor::to_local(ToLocalOptions options) const {
           ? detail::resolved_placements("to_local", *options.grad_placements, dim(), meta.spec->mesh, scalar_type())
           : detail::gradient_placements(meta.spec->placements);
   detail::record_gradient("ToLocalBackward", *this, part, [spec = meta.spec, placed](const at::Tensor& grad) {
-    const at::Tensor local = grad.is_non_overlapping_and_dense() ? grad : grad.contiguous();
+    const at::Tensor local = grad.contiguous();
     const SpecPtr grad_spec = spec_of_result(local, spec->mesh, placed, spec->sizes);
     return detail::from_local_unchecked(local, local, grad_spec, detail::gradient_placements(placed));
   });

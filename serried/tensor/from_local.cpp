@@ -1,6 +1,8 @@
 // DTensor::from_local: local parts become one tensor.
 #include "serried/tensor/detail/from_local.h"
 
+#include <ATen/ATen.h>
+
 #include "serried/base/error.h"
 #include "serried/comm/collectives.h"
 #include "serried/comm/watch.h"
@@ -59,10 +61,15 @@ c10::DimVector multiplied_sizes(const at::Tensor& local, const DeviceMesh& mesh,
   return sizes;
 }
 
-// An alias of `local` that ops can rely on: no lazy bits, no gaps.
-at::Tensor plain_part(const at::Tensor& local) {
-  at::Tensor part = local.resolve_conj().resolve_neg();
-  return part.is_non_overlapping_and_dense() ? part : part.contiguous();
+// An alias of `local` where it lies as the whole does: row-major, or in the order of the strides given. Its own order
+// may not count, since a part of one row has none, and all ranks must come to the same strides of the whole.
+at::Tensor plain_part(const at::Tensor& local, const std::optional<Sizes>& stride) {
+  const at::Tensor part = local.resolve_conj().resolve_neg();
+  if (!stride.has_value() || int64_t(stride->size()) != part.dim()) return part.contiguous();
+  const c10::DimVector due = dense_strides(part.sizes(), *stride);
+  if (part.strides() == due || part.numel() == 0) return part;
+  if (due == serried::contiguous_strides(part.sizes())) return part.contiguous();
+  return at::empty_strided(part.sizes(), due, part.options()).copy_(part);
 }
 
 at::Tensor broadcast_replicated(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements) {
@@ -123,7 +130,7 @@ DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, con
           : detail::gradient_placements(placed);
   if (!options.grad_placements.has_value()) check_gradient(local, placed);
 
-  const at::Tensor part = plain_part(local);
+  const at::Tensor part = plain_part(local, options.stride);
   at::Tensor data = part;
   c10::DimVector sizes;
   if (options.run_check) {

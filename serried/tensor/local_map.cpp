@@ -125,7 +125,7 @@ at::Tensor LocalMapCall::wrapped(const at::Tensor& t) {
   }
   const Placements placed = resolved_placements(kWhere, wanted, t.dim(), *mesh_, t.scalar_type());
   if (!has_shard(placed)) return DTensor::from_local(t, *mesh_, placed);
-  const at::Tensor part = t.is_non_overlapping_and_dense() ? t : t.contiguous();
+  const at::Tensor part = t.contiguous();
   const c10::DimVector sizes = agreed_sizes(kWhere, part, *mesh_, placed, std::nullopt);
   const SpecPtr spec = spec_of_result(part, *mesh_, placed, sizes);
   return DTensor::from_local(

@@ -1,6 +1,7 @@
 // Makes tensors of ours, and makes tensors ours: the only file that touches TensorImpl's protected members.
 #include "serried/tensor/meta.h"
 
+#include <c10/core/AutogradState.h>
 #include <c10/core/Storage.h>
 
 namespace serried {
@@ -33,6 +34,9 @@ const c10::Storage& no_memory() {
 }
 
 void set_content(c10::TensorImpl& impl, c10::intrusive_ptr<DTensorMeta> meta) {
+  // Autograd would redo a view after a write by as_strided on memory that we do not have: it must call the view op. The
+  // flag is asked after the view was made, so that the thread that meets its first DTensor here is in time.
+  c10::AutogradState::get_tls_state().set_view_replay_enabled(true);
   impl.set_sizes_and_strides(meta->spec->sizes, meta->spec->strides, 0);
   impl.set_backend_meta(std::move(meta));
 }
@@ -73,8 +77,10 @@ void convert_in_place(const at::Tensor& plain, at::Tensor local, SpecPtr spec) {
 
 SpecPtr spec_of_result(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements,
                        c10::IntArrayRef sizes) {
-  c10::DimVector global;
-  for (size_t i = 0; i < sizes.size(); ++i) global.push_back(sizes[i] < 0 ? local.size(int64_t(i)) : sizes[i]);
+  c10::DimVector global(local.sizes());
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] >= 0) global[i] = sizes[i];
+  }
   const c10::DimVector strides =
       local.is_contiguous() ? serried::contiguous_strides(global) : dense_strides(global, local.strides());
   return intern_spec(mesh, placements, global, strides, local.scalar_type());

@@ -15,7 +15,7 @@ th, td { text-align: left; padding: 3px 14px; border-bottom: 1px solid #ddd; fon
 tbody tr:hover, tbody tr.on { background: #fff3c4; }
 tr.empty td { color: #888; }
 .cell.dim { opacity: 0.25; }
-svg { max-width: 100%; height: auto; }
+figure { margin: 0; overflow-x: auto; }
 )";
 
 constexpr const char* kScript = R"(
@@ -48,9 +48,10 @@ void write_row(std::ostream& out, const RankPart& part) {
 std::string draw_html(const ShardingPicture& picture) {
   std::ostringstream out;
   out << "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<title>" << escaped(picture.title)
-      << "</title>\n<style>" << kStyle << "</style>\n</head>\n<body>\n"
+      << "</title>\n<style>" << kStyle << "</style>\n</head>\n<body>\n<figure>\n"
       << draw_svg(picture)
-      << "<table>\n<thead><tr><th>rank</th><th>coordinate</th><th>first index</th><th>local shape</th></tr></thead>\n"
+      << "</figure>\n<table>\n<thead><tr><th>rank</th><th>coordinate</th><th>first index</th><th>local "
+         "shape</th></tr></thead>\n"
       << "<tbody>\n";
   for (const RankPart& part : picture.parts) write_row(out, part);
   out << "</tbody>\n</table>\n<script>" << kScript << "</script>\n</body>\n</html>\n";

@@ -54,7 +54,7 @@ TEST(Observe, PointToPointIsToldOnItsOwnSide) {
 
 TEST(Observe, BackwardIsTold) {
   run_ranks(2, [](const Group& group) {
-    const at::Tensor x = at::ones({4}, at::TensorOptions().requires_grad(true));
+    const at::Tensor x = torch::ones({4}, at::TensorOptions().requires_grad(true));
     const at::Tensor y = all_gather(x, group);
     Seen seen;
     const observe::Observer observer = recorder(seen);

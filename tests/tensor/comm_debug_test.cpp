@@ -60,7 +60,7 @@ TEST(CommDebugMode, NestedModesBothSeeWhatIsInsideThem) {
 
 TEST(CommDebugMode, ScopesNameForwardAndTheBackwardOfTheirOps) {
   run_ranks(2, [](const Group& group) {
-    const at::Tensor x = at::ones({4}, at::TensorOptions().requires_grad(true));
+    const at::Tensor x = torch::ones({4}, at::TensorOptions().requires_grad(true));
     CommDebugMode comm;
     at::Tensor y;
     {

@@ -76,10 +76,6 @@ at::Tensor PartReduction::none(at::ScalarType dtype) const {
   return at::zeros(sizes, local_.options().dtype(dtype));
 }
 
-at::Tensor PartReduction::pending(const at::Tensor& part, ReduceKind kind, bool keepdim) const {
-  return wrapped(part, placements(kind), keepdim);
-}
-
 at::Tensor PartReduction::reduced(const at::Tensor& part, ReduceKind kind) const {
   const SpecPtr from = spec_of_result(part, mesh_, placements(kind), sizes_);
   return redistribute_local(part, *from, without_partial(from->placements));

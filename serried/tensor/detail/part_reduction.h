@@ -26,9 +26,7 @@ class PartReduction {
   /// Zeros as large as a result with keepdim: what a sum over a part without elements is.
   at::Tensor none(at::ScalarType dtype) const;
 
-  /// `part`, reduced with keepdim, as a DTensor that is Partial(kind) over the axes that cut the dims.
-  at::Tensor pending(const at::Tensor& part, ReduceKind kind, bool keepdim) const;
-  /// The same put together: this rank's part of the result, with keepdim.
+  /// `part`, reduced with keepdim, put together over the axes that cut the dims: this rank's part of the result.
   at::Tensor reduced(const at::Tensor& part, ReduceKind kind) const;
   /// `part`, put together already, as a DTensor.
   at::Tensor settled(const at::Tensor& part, bool keepdim) const;

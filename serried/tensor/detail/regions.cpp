@@ -44,7 +44,7 @@ std::string region_of_node(uint64_t node) {
   const Interval* best = nullptr;
   for (const Interval& interval : all.closed) {
     if (node < interval.begin || node >= interval.end) continue;
-    if (best == nullptr || interval.begin >= best->begin) best = &interval;
+    if (best == nullptr || interval.begin > best->begin) best = &interval;  // of equal ones the inner ends first
   }
   size_t open = all.open.size();
   while (open > 0 && node < all.open_begins[open - 1]) --open;
