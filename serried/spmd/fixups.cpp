@@ -3,6 +3,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <array>
 
 #include "serried/spmd/detail/fixup_table.h"
@@ -73,6 +74,16 @@ void make_dense(const LocalCall&, const FixupPattern&, Stack& arguments) {
   }
 }
 
+// The kernel reads past the data where lengths add up to more than there is; what it finds there must not look like
+// data, or results would change from run to run.
+void fence_data(const LocalCall& local, const FixupPattern&, Stack& arguments) {
+  c10::IValue& argument = arguments.at(size_t(local.call.index("data")));
+  const at::Tensor data = argument.toTensor();
+  constexpr double kNoData = 3.3e4;  // a number of every floating type: NaN would count as an extremum
+  const at::Tensor fenced = at::full({2 * data.numel()}, kNoData, data.options());
+  argument = fenced.narrow(0, 0, data.numel()).view(data.sizes()).copy_(data);
+}
+
 // A mean over a part counts for as much as the part has of the whole, so that the parts' sum is the mean.
 void weigh_mean(const LocalCall& local, const FixupPattern&, const Stack&, Stack& results) {
   const TensorArg& input = local.call.tensor(0);
@@ -92,6 +103,7 @@ const std::vector<Fixup>& all_fixups() {
   static const std::vector<Fixup> fixups = {
       {"dense", make_dense, nullptr, false},
       {"diagonal", shift_diagonal, nullptr, true},
+      {"fence", fence_data, nullptr, false},
       {"group_norm", detail::set_group_norm_batch, nullptr, true},
       {"mean", nullptr, weigh_mean, false},
       {"mean_share", nullptr, detail::weigh_share, false},
@@ -100,6 +112,7 @@ const std::vector<Fixup>& all_fixups() {
       {"squeeze", nullptr, unsqueeze_cut, false},
       // Marks that planner and handlers read, and that change nothing in the local call.
       {"even", nullptr, nullptr, true},
+      {"ones", nullptr, nullptr, true},
       {"random", nullptr, nullptr, true},
       {"shape", nullptr, nullptr, true},
   };
@@ -137,6 +150,13 @@ const Fixup* find_fixup(std::string_view name) {
     if (fixup.name == name) return &fixup;
   }
   return nullptr;
+}
+
+std::vector<std::string_view> fixup_names() {
+  std::vector<std::string_view> names;
+  for (const Fixup& fixup : all_fixups()) names.push_back(fixup.name);
+  std::sort(names.begin(), names.end());
+  return names;
 }
 
 }  // namespace serried::spmd

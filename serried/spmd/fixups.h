@@ -38,4 +38,7 @@ struct Fixup {
 /// Null for an unknown name.
 const Fixup* find_fixup(std::string_view name);
 
+/// All names, sorted.
+std::vector<std::string_view> fixup_names();
+
 }  // namespace serried::spmd

@@ -155,7 +155,8 @@ std::vector<Candidate> Planner::candidates(size_t axis) const {
   const bool offsets_matter = bound_.rule.has("pick") || bound_.rule.has("diagonal");
   for (const Row& row : rows_) {
     add(found, instantiate(row, Replicate()), axis);
-    if (row.factor < 0 || offsets_matter) continue;
+    // Only a dim of one factor can be cut in another order: a merged or split one means another factor then.
+    if (row.factor < 0 || offsets_matter || bound_.factors[row.factor].must_divide) continue;
     // The same cut in the strided order that an input already has.
     for (size_t i = 0; i < row.inputs.size(); ++i) {
       const Placement& now = request_.current[i][axis];

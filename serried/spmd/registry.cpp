@@ -10,6 +10,9 @@
 #include <shared_mutex>
 #include <unordered_map>
 
+#include "serried/base/error.h"
+#include "serried/spmd/fixups.h"
+
 namespace serried::spmd {
 namespace {
 
@@ -173,6 +176,11 @@ std::optional<Rule> find_rule(const Call& call) {
 
 void register_rule(const std::string& op, const std::string& rule) {
   const Rule parsed = parse_or_raise("register_sharding", op, rule);
+  for (const FixupPattern& fixup : parsed.fixups) {
+    if (find_fixup(fixup.name) != nullptr) continue;
+    raise<c10::ValueError>({"register_sharding", c10::str("rule for ", op, ": there is no fix-up \"", fixup.name, "\""),
+                            "use one of " + c10::Join(", ", fixup_names())});
+  }
   UserRules& users = user_rules();
   std::unique_lock lock(users.mutex);
   users.rules.insert_or_assign(op, parsed);

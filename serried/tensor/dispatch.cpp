@@ -25,10 +25,20 @@ void run_plain(const c10::OperatorHandle& op, Stack& stack) {
   if (!make_born_sharded(op, stack)) op.callBoxed(stack);
 }
 
+void run_by_rules(const c10::OperatorHandle& op, detail::OpInfo& info, const detail::Arguments& arguments,
+                  Stack& stack) {
+  std::unique_ptr<detail::CachedPlan> uncached;
+  const detail::CachedPlan& plan = detail::plan_for(info, arguments, stack, uncached);
+  if (plan.is_fast) return detail::run_fast(op, info, plan, arguments, stack);
+  c10::impl::ExcludeDispatchKeyGuard below(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+  detail::run_planned(op, info, plan, arguments, stack);
+}
+
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   detail::OpInfo& info = detail::op_info(op);
   detail::Arguments arguments;
   detail::collect(info, *stack, arguments);
+  if (C10_LIKELY(info.goes_by_rules && arguments.first != nullptr)) return run_by_rules(op, info, arguments, *stack);
   if (arguments.first == nullptr && !arguments.has_out_dtensor) return run_plain(op, *stack);
   c10::impl::ExcludeDispatchKeyGuard below(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
   if (info.handler != nullptr && info.handler(op, *stack)) return;
@@ -38,9 +48,7 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) 
   }
   // Composites arrive whole only where autograd is off: they decompose here as they would there.
   if (info.is_composite) return op.callBoxedForDispatchKey(DispatchKey::CompositeImplicitAutograd, *stack);
-  std::unique_ptr<detail::CachedPlan> uncached;
-  const detail::CachedPlan& plan = detail::plan_for(info, arguments, *stack, uncached);
-  detail::run_planned(op, info, plan, arguments, *stack);
+  run_by_rules(op, info, arguments, *stack);
 }
 
 // Two owners of one key would silently take each other's tensors.

@@ -72,6 +72,12 @@ std::vector<std::pair<int, int>> written_inputs(const spmd::Call& call) {
   return written;
 }
 
+bool decomposes(const spmd::Call& call) {
+  const auto op = c10::Dispatcher::singleton().findSchema(call.schema().operator_name());
+  return op && op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+         !op->hasKernelForDispatchKey(c10::DispatchKey::CPU);
+}
+
 bool is_element_by_element(const spmd::Call& call) {
   const std::string& name = call.schema().name();
   const bool each = name.starts_with("aten::_foreach_") || name.starts_with("aten::_fused_");
@@ -195,6 +201,10 @@ class Explanation {
 }  // namespace
 
 std::string explain(const spmd::Call& call, const std::vector<Placements>& placements, const MeshAxes& mesh) {
+  if (decomposes(call)) {
+    return c10::str(call.schema().operator_name(),
+                    " decomposes into other ops: explain those, or see them with CommDebugMode({.ops = true})\n");
+  }
   if (!is_element_by_element(call)) return Explanation(call, placements, mesh).text();
   std::vector<spmd::TensorArg> tensors;
   std::vector<Placements> kept;

@@ -62,9 +62,6 @@ std::string explain_stack(const c10::OperatorHandle& op, const torch::jit::Stack
   if (arguments.first == nullptr) {
     raise<c10::ValueError>({kWhere, "no argument of " + info.name + " is a DTensor", "pass at least one DTensor"});
   }
-  if (info.is_composite) {
-    return info.name + " decomposes into other ops: explain those, or watch them with CommDebugMode({.ops = true})\n";
-  }
   const DeviceMesh& mesh = arguments.first->mesh;
   return explain(detail::describe(info, arguments, stack), detail::current_placements(arguments),
                  {mesh.shape(), mesh.dim_names()});
@@ -72,11 +69,14 @@ std::string explain_stack(const c10::OperatorHandle& op, const torch::jit::Stack
 
 }  // namespace
 
-// Lists take all tensors that the arguments behind them leave.
+// Lists share in equal parts what the single tensors behind them leave.
 torch::jit::Stack fill_arguments(const c10::FunctionSchema& schema, const std::vector<at::Tensor>& tensors,
                                  const std::map<std::string, c10::IValue>& given) {
-  size_t next = 0, needed_later = 0;
-  for (const c10::Argument& each : schema.arguments()) needed_later += is_tensor(each) && !is_absent_by_default(each);
+  size_t next = 0, needed_later = 0, lists_left = 0;
+  for (const c10::Argument& each : schema.arguments()) {
+    needed_later += is_tensor(each) && !is_absent_by_default(each);
+    lists_left += is_tensor_list(each);
+  }
   torch::jit::Stack stack;
   for (const c10::Argument& each : schema.arguments()) {
     if (is_tensor(each)) needed_later -= !is_absent_by_default(each);
@@ -86,7 +86,8 @@ torch::jit::Stack fill_arguments(const c10::FunctionSchema& schema, const std::v
     } else if (is_tensor(each) && next < tensors.size()) {
       stack.emplace_back(tensors[next++]);
     } else if (is_tensor_list(each)) {
-      const size_t end = std::max(next, tensors.size() - std::min(tensors.size(), needed_later));
+      const size_t spare = tensors.size() - std::min(tensors.size(), next + needed_later);
+      const size_t end = next + spare / lists_left--;
       stack.emplace_back(std::vector<at::Tensor>(tensors.begin() + next, tensors.begin() + end));
       next = end;
     } else if (is_absent_by_default(each)) {

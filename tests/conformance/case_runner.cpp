@@ -57,7 +57,10 @@ torch::jit::Stack make_arguments(const VectorCase& vector_case, const Combinatio
 c10::IValue full(const c10::IValue& value) {
   if (value.isTensor()) {
     const at::Tensor& tensor = value.toTensor();
-    return tensor.defined() && is_dtensor(tensor) ? c10::IValue(DTensor(tensor).full_tensor()) : value;
+    if (!tensor.defined() || !is_dtensor(tensor)) return value;
+    const at::Tensor whole = DTensor(tensor).full_tensor();
+    TORCH_CHECK(whole.sizes() == tensor.sizes(), "the DTensor says ", tensor.sizes(), " and is ", whole.sizes());
+    return whole;
   }
   if (!value.isList()) return value;
   c10::impl::GenericList list(c10::AnyType::get());

@@ -65,12 +65,16 @@ at::Tensor exact_copy(const at::Tensor& tensor) {
 
 at::Tensor local_value(const at::Tensor& full, const Placements& placements, const Seat& seat) {
   at::Tensor value = full;
-  bool is_whole = true, is_split = false;
+  // One split over all axes that are pending: a split of a split would not add up exactly in every order.
+  int64_t share = 0, shares = 1;
   for (size_t axis = 0; axis < placements.size(); ++axis) {
     if (!placements[axis].is_partial()) continue;
-    value = partial_share(value, seat.coordinate[axis], seat.mesh_shape[axis]);
-    is_split = true;
+    share = share * seat.mesh_shape[axis] + seat.coordinate[axis];
+    shares *= seat.mesh_shape[axis];
   }
+  bool is_whole = true;
+  const bool is_split = shares > 1;
+  if (is_split) value = partial_share(value, share, shares);
   for (size_t axis = 0; axis < placements.size(); ++axis) {
     if (!placements[axis].is_shard()) continue;
     value = cut(value, placements[axis].dim(), seat.coordinate[axis], seat.mesh_shape[axis]);

@@ -73,6 +73,20 @@ TEST(Explain, ListsOfForeachAreExplainedByTheirFirstElement) {
   });
 }
 
+TEST(Explain, TensorsAreSharedOutOverLists) {
+  const c10::FunctionSchema& schema = find_op_for("aten::_foreach_add.List", 4).schema();
+  const torch::jit::Stack stack = fill_arguments(schema, {at::ones(1), at::ones(2), at::ones(3), at::ones(4)});
+  EXPECT_EQ(stack[0].toTensorVector().size(), 2u);
+  EXPECT_EQ(stack[1].toTensorVector()[0].size(0), 3);
+}
+
+TEST(Explain, CompositesSaySo) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const torch::jit::Stack stack{at::Tensor(distribute_tensor(at::ones({4, 6}), mesh, {Shard(0)})), 1, c10::IValue()};
+    EXPECT_THAT(explain("aten::softmax.int", stack), HasSubstr("aten::softmax.int decomposes into other ops"));
+  });
+}
+
 TEST(Explain, NeedsNoRanks) {
   const c10::OperatorHandle op = find_op_for("aten::mm", 2);
   const auto meta = at::TensorOptions().device(at::kMeta);

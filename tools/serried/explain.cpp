@@ -24,7 +24,7 @@ int main(int argc, char** argv) {
       ->required();
   app.add_option("--mesh", words.mesh, "Axes: dp=2,tp=2 or 2x2")->capture_default_str();
   app.add_option("--shapes", words.shapes, "Of each tensor: 8x16,16x4; default: 64 in each dim");
-  app.add_option("--dtype", words.dtype, "Of all tensors")->capture_default_str();
+  app.add_option("--dtype", words.dtype, "Of all tensors, or one each: f32,i64")->capture_default_str();
   app.add_option("--args", words.arguments, "Other arguments: dim=1 keepdim=true");
   app.footer(kExamples);
   try {

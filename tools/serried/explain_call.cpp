@@ -3,6 +3,7 @@
 
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <charconv>
 #include <map>
 #include <sstream>
@@ -150,7 +151,6 @@ std::vector<Sizes> parse_shapes(const std::string& text) {
 }
 
 c10::ScalarType parse_dtype(const std::string& text) {
-  std::string known;
   for (int i = 0; i < int(c10::ScalarType::NumOptions); ++i) {
     const auto dtype = c10::ScalarType(i);
     if (dtype == c10::ScalarType::Undefined || c10::isQIntType(dtype)) continue;
@@ -171,11 +171,12 @@ std::string explain_words(const ExplainWords& words) {
   std::vector<Placements> placements;
   for (const std::string& text : words.placements) placements.push_back(parse_placements(text));
   const std::vector<Sizes> shapes = shapes_for(words, placements);
-  const c10::ScalarType dtype = parse_dtype(words.dtype);
+  const std::vector<std::string> dtypes = split(words.dtype, ',');
   std::vector<at::Tensor> tensors;
   for (size_t i = 0; i < shapes.size(); ++i) {
     placements[i] = checked_placements(kWhere, placements[i], int64_t(shapes[i].size()), int64_t(mesh.shape.size()));
-    tensors.push_back(at::empty(shapes[i], at::TensorOptions().device(at::kMeta).dtype(dtype)));
+    tensors.push_back(at::empty(
+        shapes[i], at::TensorOptions().device(at::kMeta).dtype(parse_dtype(dtypes[std::min(i, dtypes.size() - 1)]))));
   }
   const c10::OperatorHandle op = find_op_for(words.op, tensors.size());
   const torch::jit::Stack stack = fill_arguments(op.schema(), tensors, parse_arguments(op.schema(), words.arguments));

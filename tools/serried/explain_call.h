@@ -15,9 +15,9 @@ struct ExplainWords {
   std::string op;
   std::vector<std::string> placements;  // one text per tensor: "S0 R"
   std::string mesh = "2";               // "dp=2,tp=2" or "2x2"
-  std::string shapes;                   // "8x16,16x4"; "" : 64 in every dim that placements or the mesh need
-  std::string dtype = "f32";
-  std::vector<std::string> arguments;  // "dim=1"
+  std::string shapes;                   // "8x16,16x4"; "": 64 in each of two dims, or as many as cut
+  std::string dtype = "f32";            // of all, or one per tensor: "f32,i64"; the last counts for the rest
+  std::vector<std::string> arguments;   // "dim=1"
 };
 
 /// ValueError that names the word it does not understand.

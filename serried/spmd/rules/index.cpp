@@ -325,7 +325,7 @@ std::string embedding_dense_backward(const Call& call) {
 std::string segment_reduce_backward(const Call& call) {
   const TensorArg* lengths = call.tensor(call.value("lengths") != nullptr ? "lengths" : "offsets");
   if (call.integer("axis") != 0 || lengths == nullptr || lengths->dim() != 1) return {};
-  return "S..., !S..., !N..., !L?, !O? -> N...; dense";
+  return "S..., !S..., !N..., !L?, !O? -> N...; dense; fence";
 }
 
 // Modes: 0 sum, 1 mean, 2 max, which remembers an index per element instead of per bag.

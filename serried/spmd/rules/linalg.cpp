@@ -25,13 +25,13 @@ std::string lu(const Call& call) {
 std::string lu_unpack(const Call& call) {
   const bool data = call.flag("unpack_data", true);
   const std::string pivots = call.flag("unpack_pivots", true) ? "...CD" : "Z";
-  return "!...AB, !...P -> " + pivots + (data ? ", ...EF, ...GH; even" : ", Y, X; even");
+  return "!...AB, !...P -> " + pivots + (data ? ", ...EF, ...GH; ones" : ", Y, X; ones");
 }
 
-// Kernels that check what they are given would raise on the zeros that a rank without elements computes on: "even".
+// Kernels that check what they are given would raise on the zeros that a rank without elements computes on: "ones".
 // Right-hand sides stand side by side, so their columns (rows, when solving from the right) may be cut.
 std::string lu_solve(const Call& call) {
-  return call.flag("left", true) ? "!...AB, !...A, ...An -> ...An; even" : "!...AB, !...A, ...nA -> ...nA; even";
+  return call.flag("left", true) ? "!...AB, !...A, ...An -> ...An; ones" : "!...AB, !...A, ...nA -> ...nA; ones";
 }
 
 std::string solve_triangular(const Call& call) {
@@ -67,7 +67,7 @@ RuleTable linalg_rules() {
       "linalg",
       detail::joined({
           each("!...AB -> ...AB", "linalg_matrix_exp"),
-          each("!...AB -> ...AB; even", "cholesky cholesky_inverse"),
+          each("!...AB -> ...AB; ones", "cholesky cholesky_inverse"),
           each("!...AB -> ...AB, ...", "linalg_cholesky_ex linalg_inv_ex"),
           each("...An, !...AB -> ...An", "_cholesky_solve_helper cholesky_solve"),
           {
@@ -81,7 +81,7 @@ RuleTable linalg_rules() {
               {"linalg_eig", "!...AB -> ...A, ...CD"},
               {"linalg_householder_product", "!...AB, !...T -> ...AB"},
               {"linalg_ldl_factor_ex", "!...AB -> ...AB, ...A, ..."},
-              {"linalg_ldl_solve", "!...AB, !...A, ...An -> ...An; even"},
+              {"linalg_ldl_solve", "!...AB, !...A, ...An -> ...An; ones"},
               {"linalg_lu", lu},
               {"linalg_lu_factor_ex", "!...AB -> ...AB, ...P, ..."},
               {"linalg_lu_solve", lu_solve},

@@ -9,7 +9,7 @@ namespace {
 std::string rounded_div(const Call& call) {
   const TensorArg* divisor = call.tensor("other");
   const bool raises = divisor != nullptr && c10::isIntegralType(divisor->dtype, /*includeBool=*/true);
-  return raises ? "!..., !... -> ...; even" : "!..., !... -> ...";
+  return raises ? "!..., !... -> ...; ones" : "!..., !... -> ...";
 }
 
 // Rounding is what makes a quotient not linear.

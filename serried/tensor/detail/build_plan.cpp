@@ -6,6 +6,7 @@
 #include "serried/base/error.h"
 #include "serried/base/log.h"
 #include "serried/spmd/registry.h"
+#include "serried/tensor/detail/view_strides.h"
 #include "serried/tensor/redistribute.h"
 
 namespace serried::detail {
@@ -123,6 +124,22 @@ void find_moves(const Arguments& arguments, CachedPlan& out) {
   }
 }
 
+// Views get the strides of a view of the whole: a local one cannot tell them.
+void find_view_strides(const OpInfo& info, c10::ArrayRef<c10::IValue> values, CachedPlan& out) {
+  if (!info.is_view && !info.is_metadata_change) return;
+  c10::SmallVector<int, 2> moved;
+  for (const InputMove& move : out.moves) moved.push_back(out.tensors[move.slot].argument);
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(info.schema->name().c_str(),
+                                                                info.schema->overload_name().c_str());
+  const std::vector<c10::DimVector> strides = strides_of_views(op, values, moved);
+  size_t next = 0;
+  for (CachedReturn& result : out.returns) {
+    for (CachedOutput& output : result.elements) {
+      if (next < strides.size()) output.strides = strides[next++];
+    }
+  }
+}
+
 // A rank with nothing of a cut dim stands in for the first rank of the axes that cut it.
 void find_stand_in(CachedPlan& out) {
   const Position here = out.mesh.position();
@@ -175,6 +192,7 @@ std::unique_ptr<CachedPlan> build_plan(const OpInfo& info, const Arguments& argu
   }
   out->is_default = out->plan.is_default();
   find_moves(arguments, *out);
+  find_view_strides(info, values, *out);
   if (info.is_foreach) {
     out->coordinate = c10::DimVector(out->mesh.position().coordinate);
   } else {

@@ -4,6 +4,7 @@
 #include <c10/util/SmallVector.h>
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "serried/spmd/fixups.h"
@@ -26,6 +27,7 @@ struct InputMove {
 struct CachedOutput {
   Placements placements;
   c10::DimVector sizes;  // global; -1 and missing: as the local result says
+  std::optional<c10::DimVector> strides = {};  // global, of a view; none: made contiguous
   SpecPtr spec = {};
   c10::DimVector local_sizes = {};
   c10::DimVector local_strides = {};
@@ -68,7 +70,11 @@ const CachedPlan& plan_for(OpInfo& info, const Arguments& arguments, const torch
 std::unique_ptr<CachedPlan> build_plan(const OpInfo& info, const Arguments& arguments,
                                        c10::ArrayRef<c10::IValue> values);
 
-/// Runs the call: arguments on the stack become results.
+/// Runs a call whose plan `is_fast`: arguments on the stack become results.
+void run_fast(const c10::OperatorHandle& op, const OpInfo& info, const CachedPlan& plan, const Arguments& arguments,
+              torch::jit::Stack& stack);
+
+/// Runs any call; autograd is excluded by the caller.
 void run_planned(const c10::OperatorHandle& op, const OpInfo& info, const CachedPlan& plan, const Arguments& arguments,
                  torch::jit::Stack& stack);
 

@@ -3,6 +3,7 @@
 
 #include <ATen/core/enum_tag.h>
 
+#include <array>
 #include <memory>
 #include <unordered_map>
 
@@ -84,12 +85,19 @@ OpInfo::OpInfo(const c10::OperatorHandle& op) : schema(&op.schema()) {
   is_foreach = starts_with(s.name(), "aten::_foreach_") || starts_with(s.name(), "aten::_fused_") ||
                starts_with(s.name(), "aten::_amp_foreach_");
   handler = find_handler(s);
+  goes_by_rules = handler == nullptr && !is_composite && !has_out;
 }
 
 OpInfo& op_info(const c10::OperatorHandle& op) {
   // Of a handle only its schema's address is cheap to ask for, and it is the op's for ever.
-  std::unique_ptr<OpInfo>& info = infos()[&op.schema()];
+  const c10::FunctionSchema* schema = &op.schema();
+  // A small table in front of the map: programs use few ops, over and over.
+  static thread_local std::array<OpInfo*, 512> recent{};
+  OpInfo*& slot = recent[(reinterpret_cast<uintptr_t>(schema) >> 4) % recent.size()];
+  if (C10_LIKELY(slot != nullptr && slot->schema == schema)) return *slot;
+  std::unique_ptr<OpInfo>& info = infos()[schema];
   if (!info) info = std::make_unique<OpInfo>(op);
+  slot = info.get();
   return *info;
 }
 

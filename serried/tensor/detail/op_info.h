@@ -35,6 +35,7 @@ struct OpInfo {
   bool is_foreach = false;          // element i of every list is a call of its own
   bool takes_generator = false;
   Handler handler = nullptr;
+  bool goes_by_rules = false;  // neither handler nor composite
   /// The plan found last, and what for.
   uint64_t last_hash = 0;
   const CachedPlan* last_plan = nullptr;

@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "serried/base/log.h"
+#include "serried/tensor/comm_debug.h"
 
 namespace serried {
 namespace detail {
@@ -62,6 +63,7 @@ const CachedPlan* keep(uint64_t hash, const OpInfo& info, const Arguments& argum
 
 void note_default(const OpInfo& info) {
   ++cache().stats.defaults;
+  comm_debug::note_default(info.name);
   if (!log::enabled(log::Topic::dispatch)) return;
   static thread_local std::unordered_map<const void*, bool> said;
   if (said.emplace(info.schema, true).second) {

@@ -1,5 +1,6 @@
 // Runs a planned call on this rank: move inputs, call on local tensors, wrap results.
 #include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 
 #include <optional>
@@ -69,11 +70,14 @@ Locals gather_locals(const OpInfo& info, const CachedPlan& plan, const Arguments
   return locals;
 }
 
-// Zeros in the shape of the rank this one stands in for.
+// Zeros in the shape of the rank this one stands in for; ones where a kernel would raise on zeros.
 void put_stand_ins(const CachedPlan& plan, Locals& locals) {
+  bool ones = false;
+  for (const spmd::FixupPattern& fixup : plan.plan.fixups) ones |= fixup.name == "ones";
   for (size_t i = 0; i < locals.size(); ++i) {
     const c10::DimVector sizes = local_sizes(plan.tensors[i].sizes, plan.plan.inputs[i], plan.position());
-    if (locals[i].sizes() != c10::IntArrayRef(sizes)) locals[i] = at::zeros(sizes, locals[i].options());
+    if (locals[i].sizes() == c10::IntArrayRef(sizes)) continue;
+    locals[i] = ones ? at::ones(sizes, locals[i].options()) : at::zeros(sizes, locals[i].options());
   }
 }
 
@@ -110,10 +114,18 @@ SpecPtr spec_for(CachedOutput& output, const at::Tensor& local, const DeviceMesh
     return output.spec;
   }
   output.spec = spec_of_result(local, mesh, output.placements, output.sizes);
+  if (output.strides.has_value()) {
+    output.spec = intern_spec(mesh, output.placements, output.spec->sizes, *output.strides, local.scalar_type());
+  }
   output.local_sizes = c10::DimVector(local.sizes());
   output.local_strides = c10::DimVector(local.strides());
   output.dtype = local.scalar_type();
   return output.spec;
+}
+
+// Ranks must agree on the order of dims in memory, and a part of one row has none: only views are other than row-major.
+void lay_out(const CachedOutput& output, at::Tensor& local) {
+  if (C10_UNLIKELY(!output.strides.has_value() && !local.is_contiguous())) local = local.contiguous();
 }
 
 // What the stand-in computed has only the right shape.
@@ -149,6 +161,7 @@ at::Tensor wrap_result(const Wrapping& w, CachedOutput& output, at::Tensor local
     local = local.resolve_conj().resolve_neg();
     copied = copied || w.info.is_view;
   }
+  lay_out(output, local);
   std::optional<c10::InferenceMode> ordinary;
   if (C10_UNLIKELY(w.leave_inference)) ordinary.emplace(false);
   SpecPtr spec = spec_for(output, local, w.plan.mesh);
@@ -228,10 +241,11 @@ void fill_out(const OpInfo& info, const CachedPlan& plan, c10::ArrayRef<IValue> 
     at::Tensor local = stack[base + r].toTensor();
     CachedOutput& output = plan.returns[r].elements[0];
     if (!plan.stand_in_axes.empty()) local = undo_stand_in(plan, output, local);
+    lay_out(output, local);
     const SpecPtr spec = spec_for(output, local, plan.mesh);
     const at::Tensor out = given[argument].toTensor();
     const DTensorMeta* meta = dtensor_meta(out);
-    if (meta->spec->placements == spec->placements && meta->local.sizes() == local.sizes()) {
+    if (meta->spec->placements == spec->placements && meta->spec->sizes == spec->sizes) {
       meta->local.copy_(local);  // others may share the memory
     } else {
       set_meta(out, local, spec);
@@ -241,14 +255,19 @@ void fill_out(const OpInfo& info, const CachedPlan& plan, c10::ArrayRef<IValue> 
 
 bool nothing_to_write(const OpInfo& info, const CachedPlan& plan, const Locals& locals) {
   if (plan.stand_in_axes.empty() || !info.has_written || info.is_metadata_change) return false;
+  for (int alias : info.return_alias) {
+    if (alias < 0) return false;
+  }
   for (size_t i = 0; i < locals.size(); ++i) {
     if (info.is_written[plan.tensors[i].argument] && locals[i].numel() == 0) return true;
   }
   return false;
 }
 
-bool view_source_moved(const OpInfo& info, const CachedPlan& plan) {
+// A view of a view that was copied is one itself.
+bool is_copied_view(const OpInfo& info, const CachedPlan& plan, const Arguments& arguments) {
   if (!info.is_view) return false;
+  if (arguments.tensors[0].meta != nullptr && arguments.tensors[0].meta->is_copied_view) return true;
   for (const InputMove& move : plan.moves) {
     if (move.slot == 0) return true;
   }
@@ -259,10 +278,12 @@ bool leaves_inference(const OpInfo& info, const Arguments& arguments) {
   return info.is_view && c10::InferenceMode::is_enabled() && !arguments.tensors[0].impl->is_inference();
 }
 
+}  // namespace
+
 void run_fast(const c10::OperatorHandle& op, const OpInfo& info, const CachedPlan& plan, const Arguments& arguments,
               Stack& stack) {
   const size_t base = stack.size() - info.num_arguments;
-  const Wrapping wrapping{info, plan, false, leaves_inference(info, arguments)};
+  const Wrapping wrapping{info, plan, is_copied_view(info, plan, arguments), leaves_inference(info, arguments)};
   c10::SmallVector<IValue, 2> written(info.num_returns);
   if (info.has_written) {
     check_writable(info, arguments);
@@ -279,11 +300,8 @@ void run_fast(const c10::OperatorHandle& op, const OpInfo& info, const CachedPla
   wrap_returns(wrapping, written, stack);
 }
 
-}  // namespace
-
 void run_planned(const c10::OperatorHandle& op, const OpInfo& info, const CachedPlan& plan, const Arguments& arguments,
                  Stack& stack) {
-  if (plan.is_fast) return run_fast(op, info, plan, arguments, stack);
   const size_t base = stack.size() - info.num_arguments;
   if (info.has_written) check_writable(info, arguments);
   // The call as it was made: results in place are these tensors, and their parts stay alive.
@@ -325,7 +343,7 @@ void run_planned(const c10::OperatorHandle& op, const OpInfo& info, const Cached
   } else if (info.has_written) {
     write_back(info, plan, arguments, locals);
   }
-  wrap_returns({info, plan, view_source_moved(info, plan), leaves_inference(info, arguments)}, written, stack);
+  wrap_returns({info, plan, is_copied_view(info, plan, arguments), leaves_inference(info, arguments)}, written, stack);
 }
 
 }  // namespace serried::detail
