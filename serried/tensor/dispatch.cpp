@@ -58,6 +58,10 @@ bool home_key_is_free() {
 
 }  // namespace
 
+void detail::run_boxed(const c10::OperatorHandle& op, Stack& stack) {
+  fallback(op, {}, &stack);
+}
+
 void execute_local(const c10::OperatorHandle& op, Stack& stack) {
   c10::impl::ExcludeDispatchKeyGuard below(kExcluded);
   op.callBoxed(stack);

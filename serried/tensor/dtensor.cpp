@@ -9,6 +9,7 @@
 #include "serried/tensor/detail/from_local.h"
 #include "serried/tensor/detail/gradient.h"
 #include "serried/tensor/detail/placing.h"
+#include "serried/tensor/comm_debug.h"
 #include "serried/tensor/meta.h"
 #include "serried/tensor/redistribute.h"
 
@@ -25,8 +26,12 @@ at::Tensor redistributed(const at::Tensor& t, const Placements& placements, c10:
   const DTensorMeta& meta = *dtensor_meta(t);
   if (meta.spec->placements == placements && meta.spec->dtype == dtype) return t;
   const at::NoGradGuard no_grad;
-  const at::Tensor local = meta.local.to(dtype);
-  const SpecPtr from = intern_spec(meta.spec->mesh, meta.spec->placements, meta.spec->sizes, meta.spec->strides, dtype);
+  const bool casts = meta.spec->dtype != dtype;
+  const at::Tensor local = casts ? meta.local.to(dtype) : meta.local;
+  const SpecPtr from = casts ? intern_spec(meta.spec->mesh, meta.spec->placements, meta.spec->sizes,
+                                           meta.spec->strides, dtype)
+                             : meta.spec;
+  comm_debug::note_redistribution("redistribute", *from, placements, /*implicit=*/false);
   at::Tensor moved = redistribute_local(local, *from, placements);
   SpecPtr to = moved.is_same(local) ? with_placements(*from, placements)
                                     : spec_of_result(moved, from->mesh, placements, from->sizes);

@@ -84,6 +84,15 @@ bool run_as_strided_scatter(const c10::OperatorHandle& op, Stack& stack) {
   return call.finish({result});
 }
 
+// The strides that come along are those of the whole; a part that was gathered or cut has others. They only repeat what
+// the sizes say, so a view does the same.
+bool run_reshape_alias(const c10::OperatorHandle& op, Stack& stack) {
+  HandlerCall call(op, stack);
+  if (call.has_out()) return false;
+  const at::Tensor view = call.tensor(0).view(call.call().integers("size").value_or(Sizes()));
+  return call.finish({op.schema().name() == "aten::_reshape_alias" ? view : view.clone()});
+}
+
 bool run_resize(const c10::OperatorHandle& op, Stack& stack) {
   HandlerCall call(op, stack);
   const at::Tensor self = call.tensor(0);
@@ -112,6 +121,8 @@ bool refuse_strides(const c10::OperatorHandle& op, Stack& stack) {
 
 std::vector<HandlerEntry> metadata_handlers() {
   return {
+      {"aten::_reshape_alias", run_reshape_alias},
+      {"aten::_reshape_alias_copy", run_reshape_alias},
       {"aten::as_strided", run_as_strided},
       {"aten::as_strided_", refuse_strides},
       {"aten::as_strided_copy", run_as_strided_copy},

@@ -24,18 +24,12 @@ uint64_t bits_of(double value) {
 }
 
 void add_value(Arguments& out, const IValue& value) {
+  if (value.isInt()) return add_integer(out, value.toInt());
+  if (value.isNone()) return add_none(out);
+  if (value.isBool()) return add_flag(out, value.toBool());
+  if (value.isDouble()) return add_number(out, value.toDouble());
   auto& key = out.key;
-  if (value.isInt()) {
-    key.push_back(kInt);
-    key.push_back(uint64_t(value.toInt()));
-  } else if (value.isNone()) {
-    key.push_back(kNone);
-  } else if (value.isBool()) {
-    key.push_back(kBool | uint64_t(value.toBool()) << 8);
-  } else if (value.isDouble()) {
-    key.push_back(kDouble);
-    key.push_back(bits_of(value.toDouble()));
-  } else if (value.isIntList()) {
+  if (value.isIntList()) {
     const auto list = value.toListRef();
     key.push_back(kInts | list.size() << 8);
     for (const IValue& item : list) key.push_back(uint64_t(item.toInt()));
@@ -48,8 +42,7 @@ void add_value(Arguments& out, const IValue& value) {
     key.push_back(kDoubles | list.size() << 8);
     for (const IValue& item : list) key.push_back(bits_of(item.toDouble()));
   } else if (value.isString()) {
-    key.push_back(kOther);
-    key.push_back(std::hash<std::string>()(value.toStringRef()));
+    add_text(out, value.toStringRef());
   } else if (value.isDevice()) {
     key.push_back(kOther | 1 << 8);
   } else {
@@ -58,20 +51,8 @@ void add_value(Arguments& out, const IValue& value) {
 }
 
 void add_tensor(Arguments& out, const IValue& value, int argument, int list_index) {
-  if (!value.isTensor() || !value.toTensor().defined()) {
-    out.key.push_back(kAbsent);
-    return;
-  }
-  c10::TensorImpl* impl = value.unsafeToTensorImpl();
-  const DTensorMeta* meta = dtensor_meta(impl);
-  if (meta != nullptr) {
-    out.key.push_back(kSpec | meta->spec->id << 8);
-    if (out.first == nullptr) out.first = meta->spec.get();
-  } else {
-    out.key.push_back(kPlain | uint64_t(impl->dim()) << 8 | uint64_t(c10::typeMetaToScalarType(impl->dtype())) << 16);
-    for (int64_t size : impl->sizes()) out.key.push_back(uint64_t(size));
-  }
-  out.tensors.push_back({argument, list_index, impl, meta});
+  const bool present = value.isTensor() && value.toTensor().defined();
+  add_tensor(out, present ? value.unsafeToTensorImpl() : nullptr, argument, list_index);
 }
 
 void add_list(Arguments& out, const IValue& value, int argument) {
@@ -123,9 +104,64 @@ void check_companions(const OpInfo& info, const Arguments& arguments) {
 
 }  // namespace
 
+void add_tensor(Arguments& out, c10::TensorImpl* impl, int argument, int list_index) {
+  if (impl == nullptr) {
+    out.key.push_back(kAbsent);
+    return;
+  }
+  const DTensorMeta* meta = dtensor_meta(impl);
+  if (meta != nullptr) {
+    out.key.push_back(kSpec | meta->spec->id << 8);
+    if (out.first == nullptr) out.first = meta->spec.get();
+  } else {
+    out.key.push_back(kPlain | uint64_t(impl->dim()) << 8 | uint64_t(c10::typeMetaToScalarType(impl->dtype())) << 16);
+    for (int64_t size : impl->sizes()) out.key.push_back(uint64_t(size));
+  }
+  out.tensors.push_back({argument, list_index, impl, meta});
+}
+
+void add_integer(Arguments& out, int64_t value) {
+  out.key.push_back(kInt);
+  out.key.push_back(uint64_t(value));
+}
+
+void add_integers(Arguments& out, c10::IntArrayRef values) {
+  out.key.push_back(kInts | values.size() << 8);
+  for (int64_t value : values) out.key.push_back(uint64_t(value));
+}
+
+void add_flag(Arguments& out, bool value) {
+  out.key.push_back(kBool | uint64_t(value) << 8);
+}
+
+void add_number(Arguments& out, double value) {
+  out.key.push_back(kDouble);
+  out.key.push_back(bits_of(value));
+}
+
+void add_text(Arguments& out, std::string_view value) {
+  out.key.push_back(kOther);
+  out.key.push_back(std::hash<std::string_view>()(value));
+}
+
+void add_none(Arguments& out) {
+  out.key.push_back(kNone);
+}
+
+void add_any_number(Arguments& out) {
+  out.key.push_back(kDouble);
+}
+
+void check_together(const OpInfo& info, const Arguments& arguments) {
+  const uint64_t mesh = arguments.first->mesh.id();
+  for (const TensorSlot& slot : arguments.tensors) {
+    if (slot.meta != nullptr ? slot.meta->spec->mesh.id() == mesh : slot.impl->numel() == 1) continue;
+    return check_companions(info, arguments);
+  }
+}
+
 void collect(const OpInfo& info, const torch::jit::Stack& stack, Arguments& arguments) {
   const size_t base = stack.size() - info.num_arguments;
-  bool same_kind = true;
   for (int i = 0; i < info.num_arguments; ++i) {
     const IValue& value = stack[base + i];
     if (info.is_out[i]) {
@@ -142,18 +178,13 @@ void collect(const OpInfo& info, const torch::jit::Stack& stack, Arguments& argu
         add_list(arguments, value, i);
         break;
       case Kind::value_only:
-        arguments.key.push_back(value.isNone() ? kNone : kDouble);
+        value.isNone() ? add_none(arguments) : add_any_number(arguments);
         break;
       case Kind::other:
         add_value(arguments, value);
     }
   }
-  if (arguments.first == nullptr) return;
-  const uint64_t mesh = arguments.first->mesh.id();
-  for (const TensorSlot& slot : arguments.tensors) {
-    same_kind &= slot.meta != nullptr && slot.meta->spec->mesh.id() == mesh;
-  }
-  if (!same_kind) check_companions(info, arguments);
+  if (arguments.first != nullptr) check_together(info, arguments);
 }
 
 spmd::Call describe(const OpInfo& info, const Arguments& arguments, c10::ArrayRef<IValue> values) {

@@ -26,7 +26,21 @@ struct Arguments {
   bool has_out_dtensor = false;
 };
 
-/// Reads the top of `stack`. Raises where a plain tensor stands beside DTensors or meshes differ.
+/// The words of a key, one value at a time; what `collect` does for boxed values. `impl` null: no tensor there.
+void add_tensor(Arguments& arguments, c10::TensorImpl* impl, int argument, int list_index);
+void add_integer(Arguments& arguments, int64_t value);
+void add_integers(Arguments& arguments, c10::IntArrayRef values);
+void add_flag(Arguments& arguments, bool value);
+void add_number(Arguments& arguments, double value);
+void add_text(Arguments& arguments, std::string_view value);
+void add_none(Arguments& arguments);
+/// A number that no plan depends on.
+void add_any_number(Arguments& arguments);
+
+/// Raises where a plain tensor stands beside DTensors or meshes differ.
+void check_together(const OpInfo& info, const Arguments& arguments);
+
+/// Reads the top of `stack` and checks it.
 void collect(const OpInfo& info, const torch::jit::Stack& stack, Arguments& arguments);
 
 /// The same as rules see it. Views `values`, the call's arguments.

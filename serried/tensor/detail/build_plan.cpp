@@ -201,6 +201,9 @@ std::unique_ptr<CachedPlan> build_plan(const OpInfo& info, const Arguments& argu
   }
   out->is_fast = out->moves.empty() && out->fixups.empty() && out->stand_in_axes.empty() && !info.has_lists &&
                  !info.is_metadata_change && !info.has_out;
+  for (const auto& [argument, value] : out->replaced) {
+    if (value.isIntList()) out->replaced_integers.emplace_back(argument, value.toIntVector());
+  }
   if (log::enabled(log::Topic::plan)) {
     std::string text = c10::str(info.name, ": ", out->is_default ? "no rule" : out->plan.rule, ";");
     for (size_t i = 0; i < current.size(); ++i) text += c10::str(" ", to_string(current[i]), " => ", to_string(out->plan.inputs[i]), ",");

@@ -57,6 +57,8 @@ struct CachedPlan {
   bool stand_in_counts = false;
   c10::DimVector coordinate;  // this rank's, or the one it stands in for
   bool is_fast = false;       // local tensors in, wrap out, nothing else
+  /// The integers of `replaced`, for calls that are not boxed.
+  std::vector<std::pair<int, std::vector<int64_t>>> replaced_integers;
   bool is_default = false;
 
   Position position() const { return {mesh.shape(), coordinate}; }
@@ -66,6 +68,9 @@ struct CachedPlan {
 const CachedPlan& plan_for(OpInfo& info, const Arguments& arguments, const torch::jit::Stack& stack,
                            std::unique_ptr<CachedPlan>& uncached);
 
+/// The plan for this call if it is at hand and `is_fast`, else null.
+const CachedPlan* find_fast_plan(OpInfo& info, const Arguments& arguments);
+
 /// A plan made anew.
 std::unique_ptr<CachedPlan> build_plan(const OpInfo& info, const Arguments& arguments,
                                        c10::ArrayRef<c10::IValue> values);
@@ -73,6 +78,15 @@ std::unique_ptr<CachedPlan> build_plan(const OpInfo& info, const Arguments& argu
 /// Runs a call whose plan `is_fast`: arguments on the stack become results.
 void run_fast(const c10::OperatorHandle& op, const OpInfo& info, const CachedPlan& plan, const Arguments& arguments,
               torch::jit::Stack& stack);
+
+/// Return `r` of a fast call as a DTensor.
+at::Tensor wrap_fast(const OpInfo& info, const CachedPlan& plan, const Arguments& arguments, int r, at::Tensor local);
+
+/// Raises where an argument that the op writes is plain or a view that does not alias its base.
+void check_writable(const OpInfo& info, const Arguments& arguments);
+
+/// The fallback itself, for a boxed call.
+void run_boxed(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
 /// Runs any call; autograd is excluded by the caller.
 void run_planned(const c10::OperatorHandle& op, const OpInfo& info, const CachedPlan& plan, const Arguments& arguments,

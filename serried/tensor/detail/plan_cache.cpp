@@ -105,6 +105,20 @@ const CachedPlan& plan_for(OpInfo& info, const Arguments& arguments, const torch
   return counted(info, *found);
 }
 
+const CachedPlan* find_fast_plan(OpInfo& info, const Arguments& arguments) {
+  if (!arguments.cacheable) return nullptr;
+  const uint64_t hash = hash_of(info, arguments);
+  if (info.last_plan == nullptr || info.last_hash != hash) {
+    const CachedPlan* found = find(hash, info, arguments);
+    if (found == nullptr) return nullptr;
+    info.last_hash = hash;
+    info.last_plan = found;
+  }
+  if (!info.last_plan->is_fast || info.last_plan->is_default) return nullptr;
+  ++cache().stats.hits;
+  return info.last_plan;
+}
+
 }  // namespace detail
 
 DispatchStats dispatch_stats() {

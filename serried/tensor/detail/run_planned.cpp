@@ -39,23 +39,6 @@ void announce(const OpInfo& info, const CachedPlan& plan, const InputMove& move)
   log::line(log::Topic::plan, format_error(text));
 }
 
-void check_writable(const OpInfo& info, const Arguments& arguments) {
-  for (const TensorSlot& slot : arguments.tensors) {
-    if (!info.is_written[slot.argument]) continue;
-    const std::string argument = info.schema->arguments()[slot.argument].name();
-    if (slot.meta == nullptr) {
-      raise<c10::TypeError>({info.name, c10::str("a DTensor would be written into the plain tensor \"", argument, "\""),
-                             "use the functional form, or make the plain tensor a DTensor first"});
-    }
-    if (!slot.meta->is_copied_view) continue;
-    raise<c10::ValueError>({info.name,
-                            c10::str("\"", argument, "\" ", slot.meta->spec->to_string(),
-                                     " is a view across a cut dim: its data was gathered, so writing to it would not "
-                                     "reach the tensor it is a view of"),
-                            "write to the tensor itself, or redistribute it so that the viewed dim is whole"});
-  }
-}
-
 Locals gather_locals(const OpInfo& info, const CachedPlan& plan, const Arguments& arguments) {
   Locals locals;
   for (const TensorSlot& slot : arguments.tensors) locals.push_back(local_of(slot));
@@ -279,6 +262,29 @@ bool leaves_inference(const OpInfo& info, const Arguments& arguments) {
 }
 
 }  // namespace
+
+void check_writable(const OpInfo& info, const Arguments& arguments) {
+  for (const TensorSlot& slot : arguments.tensors) {
+    if (!info.is_written[slot.argument]) continue;
+    const std::string argument = info.schema->arguments()[slot.argument].name();
+    if (slot.meta == nullptr) {
+      raise<c10::TypeError>({info.name, c10::str("a DTensor would be written into the plain tensor \"", argument, "\""),
+                             "use the functional form, or make the plain tensor a DTensor first"});
+    }
+    if (!slot.meta->is_copied_view) continue;
+    raise<c10::ValueError>({info.name,
+                            c10::str("\"", argument, "\" ", slot.meta->spec->to_string(),
+                                     " is a view across a cut dim: its data was gathered, so writing to it would not "
+                                     "reach the tensor it is a view of"),
+                            "write to the tensor itself, or redistribute it so that the viewed dim is whole"});
+  }
+}
+
+at::Tensor wrap_fast(const OpInfo& info, const CachedPlan& plan, const Arguments& arguments, int r, at::Tensor local) {
+  if (!local.defined()) return local;
+  const Wrapping wrapping{info, plan, is_copied_view(info, plan, arguments), leaves_inference(info, arguments)};
+  return wrap_result(wrapping, plan.returns[r].elements[0], std::move(local));
+}
 
 void run_fast(const c10::OperatorHandle& op, const OpInfo& info, const CachedPlan& plan, const Arguments& arguments,
               Stack& stack) {
