@@ -98,7 +98,7 @@ struct HotOp<Op, Result(Args...)> {
     if (C10_LIKELY(arguments.first != nullptr)) {
       detail::check_together(info, arguments);
       const CachedPlan* plan = detail::find_fast_plan(info, arguments);
-      if (C10_LIKELY(plan != nullptr && locals_are_dense(arguments))) {
+      if (C10_LIKELY(plan != nullptr && can_skip_boxing(arguments))) {
         return run_local(info, *plan, arguments, std::index_sequence_for<Args...>(), args...);
       }
     }
@@ -106,7 +106,9 @@ struct HotOp<Op, Result(Args...)> {
   }
 
  private:
-  static bool locals_are_dense(const Arguments& arguments) {
+  // Only dense CPU tensors, and nothing to write but DTensors.
+  static bool can_skip_boxing(const Arguments& arguments) {
+    if (std::is_reference_v<Result> && arguments.tensors[0].meta == nullptr) return false;
     for (const detail::TensorSlot& slot : arguments.tensors) {
       const c10::TensorImpl* impl = slot.meta != nullptr ? slot.meta->local.unsafeGetTensorImpl() : slot.impl;
       if (!impl->key_set().has(c10::DispatchKey::CPU)) return false;
@@ -173,7 +175,8 @@ void add_hot_ops(torch::Library& library) {
 
 TORCH_LIBRARY_IMPL(aten, Fake, m) {
   using namespace at::_ops;
-  add_hot_ops<add_Tensor, sub_Tensor, mul_Tensor, div_Tensor, add__Tensor, mul__Tensor, div__Tensor, addcmul_, addcdiv_,
+  add_hot_ops<add_Tensor, sub_Tensor, mul_Tensor, div_Tensor, add__Tensor, mul__Tensor, div__Tensor, add_Scalar,
+              mul_Scalar, div_Scalar, add__Scalar, mul__Scalar, div__Scalar, addcmul_, addcdiv_,
               at::_ops::sqrt, mm, addmm, bmm, t, view, transpose_int, expand, detach, gelu, gelu_backward, relu,
               threshold_backward, _softmax, _softmax_backward_data, _log_softmax, native_layer_norm, sum_dim_IntList>(m);
 }

@@ -65,6 +65,28 @@ void expect_as_whole(const Tensors& inputs, const Op& op,
   }
 }
 
+// Gradients of a weighed sum of all results, with respect to all inputs that can have one.
+Tensors gradients(const Tensors& inputs, const Op& op) {
+  Tensors leaves;
+  Tensors wanted;
+  for (const at::Tensor& input : inputs) {
+    leaves.push_back(input.detach());
+    if (input.is_floating_point()) wanted.push_back(leaves.back().requires_grad_());
+  }
+  at::Tensor loss;
+  for (const at::Tensor& result : op(leaves)) {
+    const at::Tensor part = (result * result.detach().sin()).sum();
+    loss = loss.defined() ? loss + part : part;
+  }
+  return torch::autograd::grad({loss}, wanted);
+}
+
+void expect_gradients(const Tensors& inputs, const Op& op,
+                      const std::source_location& at = std::source_location::current()) {
+  expect_as_whole(
+      inputs, [&](const Tensors& x) { return gradients(x, op); }, at);
+}
+
 // The placement that a result has on a mesh of two ranks.
 std::string result_of(const Tensors& inputs, const std::vector<const char*>& placements, const Op& op) {
   std::string text;
@@ -306,6 +328,13 @@ TEST(Families, Lookups) {
   });
 }
 
+TEST(Families, ResultsWhoseSizeDependsOnData) {
+  expect_as_whole({a53()}, [](const Tensors& x) {
+    return Tensors{x[0].nonzero(), x[0].masked_select(x[0] > 0), std::get<0>(at::_unique(x[0] > 0)),
+                   x[0].index({x[0] > 0})};
+  });
+}
+
 TEST(Families, Attention) {
   const at::Tensor query = numbers({2, 2, 5, 4}), key = numbers({2, 2, 3, 4}, 1);
   expect_as_whole({query, key, key},
@@ -321,6 +350,84 @@ TEST(Families, ListsOfTensors) {
                    at::_foreach_add(at::TensorList({x[0], x[1]}), at::TensorList({x[0], x[1]}))[0],
                    at::_foreach_norm({x[0], x[1]})[0], at::_foreach_max({x[0], x[1]})[1]};
   });
+}
+
+TEST(FamilyGradients, PointwiseOps) {
+  expect_gradients({a53(), numbers({3}, 9)}, [](const Tensors& x) {
+    return Tensors{x[0] + x[1], x[0] * x[1], x[0] / x[1], at::maximum(x[0], x[1]), at::where(x[0] > 0, x[0], x[1])};
+  });
+  expect_gradients({a53()}, [](const Tensors& x) {
+    return Tensors{at::gelu(x[0]), at::exp(x[0]), at::clamp(x[0], -1, 1), x[0].square(), x[0].sigmoid()};
+  });
+}
+
+TEST(FamilyGradients, MatrixProducts) {
+  expect_gradients({numbers({7}), a53(), numbers({3, 7})}, [](const Tensors& x) {
+    return Tensors{at::addmm(x[0], x[1], x[2]), x[1].mm(x[2])};
+  });
+  expect_gradients({numbers({2, 5, 3}), numbers({4, 3}), numbers({4})}, [](const Tensors& x) {
+    return Tensors{at::linear(x[0], x[1], x[2]), at::einsum("abc,dc->dab", {x[0], x[1]})};
+  });
+}
+
+TEST(FamilyGradients, Reductions) {
+  expect_gradients({a53()}, [](const Tensors& x) {
+    return Tensors{x[0].sum(0), x[0].mean(), x[0].mean({1}, true), x[0].amax(0), x[0].prod(1), x[0].var(0)};
+  });
+  expect_gradients({a53()}, [](const Tensors& x) {
+    return Tensors{x[0].norm(), x[0].logsumexp(0), x[0].cumsum(0), std::get<0>(x[0].max(0)), x[0].std()};
+  });
+}
+
+TEST(FamilyGradients, WhatAutogradWritesIntoZerosOfItsOwn) {
+  expect_gradients({a53()}, [](const Tensors& x) {
+    return Tensors{std::get<0>(x[0].max(0)), std::get<0>(x[0].median(1)), std::get<0>(x[0].kthvalue(2, 0)),
+                   std::get<0>(x[0].sort(0))};
+  });
+  expect_gradients({a53()}, [](const Tensors& x) {
+    return Tensors{std::get<0>(x[0].topk(2, 0)), std::get<0>(x[0].cummax(0)), x[0].trace(), x[0].median()};
+  });
+}
+
+TEST(FamilyGradients, SoftmaxesAndNorms) {
+  expect_gradients({a53()}, [](const Tensors& x) { return Tensors{at::softmax(x[0], 0), at::log_softmax(x[0], 1)}; });
+  expect_gradients({numbers({2, 5, 4}), numbers({4}), numbers({4})}, [](const Tensors& x) {
+    return Tensors{at::layer_norm(x[0], {4}, x[1], x[2]), at::rms_norm(x[0], {4}, x[1])};
+  });
+  expect_gradients({numbers({3, 4, 2}), numbers({4}), numbers({4})},
+                   [](const Tensors& x) { return Tensors{at::group_norm(x[0], 2, x[1], x[2])}; });
+}
+
+TEST(FamilyGradients, ViewsAndPieces) {
+  expect_gradients({numbers({4, 3, 6})}, [](const Tensors& x) {
+    return Tensors{x[0].view({12, 6}), x[0].permute({2, 0, 1}), x[0].flatten(1),
+                   x[0].unsqueeze(1).expand({4, 2, 3, 6})};
+  });
+  expect_gradients({a53(), numbers({2, 3})}, [](const Tensors& x) {
+    return Tensors{at::cat({x[0], x[1]}), x[0].slice(0, 1, 4), x[0].select(1, 0), x[0].roll(1, 0), x[0].tril()};
+  });
+  expect_gradients({a53(), numbers({5, 3}, 2)}, [](const Tensors& x) {
+    return Tensors{at::stack({x[0], x[1]}, 1), x[0].split(2)[1], x[1].unbind(0)[3]};
+  });
+}
+
+TEST(FamilyGradients, Lookups) {
+  expect_gradients({numbers({7, 4}), indices({2, 5}, 7)},
+                   [](const Tensors& x) { return Tensors{at::embedding(x[0], x[1])}; });
+  expect_gradients({a53(), indices({4}, 5)}, [](const Tensors& x) {
+    return Tensors{x[0].index_select(0, x[1]), x[0].index({x[1]})};
+  });
+  expect_gradients({a53(), indices({5, 2}, 3)}, [](const Tensors& x) { return Tensors{x[0].gather(1, x[1])}; });
+}
+
+TEST(FamilyGradients, ImagesAndAttention) {
+  expect_gradients({numbers({2, 3, 6}), numbers({4, 3, 3}), numbers({4})},
+                   [](const Tensors& x) { return Tensors{at::conv1d(x[0], x[1], x[2], 1, 1)}; });
+  expect_gradients({numbers({2, 3, 6, 5})}, [](const Tensors& x) {
+    return Tensors{at::avg_pool2d(x[0], {2, 2}), at::max_pool2d(x[0], {2, 2}), at::upsample_nearest2d(x[0], {7, 8})};
+  });
+  expect_gradients({numbers({2, 2, 5, 4}), numbers({2, 2, 3, 4}, 1), numbers({2, 2, 3, 4})},
+                   [](const Tensors& x) { return Tensors{at::scaled_dot_product_attention(x[0], x[1], x[2])}; });
 }
 
 TEST(Families, CopiesKeepTheirPlacement) {

@@ -44,8 +44,14 @@ RuleTable pointwise_rules() {
           {
               {"_prelu_kernel_backward", "..., !..., !... -> ..., ..."},
               {"addcmul", "... + ..., ... -> ..."},
-              {"div", div},
-              {"divide", div},
+              {"div", "..., !... -> ..."},
+              {"div.Scalar_mode", div},
+              {"div.Tensor_mode", div},
+              {"div.out_mode", div},
+              {"divide", "..., !... -> ..."},
+              {"divide.Scalar_mode", div},
+              {"divide.Tensor_mode", div},
+              {"divide.out_mode", div},
           },
       }),
   };

@@ -102,6 +102,21 @@ void check_companions(const OpInfo& info, const Arguments& arguments) {
   }
 }
 
+// Formulas of autograd write DTensors into zeros they have made (scatter_ in the backward of max and sort): those
+// become replicated DTensors in place.
+void adopt_written(const OpInfo& info, Arguments& arguments) {
+  if (torch::autograd::get_current_node() == nullptr) return;
+  for (TensorSlot& slot : arguments.tensors) {
+    if (slot.meta != nullptr || !info.is_written[slot.argument]) continue;
+    const at::Tensor plain(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(slot.impl));
+    at::Tensor local(slot.impl->shallow_copy_and_detach(c10::VariableVersion(0), false));
+    const DeviceMesh& mesh = arguments.first->mesh;
+    SpecPtr spec = intern_spec(mesh, Placements(size_t(mesh.ndim())), plain.sizes(), plain.strides(), plain.scalar_type());
+    convert_in_place(plain, std::move(local), std::move(spec));
+    slot.meta = dtensor_meta(slot.impl);
+  }
+}
+
 }  // namespace
 
 void add_tensor(Arguments& out, c10::TensorImpl* impl, int argument, int list_index) {
@@ -184,7 +199,9 @@ void collect(const OpInfo& info, const torch::jit::Stack& stack, Arguments& argu
         add_value(arguments, value);
     }
   }
-  if (arguments.first != nullptr) check_together(info, arguments);
+  if (arguments.first == nullptr) return;
+  if (info.has_written) adopt_written(info, arguments);
+  check_together(info, arguments);
 }
 
 spmd::Call describe(const OpInfo& info, const Arguments& arguments, c10::ArrayRef<IValue> values) {

@@ -184,6 +184,9 @@ std::unique_ptr<CachedPlan> build_plan(const OpInfo& info, const Arguments& argu
   const Call call = describe(info, arguments, values);
   const std::vector<Placements> current = current_placements(arguments);
   out->tensors = call.tensors();
+  for (const TensorSlot& slot : arguments.tensors) {
+    if (slot.meta != nullptr) out->specs.push_back(slot.meta->spec);
+  }
   if (info.is_foreach) {
     plan_foreach(info, call, current, *out);
   } else {

@@ -47,6 +47,7 @@ struct CachedPlan {
   DeviceMesh mesh;
   spmd::Plan plan;
   std::vector<spmd::TensorArg> tensors;
+  std::vector<SpecPtr> specs;  // kept alive: a spec that died would come back under another number, and miss
   std::vector<InputMove> moves;
   std::vector<std::pair<int, c10::IValue>> replaced;  // arguments that are not tensors, localised once
   std::vector<std::pair<const spmd::Fixup*, spmd::FixupPattern>> fixups;  // that must run on each call
