@@ -1,4 +1,5 @@
-// One tensor over four ranks: placed, computed with, placed otherwise, and looked at. serried run -n 4 ./03_dtensor_basics
+// One tensor over four ranks: placed, computed with, placed otherwise, and looked at. serried run -n 4
+// ./03_dtensor_basics
 #include <serried/serried.h>
 
 #include <iostream>

@@ -30,7 +30,11 @@ std::vector<Subject> subjects() {
   return {
       {"add", [](const auto& t) { return t[0] + t[1]; }, {{x, Shard(0)}, {w, Shard(0)}}},
       {"mm", [](const auto& t) { return at::mm(t[0], t[1]); }, {{x, Shard(0)}, {w, Replicate()}}},
-      {"view", [](const auto& t) { return t[0].view({-1, 2, 2}); }, {{x, Shard(0)}}},
+      {"view",
+       [](const auto& t) {
+         return t[0].view({-1, 2, 2});
+       },
+       {{x, Shard(0)}}},
       {"layer_norm",
        [](const auto& t) { return at::layer_norm(t[0], {4}, t[1], t[2]); },
        {{x, Shard(0)}, {b, Replicate()}, {b.clone(), Replicate()}}},
@@ -155,7 +159,8 @@ int main(int argc, char** argv) {
     const double plain = us.at(subject.name + "/plain"), ours = us.at(subject.name + "/dtensor");
     rows.push_back({"dtensor", subject.name + ", over plain", ours - plain, 0.40, "0.40 us", 1.0});
     rows.push_back({"dtensor", subject.name + ", in all", ours, plain, "plain", 0});
-    rows.push_back({"dtensor", subject.name + ", 4096 ranks", us.at(subject.name + "/dtensor4096"), ours, "2 ranks", 1.2});
+    rows.push_back(
+        {"dtensor", subject.name + ", 4096 ranks", us.at(subject.name + "/dtensor4096"), ours, "2 ranks", 1.2});
     rows.push_back({"dtensor", subject.name + ", first call", first_call_us(subject, two), 100, "100 us", 1.0});
   }
   rows.push_back({"dtensor", "MLP step with AdamW", us.at("mlp/dtensor"), us.at("mlp/plain"), "plain", 1.3});

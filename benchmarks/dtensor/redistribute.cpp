@@ -18,7 +18,8 @@ double median_us(const Group& group, int calls, const std::function<void()>& run
     barrier(group);
     const auto start = std::chrono::steady_clock::now();
     for (int i = 0; i < calls; ++i) run();
-    times.push_back(std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count() / calls);
+    times.push_back(std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count() /
+                    calls);
   }
   return bench::median(times);
 }
@@ -38,7 +39,9 @@ std::vector<Case> cases(const Group& group, const DeviceMesh& mesh, int64_t n) {
   const Tensor part = rows.to_local();
   return {
       {"S0 -> R", [=] { rows.redistribute({Replicate()}); },
-       [=] { all_gather_into(at::empty({n, n}), part.clone(), group); }},
+       [=] {
+         all_gather_into(at::empty({n, n}), part.clone(), group);
+       }},
       {"S0 -> S1", [=] { rows.redistribute({Shard(1)}); },
        [=] {
          const Tensor pieces = part.view({n / ranks, ranks, n / ranks}).transpose(0, 1).contiguous();
@@ -50,7 +53,9 @@ std::vector<Case> cases(const Group& group, const DeviceMesh& mesh, int64_t n) {
          all_reduce_(copy, group);
        }},
       {"P -> S0", [=] { pending.redistribute({Shard(0)}); },
-       [=] { reduce_scatter_into(at::empty({n / ranks, n}), whole.clone(), group); }},
+       [=] {
+         reduce_scatter_into(at::empty({n / ranks, n}), whole.clone(), group);
+       }},
   };
 }
 

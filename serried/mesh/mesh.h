@@ -21,8 +21,8 @@ struct MeshOptions {
   Group group = {};  // null: the current process group
 };
 
-/// Ranks of a group in a grid. Copies are cheap and equal; sub-meshes share their root's groups. Making one communicates
-/// nothing: the group of an axis is made when it is first asked for, by its own ranks only.
+/// Ranks of a group in a grid. Copies are cheap and equal; sub-meshes share their root's groups. Making one
+/// communicates nothing: the group of an axis is made when it is first asked for, by its own ranks only.
 class DeviceMesh {
  public:
   /// Ranks of `options.group` in the order of the int64 tensor `ranks`; each at most once.
@@ -30,7 +30,8 @@ class DeviceMesh {
              MeshOptions options = {});
 
   /// A mesh of one axis over all ranks of `group`, or of several axes whose groups exist already.
-  static DeviceMesh from_group(const Group& group, const std::string& device_type = "cpu", const std::string& name = "");
+  static DeviceMesh from_group(const Group& group, const std::string& device_type = "cpu",
+                               const std::string& name = "");
   static DeviceMesh from_groups(const std::vector<Group>& groups, const std::string& device_type,
                                 const at::Tensor& ranks, std::vector<std::string> names);
 
@@ -40,7 +41,7 @@ class DeviceMesh {
   const Sizes& shape() const;
   const std::vector<std::string>& dim_names() const;  // empty where axes have no names
   const std::string& device_type() const;
-  at::Tensor ranks() const;                     // int64, of the mesh's shape; ranks of the root's group
+  at::Tensor ranks() const;                       // int64, of the mesh's shape; ranks of the root's group
   const std::vector<int64_t>& rank_list() const;  // the same, row-major
 
   /// The axis called `name`, counted from the front; ValueError that lists the names.
@@ -69,7 +70,7 @@ class DeviceMesh {
   int64_t get_rank() const;  // in the root's group
   int64_t get_local_rank(const std::string& name) const;
   int64_t get_local_rank(int64_t axis) const;
-  int64_t get_local_rank() const;  // of a mesh with one axis
+  int64_t get_local_rank() const;                              // of a mesh with one axis
   std::optional<std::vector<int64_t>> get_coordinate() const;  // none outside the mesh
   bool contains_this_rank() const;
 

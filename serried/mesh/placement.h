@@ -71,8 +71,8 @@ constexpr Placement Shard(int64_t dim) {
   return Placement::make_shard(dim, 1);
 }
 
-/// Cut along `dim` after a cut into `split_factor` pieces: rank r holds part r of every piece. Says that an axis further
-/// right cuts the dim first, or that the dim was merged from (split_factor, sharded).
+/// Cut along `dim` after a cut into `split_factor` pieces: rank r holds part r of every piece. Says that an axis
+/// further right cuts the dim first, or that the dim was merged from (split_factor, sharded).
 constexpr Placement StridedShard(int64_t dim, int64_t split_factor) {
   return Placement::make_shard(dim, split_factor);
 }

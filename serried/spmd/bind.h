@@ -12,9 +12,9 @@
 namespace serried::spmd {
 
 struct Factor {
-  char letter = 0;         // '.' for those of an ellipsis
-  int64_t size = -1;       // -1: only outputs have it, known after the call
-  bool can_cut = true;     // false: upper case
+  char letter = 0;           // '.' for those of an ellipsis
+  int64_t size = -1;         // -1: only outputs have it, known after the call
+  bool can_cut = true;       // false: upper case
   bool must_divide = false;  // part of a compound dim: only equal parts have the same layout on both sides
 };
 

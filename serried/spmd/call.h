@@ -15,7 +15,7 @@ namespace serried::spmd {
 
 /// One tensor among the arguments: global sizes, strides and dtype.
 struct TensorArg {
-  int argument = 0;    // index in the schema
+  int argument = 0;     // index in the schema
   int list_index = -1;  // place in a TensorList; -1: no list
   c10::DimVector sizes;
   c10::DimVector strides;

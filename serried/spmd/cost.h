@@ -10,7 +10,7 @@ namespace serried::spmd {
 /// Microseconds of latency per collective and bytes per microsecond; measured on shared memory, only ratios matter.
 struct CostModel {
   double latency = 2.0;
-  double bandwidth = 4000.0;  // bytes per microsecond through a collective
+  double bandwidth = 4000.0;        // bytes per microsecond through a collective
   double copy_bandwidth = 10000.0;  // of a local slice or fill
   double copy_latency = 0.2;
 };

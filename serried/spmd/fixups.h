@@ -26,7 +26,8 @@ struct LocalCall {
 /// Both hooks may be null. They see only plain local tensors.
 struct Fixup {
   std::string_view name;
-  /// Changes the local arguments (schema order) before the call. May be computed once per plan and rank when `is_static`.
+  /// Changes the local arguments (schema order) before the call. May be computed once per plan and rank when
+  /// `is_static`.
   void (*before)(const LocalCall& local, const FixupPattern& pattern, torch::jit::Stack& arguments) = nullptr;
   /// Changes the local results (in order) after the call; `arguments` are those of the call.
   void (*after)(const LocalCall& local, const FixupPattern& pattern, const torch::jit::Stack& arguments,

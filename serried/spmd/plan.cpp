@@ -102,10 +102,12 @@ bool Planner::keeps_written(const Row& row, size_t axis) const {
 // Sums and averages of what cannot be summed or averaged.
 std::string unreducible(const Placement& placement, c10::ScalarType dtype) {
   if (!placement.is_partial()) return {};
-  if (dtype == c10::ScalarType::Bool && placement.reduce() != ReduceKind::max && placement.reduce() != ReduceKind::min) {
+  if (dtype == c10::ScalarType::Bool && placement.reduce() != ReduceKind::max &&
+      placement.reduce() != ReduceKind::min) {
     return "a bool cannot be summed over ranks";
   }
-  if (placement.reduce() == ReduceKind::avg && c10::isIntegralType(dtype, true)) return "integers have no exact average";
+  if (placement.reduce() == ReduceKind::avg && c10::isIntegralType(dtype, true))
+    return "integers have no exact average";
   const bool ordered = placement.reduce() == ReduceKind::max || placement.reduce() == ReduceKind::min;
   if (ordered && c10::isComplexType(dtype)) return "complex numbers have no order";
   return {};
@@ -240,7 +242,8 @@ Plan make_plan(const Bound& bound, const Call& call, const PlanRequest& request)
     planner.take(axis, found[chosen]);
   }
   plan.inputs = planner.targets_;
-  for (size_t o = 0; o < bound.outputs.size(); ++o) plan.outputs.push_back(describe_output(bound, o, planner.outputs_[o]));
+  for (size_t o = 0; o < bound.outputs.size(); ++o)
+    plan.outputs.push_back(describe_output(bound, o, planner.outputs_[o]));
   return plan;
 }
 
@@ -248,9 +251,8 @@ Plan default_plan(const Call& call, size_t mesh_ndim) {
   Plan plan;
   plan.inputs.assign(call.tensors().size(), Placements(mesh_ndim));
   for (const c10::Argument& result : call.schema().returns()) {
-    plan.outputs.push_back({.placements = Placements(mesh_ndim),
-                            .list = result.type()->kind() == c10::TypeKind::ListType,
-                            .sizes = {}});
+    plan.outputs.push_back(
+        {.placements = Placements(mesh_ndim), .list = result.type()->kind() == c10::TypeKind::ListType, .sizes = {}});
   }
   return plan;
 }

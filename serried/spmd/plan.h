@@ -16,7 +16,7 @@ struct OutputPlan {
 };
 
 struct Plan {
-  std::string rule;  // the text; empty: the replicate default
+  std::string rule;                // the text; empty: the replicate default
   std::vector<Placements> inputs;  // parallel to call.tensors()
   std::vector<OutputPlan> outputs;
   std::vector<FixupPattern> fixups;

@@ -38,8 +38,8 @@ std::vector<RuleEntry> each(DynamicRule rule, std::string_view names);
 /// All built-in tables, for the verifier, the docs and `explain`.
 const std::vector<RuleTable>& rule_tables();
 
-/// The rule for `call`: a user's, else a table's (for an in-place, out= or _copy variant that of its base name), else by
-/// the op's tags (pointwise). None: the replicate default.
+/// The rule for `call`: a user's, else a table's (for an in-place, out= or _copy variant that of its base name), else
+/// by the op's tags (pointwise). None: the replicate default.
 std::optional<Rule> find_rule(const Call& call);
 
 /// The base name whose rule serves `schema`: "add_" -> "add", "mm.out" -> "mm", "_foreach_add" -> "add",

@@ -72,8 +72,8 @@ struct Rule {
   Few<FixupPattern, 4> fixups;
   Few<LetterSize, 16> sizes;
   uint8_t num_terms = 1;
-  bool moves = false;                        // "=>": elements are only moved, so every kind of Partial passes
-  ReduceKind reduction = ReduceKind::sum;    // what a factor that vanishes leaves behind
+  bool moves = false;                      // "=>": elements are only moved, so every kind of Partial passes
+  ReduceKind reduction = ReduceKind::sum;  // what a factor that vanishes leaves behind
   constexpr bool has(std::string_view fixup) const {
     for (const FixupPattern& f : fixups) {
       if (f.name == fixup) return true;

@@ -7,10 +7,9 @@ namespace serried::spmd {
 
 const std::vector<RuleTable>& rule_tables() {
   static const std::vector<RuleTable> tables = {
-      pointwise_rules(), contraction_rules(), linalg_rules(), norm_rules(),  attention_rules(),
-      conv_rules(),      pooling_rules(),     loss_rules(),   optim_rules(), view_rules(),
-      reduction_rules(), index_rules(),       shape_rules(),  sort_rules(),  like_rules(),
-      fft_rules(),
+      pointwise_rules(), contraction_rules(), linalg_rules(), norm_rules(), attention_rules(), conv_rules(),
+      pooling_rules(),   loss_rules(),        optim_rules(),  view_rules(), reduction_rules(), index_rules(),
+      shape_rules(),     sort_rules(),        like_rules(),   fft_rules(),
   };
   return tables;
 }

@@ -28,9 +28,9 @@ at::Tensor redistributed(const at::Tensor& t, const Placements& placements, c10:
   const at::NoGradGuard no_grad;
   const bool casts = meta.spec->dtype != dtype;
   const at::Tensor local = casts ? meta.local.to(dtype) : meta.local;
-  const SpecPtr from = casts ? intern_spec(meta.spec->mesh, meta.spec->placements, meta.spec->sizes,
-                                           meta.spec->strides, dtype)
-                             : meta.spec;
+  const SpecPtr from =
+      casts ? intern_spec(meta.spec->mesh, meta.spec->placements, meta.spec->sizes, meta.spec->strides, dtype)
+            : meta.spec;
   comm_debug::note_redistribution("redistribute", *from, placements, /*implicit=*/false);
   at::Tensor moved = redistribute_local(local, *from, placements);
   SpecPtr to = moved.is_same(local) ? with_placements(*from, placements)

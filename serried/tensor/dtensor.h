@@ -11,10 +11,12 @@
 namespace serried {
 
 struct FromLocalOptions {
-  bool run_check = false;  // compare dtype and sizes across the mesh and broadcast replicated parts from their first rank
+  bool run_check =
+      false;  // compare dtype and sizes across the mesh and broadcast replicated parts from their first rank
   std::optional<Sizes> shape = {};  // global; both or none. None: every rank's part is as large as this one
   std::optional<Sizes> stride = {};
-  std::optional<Placements> grad_placements = {};  // of the gradient that comes back; none: as given, Partial -> Replicate
+  std::optional<Placements> grad_placements =
+      {};  // of the gradient that comes back; none: as given, Partial -> Replicate
 };
 
 struct ToLocalOptions {
@@ -69,7 +71,7 @@ bool is_dtensor(const at::Tensor& t);
 DTensor distribute_tensor(const at::Tensor& full, const DeviceMesh& mesh, const Placements& placements = {},
                           DistributeOptions options = {});
 
-/// "DTensor f32[8,4] S0 R on mesh dp=2 tp=2, local [4,4] = ..." 
+/// "DTensor f32[8,4] S0 R on mesh dp=2 tp=2, local [4,4] = ..."
 std::ostream& operator<<(std::ostream& out, const DTensor& t);
 
 }  // namespace serried

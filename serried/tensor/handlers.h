@@ -23,11 +23,11 @@ struct HandlerEntry {
 Handler find_handler(const c10::FunctionSchema& schema);
 
 // The tables, one per file of this folder.
-std::vector<HandlerEntry> random_handlers();         // random_ops.cpp
-std::vector<HandlerEntry> host_read_handlers();      // host_reads.cpp: item, equal, is_same_size, ...
-std::vector<HandlerEntry> reduction_handlers();      // decompose_reductions.cpp: mean, var, std, norms
-std::vector<HandlerEntry> loss_handlers();           // decompose_losses.cpp
-std::vector<HandlerEntry> norm_handlers();           // decompose_norms.cpp: batch norm over the batch
-std::vector<HandlerEntry> metadata_handlers();       // metadata_ops.cpp: as_strided, set_, resize_, ...
+std::vector<HandlerEntry> random_handlers();     // random_ops.cpp
+std::vector<HandlerEntry> host_read_handlers();  // host_reads.cpp: item, equal, is_same_size, ...
+std::vector<HandlerEntry> reduction_handlers();  // decompose_reductions.cpp: mean, var, std, norms
+std::vector<HandlerEntry> loss_handlers();       // decompose_losses.cpp
+std::vector<HandlerEntry> norm_handlers();       // decompose_norms.cpp: batch norm over the batch
+std::vector<HandlerEntry> metadata_handlers();   // metadata_ops.cpp: as_strided, set_, resize_, ...
 
 }  // namespace serried

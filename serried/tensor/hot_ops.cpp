@@ -80,8 +80,7 @@ struct Localiser {
 
 template <class Op>
 const c10::OperatorHandle& handle() {
-  static const c10::OperatorHandle op =
-      c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
+  static const c10::OperatorHandle op = c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
   return op;
 }
 
@@ -176,9 +175,9 @@ void add_hot_ops(torch::Library& library) {
 TORCH_LIBRARY_IMPL(aten, Fake, m) {
   using namespace at::_ops;
   add_hot_ops<add_Tensor, sub_Tensor, mul_Tensor, div_Tensor, add__Tensor, mul__Tensor, div__Tensor, add_Scalar,
-              mul_Scalar, div_Scalar, add__Scalar, mul__Scalar, div__Scalar, addcmul_, addcdiv_,
-              at::_ops::sqrt, mm, addmm, bmm, t, view, transpose_int, expand, detach, gelu, gelu_backward, relu,
-              threshold_backward, _softmax, _softmax_backward_data, _log_softmax, native_layer_norm, sum_dim_IntList>(m);
+              mul_Scalar, div_Scalar, add__Scalar, mul__Scalar, div__Scalar, addcmul_, addcdiv_, at::_ops::sqrt, mm,
+              addmm, bmm, t, view, transpose_int, expand, detach, gelu, gelu_backward, relu, threshold_backward,
+              _softmax, _softmax_backward_data, _log_softmax, native_layer_norm, sum_dim_IntList>(m);
 }
 
 }  // namespace serried

@@ -25,7 +25,10 @@ struct DistMeta : c10::BackendMeta {
 /// share it safely.
 struct DTensorMeta final : DistMeta {
   DTensorMeta(at::Tensor local_, SpecPtr spec_, bool is_copied_view_ = false)
-      : DistMeta(MetaKind::dtensor), local(std::move(local_)), spec(std::move(spec_)), is_copied_view(is_copied_view_) {}
+      : DistMeta(MetaKind::dtensor),
+        local(std::move(local_)),
+        spec(std::move(spec_)),
+        is_copied_view(is_copied_view_) {}
   c10::intrusive_ptr<c10::BackendMeta> clone(const c10::intrusive_ptr<c10::BackendMeta>& self) const override {
     return self;
   }
@@ -49,7 +52,8 @@ inline const DTensorMeta* dtensor_meta(const at::Tensor& t) {
 /// A new tensor around `local`, which holds this rank's part as `spec` says. No checks, no gradient.
 at::Tensor wrap(at::Tensor local, SpecPtr spec, bool is_copied_view = false);
 
-/// The same for a view of `base`, one of ours. Under InferenceMode a view is an inference tensor only where its base is.
+/// The same for a view of `base`, one of ours. Under InferenceMode a view is an inference tensor only where its base
+/// is.
 at::Tensor wrap_view(at::Tensor local, SpecPtr spec, const at::Tensor& base, bool is_copied_view = false);
 
 /// Gives an existing tensor of ours another part and spec; sizes and strides follow.

@@ -12,7 +12,12 @@ namespace serried {
 struct Spec final : c10::intrusive_ptr_target {
   Spec(DeviceMesh mesh_, Placements placements_, c10::IntArrayRef sizes_, c10::IntArrayRef strides_,
        c10::ScalarType dtype_, uint64_t id_)
-      : mesh(std::move(mesh_)), placements(std::move(placements_)), sizes(sizes_), strides(strides_), dtype(dtype_), id(id_) {}
+      : mesh(std::move(mesh_)),
+        placements(std::move(placements_)),
+        sizes(sizes_),
+        strides(strides_),
+        dtype(dtype_),
+        id(id_) {}
 
   const DeviceMesh mesh;
   const Placements placements;

@@ -20,9 +20,7 @@ at::Tensor part_of_sum(const at::Tensor& value, int64_t rank, int64_t ranks) {
 }  // namespace
 
 void on_mesh(const Sizes& shape, const std::function<void(const DeviceMesh&)>& fn) {
-  run_ranks(int(product(shape)), [&](const Group& group) {
-    fn(init_device_mesh("cpu", shape, {}, {.group = group}));
-  });
+  run_ranks(int(product(shape)), [&](const Group& group) { fn(init_device_mesh("cpu", shape, {}, {.group = group})); });
 }
 
 std::vector<Sizes> usual_meshes() {

@@ -17,8 +17,8 @@ void on_mesh(const Sizes& shape, const std::function<void(const DeviceMesh&)>& f
 /// {1}, {2}, {3}, {4}, {2, 2}
 std::vector<Sizes> usual_meshes();
 
-/// Every list of placements over `mesh_ndim` axes made of Replicate, Shard of each dim of a tensor with `ndim` dims, and
-/// Partial where `partial`.
+/// Every list of placements over `mesh_ndim` axes made of Replicate, Shard of each dim of a tensor with `ndim` dims,
+/// and Partial where `partial`.
 std::vector<Placements> all_placements(int64_t ndim, size_t mesh_ndim, bool partial);
 
 /// `full`, equal on all ranks, as a DTensor; a Partial is split unevenly with mixed signs.

@@ -109,14 +109,17 @@ TEST(BeyondPyTorch, ReductionsWithAnEmptyPartUseTheIdentity) {
 TEST(BeyondPyTorch, BatchNormOverACutBatchCountsEveryRow) {
   for (int64_t rows : {2, 5}) {
     expect_right(
-        [](const auto& t) { return at::batch_norm(t[0], t[1], t[2], {}, {}, /*training=*/true, 0.1, 1e-5, false).square(); },
+        [](const auto& t) {
+          return at::batch_norm(t[0], t[1], t[2], {}, {}, /*training=*/true, 0.1, 1e-5, false).square();
+        },
         {numbers({rows, 3, 2}), numbers({3}), numbers({3})}, /*alike=*/false);
   }
 }
 
 TEST(BeyondPyTorch, FourierTransformsWithAnEmptyPart) {
   expect_right([](const auto& t) { return at::view_as_real(at::fft_fft(t[0], std::nullopt, 0)); }, {numbers({2, 3})});
-  expect_right([](const auto& t) { return at::fft_irfft(at::fft_rfft(t[0], std::nullopt, 1), 3, 1); }, {numbers({2, 3})});
+  expect_right([](const auto& t) { return at::fft_irfft(at::fft_rfft(t[0], std::nullopt, 1), 3, 1); },
+               {numbers({2, 3})});
 }
 
 TEST(BeyondPyTorch, ViewsAndMatmulsOfUnevenParts) {
@@ -133,7 +136,8 @@ TEST(BeyondPyTorch, BackwardOfSelectScatterAndInfinityNorm) {
   expect_right([](const auto& t) { return t[0].norm(std::numeric_limits<double>::infinity()); }, {numbers({5, 3})});
   const Tensor index = at::tensor(std::vector<int64_t>{0, 2, 1, 4, 0, 3}).view({2, 3});
   expect_right([](const auto& t) { return at::scatter(t[0], 0, t[1], t[2]) * 2; },
-               {numbers({5, 3}), at::tensor(std::vector<int64_t>{0, 2, 1, 4, 3, 0}).view({2, 3}), numbers({2, 3})}, false);
+               {numbers({5, 3}), at::tensor(std::vector<int64_t>{0, 2, 1, 4, 3, 0}).view({2, 3}), numbers({2, 3})},
+               false);
   expect_right([](const auto& t) { return at::scatter_add(t[0], 0, t[1], t[2]).square(); },
                {numbers({5, 3}), index, numbers({2, 3})}, false);
 }

@@ -44,8 +44,9 @@ std::vector<RuleEntry> pools() {
            "adaptive_max_pool2d_backward fractional_max_pool2d_backward max_pool2d_with_indices_backward"),
       each("...DHW, !...XYZ, !...DHW -> ...XYZ; dense",
            "adaptive_max_pool3d_backward fractional_max_pool3d_backward max_pool3d_with_indices_backward"),
-      each("...HW, !...HW -> ...XY", "max_unpool2d"),
-      each("...DHW, !...DHW -> ...XYZ", "max_unpool3d"),
+      // Linear, but where an index comes twice each rank's threads may let another value win: no sum of parts then.
+      each("!...HW, !...HW -> ...XY", "max_unpool2d"),
+      each("!...DHW, !...DHW -> ...XYZ", "max_unpool3d"),
       {
           {"fractional_max_pool2d", fractional_pool_2d},
           {"fractional_max_pool3d", fractional_pool_3d},

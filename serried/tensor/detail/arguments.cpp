@@ -15,7 +15,20 @@ using c10::IValue;
 using Kind = OpInfo::ArgumentKind;
 
 // Words that say what follows in the key; specs are marked so that no number looks like one.
-enum Mark : uint64_t { kSpec = 1, kPlain, kAbsent, kList, kInt, kDouble, kBool, kNone, kInts, kBools, kDoubles, kOther };
+enum Mark : uint64_t {
+  kSpec = 1,
+  kPlain,
+  kAbsent,
+  kList,
+  kInt,
+  kDouble,
+  kBool,
+  kNone,
+  kInts,
+  kBools,
+  kDoubles,
+  kOther
+};
 
 uint64_t bits_of(double value) {
   uint64_t bits;
@@ -69,26 +82,25 @@ void add_list(Arguments& out, const IValue& value, int argument) {
   const std::string argument = info.schema->arguments()[slot.argument].name();
   raise<c10::TypeError>(
       {info.name,
-       c10::str("argument ", slot.argument, " \"", argument, "\"", slot.list_index < 0 ? "" : c10::str("[", slot.list_index, "]"),
-                " is a plain tensor of sizes [", c10::Join(",", slot.impl->sizes()), "] beside a DTensor ",
-                arguments.first->to_string()),
+       c10::str("argument ", slot.argument, " \"", argument, "\"",
+                slot.list_index < 0 ? "" : c10::str("[", slot.list_index, "]"), " is a plain tensor of sizes [",
+                c10::Join(",", slot.impl->sizes()), "] beside a DTensor ", arguments.first->to_string()),
        c10::str("wrap it: distribute_tensor(", argument,
                 ", mesh, {Replicate(), ...}) or DTensor::from_local(...), or open an ImplicitReplication scope")});
 }
 
 [[noreturn]] void raise_meshes(const OpInfo& info, const Arguments& arguments, const TensorSlot& slot) {
-  raise<c10::ValueError>({info.name,
-                          c10::str("argument ", slot.argument, " \"", info.schema->arguments()[slot.argument].name(),
-                                   "\" is on ", slot.meta->spec->mesh.to_string(), " and another on ",
-                                   arguments.first->mesh.to_string()),
-                          "bring both to one mesh: x.redistribute(mesh, placements)"});
+  raise<c10::ValueError>(
+      {info.name,
+       c10::str("argument ", slot.argument, " \"", info.schema->arguments()[slot.argument].name(), "\" is on ",
+                slot.meta->spec->mesh.to_string(), " and another on ", arguments.first->mesh.to_string()),
+       "bring both to one mesh: x.redistribute(mesh, placements)"});
 }
 
 // One-element tensors count as numbers: the same on every rank by the caller's word. So do tensors that autograd's own
 // formulas make up in backward, zeros for a gradient that did not come.
 bool counts_as_replicated(const TensorSlot& slot) {
-  return slot.impl->numel() == 1 || ImplicitReplication::is_enabled() ||
-         torch::autograd::get_current_node() != nullptr;
+  return slot.impl->numel() == 1 || ImplicitReplication::is_enabled() || torch::autograd::get_current_node() != nullptr;
 }
 
 void check_companions(const OpInfo& info, const Arguments& arguments) {
@@ -111,7 +123,8 @@ void adopt_written(const OpInfo& info, Arguments& arguments) {
     const at::Tensor plain(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(slot.impl));
     at::Tensor local(slot.impl->shallow_copy_and_detach(c10::VariableVersion(0), false));
     const DeviceMesh& mesh = arguments.first->mesh;
-    SpecPtr spec = intern_spec(mesh, Placements(size_t(mesh.ndim())), plain.sizes(), plain.strides(), plain.scalar_type());
+    SpecPtr spec =
+        intern_spec(mesh, Placements(size_t(mesh.ndim())), plain.sizes(), plain.strides(), plain.scalar_type());
     convert_in_place(plain, std::move(local), std::move(spec));
     slot.meta = dtensor_meta(slot.impl);
   }
@@ -180,23 +193,16 @@ void collect(const OpInfo& info, const torch::jit::Stack& stack, Arguments& argu
   for (int i = 0; i < info.num_arguments; ++i) {
     const IValue& value = stack[base + i];
     if (info.is_out[i]) {
-      arguments.has_out_dtensor |= value.isTensor() && value.toTensor().defined() &&
-                                   dtensor_meta(value.unsafeToTensorImpl()) != nullptr;
+      arguments.has_out_dtensor |=
+          value.isTensor() && value.toTensor().defined() && dtensor_meta(value.unsafeToTensorImpl()) != nullptr;
       continue;
     }
     switch (info.kinds[i]) {
-      case Kind::tensor:
-        add_tensor(arguments, value, i, -1);
-        break;
+      case Kind::tensor: add_tensor(arguments, value, i, -1); break;
       case Kind::tensor_list:
-      case Kind::optional_tensor_list:
-        add_list(arguments, value, i);
-        break;
-      case Kind::value_only:
-        value.isNone() ? add_none(arguments) : add_any_number(arguments);
-        break;
-      case Kind::other:
-        add_value(arguments, value);
+      case Kind::optional_tensor_list: add_list(arguments, value, i); break;
+      case Kind::value_only: value.isNone() ? add_none(arguments) : add_any_number(arguments); break;
+      case Kind::other: add_value(arguments, value);
     }
   }
   if (arguments.first == nullptr) return;

@@ -13,9 +13,9 @@ namespace serried::detail {
 /// A defined tensor: an argument, or an element of one.
 struct TensorSlot {
   int argument;
-  int list_index;               // -1: not in a list
+  int list_index;  // -1: not in a list
   c10::TensorImpl* impl;
-  const DTensorMeta* meta;      // null: plain
+  const DTensorMeta* meta;  // null: plain
 };
 
 struct Arguments {

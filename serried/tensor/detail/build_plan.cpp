@@ -47,9 +47,10 @@ Plan plan_by_rule(const OpInfo& info, const Call& call, const spmd::PlanRequest&
   size_t needed = 0;
   for (const c10::Argument& result : info.schema->returns()) needed += returns_tensor(result);
   if (plan.outputs.size() < needed && !info.is_foreach) {
-    raise<c10::Error>({info.name,
-                       c10::str("the rule \"", plan.rule, "\" describes ", plan.outputs.size(), " of ", needed, " results"),
-                       "write one output per result of the schema"});
+    raise<c10::Error>(
+        {info.name,
+         c10::str("the rule \"", plan.rule, "\" describes ", plan.outputs.size(), " of ", needed, " results"),
+         "write one output per result of the schema"});
   }
   return plan;
 }
@@ -129,8 +130,8 @@ void find_view_strides(const OpInfo& info, c10::ArrayRef<c10::IValue> values, Ca
   if (!info.is_view && !info.is_metadata_change) return;
   c10::SmallVector<int, 2> moved;
   for (const InputMove& move : out.moves) moved.push_back(out.tensors[move.slot].argument);
-  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(info.schema->name().c_str(),
-                                                                info.schema->overload_name().c_str());
+  const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow(info.schema->name().c_str(), info.schema->overload_name().c_str());
   const std::vector<c10::DimVector> strides = strides_of_views(op, values, moved);
   size_t next = 0;
   for (CachedReturn& result : out.returns) {
@@ -209,7 +210,8 @@ std::unique_ptr<CachedPlan> build_plan(const OpInfo& info, const Arguments& argu
   }
   if (log::enabled(log::Topic::plan)) {
     std::string text = c10::str(info.name, ": ", out->is_default ? "no rule" : out->plan.rule, ";");
-    for (size_t i = 0; i < current.size(); ++i) text += c10::str(" ", to_string(current[i]), " => ", to_string(out->plan.inputs[i]), ",");
+    for (size_t i = 0; i < current.size(); ++i)
+      text += c10::str(" ", to_string(current[i]), " => ", to_string(out->plan.inputs[i]), ",");
     log::write(log::Topic::plan, text);
   }
   return out;

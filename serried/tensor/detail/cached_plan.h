@@ -26,7 +26,7 @@ struct InputMove {
 /// How one result lies. The spec found last is kept with the local sizes it was found for.
 struct CachedOutput {
   Placements placements;
-  c10::DimVector sizes;  // global; -1 and missing: as the local result says
+  c10::DimVector sizes;                        // global; -1 and missing: as the local result says
   std::optional<c10::DimVector> strides = {};  // global, of a view; none: made contiguous
   SpecPtr spec = {};
   c10::DimVector local_sizes = {};

@@ -23,9 +23,9 @@ struct OpInfo {
   int num_arguments = 0;
   int num_returns = 0;
   c10::SmallVector<ArgumentKind, 8> kinds;
-  c10::SmallVector<bool, 8> is_written;    // the op changes it in place
-  c10::SmallVector<bool, 8> is_out;        // an out= argument
-  c10::SmallVector<int, 4> return_alias;   // the written argument that return r is; -1: a new tensor
+  c10::SmallVector<bool, 8> is_written;   // the op changes it in place
+  c10::SmallVector<bool, 8> is_out;       // an out= argument
+  c10::SmallVector<int, 4> return_alias;  // the written argument that return r is; -1: a new tensor
   bool has_written = false;
   bool has_out = false;
   bool has_lists = false;

@@ -29,11 +29,12 @@ void announce(const OpInfo& info, const CachedPlan& plan, const InputMove& move)
   const ExplicitRedistributionOptions options = ExplicitRedistribution::current();
   if (options.mode == HiddenCommunication::allow || (!move.communicates && !options.strict)) return;
   const int argument = plan.tensors[move.slot].argument;
-  const ErrorText text{info.name,
-                       c10::str("argument ", argument, " \"", info.schema->arguments()[argument].name(), "\" ",
-                                move.from->to_string(), " would be redistributed to ", to_string(move.to),
-                                plan.is_default ? ": the op has no sharding rule" : c10::str(" by the rule ", plan.plan.rule)),
-                       c10::str("call redistribute(parse_placements(\"", to_string(move.to), "\")) before the op")};
+  const ErrorText text{
+      info.name,
+      c10::str("argument ", argument, " \"", info.schema->arguments()[argument].name(), "\" ", move.from->to_string(),
+               " would be redistributed to ", to_string(move.to),
+               plan.is_default ? ": the op has no sharding rule" : c10::str(" by the rule ", plan.plan.rule)),
+      c10::str("call redistribute(parse_placements(\"", to_string(move.to), "\")) before the op")};
   if (options.mode == HiddenCommunication::forbid) raise<c10::ValueError>(text);
   if (options.mode == HiddenCommunication::warn) return log::warn_once(format_error(text));
   log::line(log::Topic::plan, format_error(text));
@@ -179,7 +180,9 @@ void wrap_returns(const Wrapping& w, c10::ArrayRef<IValue> written, Stack& stack
     CachedReturn& description = w.plan.returns[r];
     if (value.isTensor()) {
       at::Tensor local = std::move(value).toTensor();
-      value = local.defined() && !description.elements.empty() ? wrap_result(w, description.elements[0], std::move(local)) : local;
+      value = local.defined() && !description.elements.empty()
+                  ? wrap_result(w, description.elements[0], std::move(local))
+                  : local;
     } else if (value.isTensorList()) {
       wrap_list(w, description, value);
     }
@@ -209,7 +212,8 @@ void prepare_out(const OpInfo& info, Stack& stack, size_t base) {
     if (!info.is_out[i] || !stack[base + i].isTensor()) continue;
     const at::Tensor& out = stack[base + i].toTensor();
     if (dtensor_meta(out) == nullptr) {
-      raise<c10::TypeError>({info.name, c10::str("the out= tensor \"", info.schema->arguments()[i].name(), "\" is plain"),
+      raise<c10::TypeError>({info.name,
+                             c10::str("the out= tensor \"", info.schema->arguments()[i].name(), "\" is plain"),
                              "pass a DTensor on the same mesh, or use the form that returns a new tensor"});
     }
     stack[base + i] = at::empty({0}, dtensor_meta(out)->local.options());
