@@ -50,6 +50,25 @@ bool truth(const std::string& text) {
   raise<c10::ValueError>({kWhere, "\"" + text + "\" is neither true nor false", "pass true or false"});
 }
 
+c10::IValue typed_list(c10::TypeKind element, const std::string& text) {
+  const bool bracketed = text.size() >= 2 && text.front() == '[' && text.back() == ']';
+  const std::vector<std::string> words = split(bracketed ? text.substr(1, text.size() - 2) : text, ',');
+  c10::List<int64_t> integers;
+  c10::List<double> reals;
+  c10::List<bool> truths;
+  for (const std::string& word : words) {
+    if (element == c10::TypeKind::BoolType) {
+      truths.push_back(truth(word));
+    } else if (element == c10::TypeKind::FloatType) {
+      reals.push_back(real(word));
+    } else {
+      integers.push_back(integer(word, "an argument"));
+    }
+  }
+  if (element == c10::TypeKind::BoolType) return truths;
+  return element == c10::TypeKind::FloatType ? c10::IValue(reals) : c10::IValue(integers);
+}
+
 c10::IValue typed(const c10::TypePtr& type, const std::string& text) {
   using c10::TypeKind;
   switch (type->kind()) {
@@ -62,14 +81,7 @@ c10::IValue typed(const c10::TypePtr& type, const std::string& text) {
     case TypeKind::NumberType:
       return text.find_first_of(".e") == text.npos ? c10::IValue(integer(text, "an argument")) : real(text);
     case TypeKind::BoolType: return truth(text);
-    case TypeKind::ListType: {
-      const bool bracketed = text.size() >= 2 && text.front() == '[' && text.back() == ']';
-      c10::List<int64_t> list;
-      for (const std::string& word : split(bracketed ? text.substr(1, text.size() - 2) : text, ',')) {
-        list.push_back(integer(word, "an argument"));
-      }
-      return list;
-    }
+    case TypeKind::ListType: return typed_list(type->expectRef<c10::ListType>().getElementType()->kind(), text);
     default: return text;
   }
 }
