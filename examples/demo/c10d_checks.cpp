@@ -85,7 +85,7 @@ bool all_reduce_in_heap(const Group& g) {
   return tensors[0].equal(sum_of_samples(g->getSize(), {kSize}));
 }
 
-bool broadcast(const Group& g) {
+bool broadcast_from_one(const Group& g) {
   Tensors tensors{mine(g)};
   c10d::BroadcastOptions options;
   options.rootRank = 1;
@@ -238,7 +238,7 @@ std::vector<Check> c10d_checks() {
       {"allreduce", "of a tensor that lies in shared memory", all_reduce_in_heap},
       {"allreduce", "of sparse tensors", all_reduce_sparse},
       {"allreduce_coalesced", "two sizes in one call", all_reduce_coalesced},
-      {"broadcast", "from rank 1", broadcast},
+      {"broadcast", "from rank 1", broadcast_from_one},
       {"reduce", "to rank 1", reduce},
       {"gather", "to rank 0", gather},
       {"scatter", "from rank 0", scatter},

@@ -83,7 +83,7 @@ bool all_to_all_split_sizes(const Group& g) {
   return y.equal(torch::cat(expected));
 }
 
-bool broadcast(const Group& g) {
+bool broadcast_with_gradient(const Group& g) {
   const int src = g->getSize() - 1;
   const at::Tensor x = leaf(g, {4});
   const at::Tensor y = serried::broadcast(x, g, {.src = src});
@@ -145,7 +145,7 @@ std::vector<Check> serried_checks() {
       {"reduce_scatter", "10 rows, uneven pieces, and its gradient", reduce_scatter},
       {"all_to_all", "split dim 0, concat dim 1, and its gradient", all_to_all},
       {"all_to_all", "with split sizes", all_to_all_split_sizes},
-      {"broadcast", "from the last rank, and its gradient", broadcast},
+      {"broadcast", "from the last rank, and its gradient", broadcast_with_gradient},
       {"all_reduce_", "in place", all_reduce_in_place},
       {"broadcast_", "in place, from rank 1", broadcast_in_place},
       {"send, recv", "around the ring, with a tag", send_and_recv},

@@ -181,8 +181,9 @@ class Explanation {
   void write_outputs(const spmd::Plan& plan) {
     for (size_t o = 0; o < plan.outputs.size(); ++o) {
       const spmd::OutputPlan& output = plan.outputs[o];
-      out_ << "result" << (plan.outputs.size() > 1 ? " " + std::to_string(o) : "") << ": "
-           << (output.list ? "a list, each " : "") << to_string(output.placements) << "\n";
+      out_ << "result";
+      if (plan.outputs.size() > 1) out_ << " " << o;
+      out_ << ": " << (output.list ? "a list, each " : "") << to_string(output.placements) << "\n";
     }
     if (plan.fixups.empty()) return;
     out_ << "local call differs by:";

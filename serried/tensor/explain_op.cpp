@@ -8,7 +8,7 @@
 namespace serried {
 namespace {
 
-constexpr const char* kWhere = "explain";
+constexpr const char* kExplain = "explain";
 
 bool is_tensor(const c10::Argument& argument) {
   const c10::TypePtr type = argument.type();
@@ -53,14 +53,14 @@ std::vector<c10::OperatorHandle> overloads(const std::string& name) {
 std::string explain_stack(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
   detail::OpInfo& info = detail::op_info(op);
   if (int(stack.size()) != info.num_arguments) {
-    raise<c10::ValueError>({kWhere,
+    raise<c10::ValueError>({kExplain,
                             c10::str(op.schema(), " takes ", info.num_arguments, " arguments, not ", stack.size()),
                             "pass every argument of the schema, in order"});
   }
   detail::Arguments arguments;
   detail::collect(info, stack, arguments);
   if (arguments.first == nullptr) {
-    raise<c10::ValueError>({kWhere, "no argument of " + info.name + " is a DTensor", "pass at least one DTensor"});
+    raise<c10::ValueError>({kExplain, "no argument of " + info.name + " is a DTensor", "pass at least one DTensor"});
   }
   const DeviceMesh& mesh = arguments.first->mesh;
   return explain(detail::describe(info, arguments, stack), detail::current_placements(arguments),
@@ -94,7 +94,7 @@ torch::jit::Stack fill_arguments(const c10::FunctionSchema& schema, const std::v
       stack.push_back(each.default_value().value_or(c10::IValue()));
     } else {
       raise<c10::ValueError>(
-          {kWhere, c10::str("argument \"", each.name(), "\" of ", schema, " has no default"),
+          {kExplain, c10::str("argument \"", each.name(), "\" of ", schema, " has no default"),
            c10::str("pass all arguments as a torch::jit::Stack, or --args ", each.name(), "=... on the command line")});
     }
   }
@@ -106,7 +106,7 @@ c10::OperatorHandle find_op_for(const std::string& op, size_t num_tensors) {
   const std::string name = op.substr(0, dot);
   const std::vector<c10::OperatorHandle> found = overloads(name);
   if (found.empty()) {
-    raise<c10::ValueError>({kWhere, "there is no op \"" + name + "\"", "pass a full name such as aten::mm"});
+    raise<c10::ValueError>({kExplain, "there is no op \"" + name + "\"", "pass a full name such as aten::mm"});
   }
   std::vector<std::string> names;
   for (const c10::OperatorHandle& each : found) {
@@ -120,7 +120,7 @@ c10::OperatorHandle find_op_for(const std::string& op, size_t num_tensors) {
   const auto plain =
       std::find_if(found.begin(), found.end(), [](const auto& o) { return o.schema().overload_name().empty(); });
   if (dot == op.npos && plain != found.end()) return *plain;
-  raise<c10::ValueError>({kWhere,
+  raise<c10::ValueError>({kExplain,
                           c10::str("no overload of ", name,
                                    dot == op.npos ? c10::str(" takes ", num_tensors, " tensors and nothing else")
                                                   : " is called \"" + op.substr(dot + 1) + "\"",

@@ -15,24 +15,25 @@
 namespace serried {
 namespace {
 
-constexpr const char* kWhere = "from_local";
+constexpr const char* kFromLocal = "from_local";
 
 void check_arguments(const at::Tensor& local, const FromLocalOptions& options) {
   if (!local.defined()) {
     raise<c10::ValueError>(
-        {kWhere, "the local tensor is undefined", "pass at::empty({0}) for a part without elements"});
+        {kFromLocal, "the local tensor is undefined", "pass at::empty({0}) for a part without elements"});
   }
   if (is_dtensor(local)) {
-    raise<c10::ValueError>({kWhere, "the local tensor is already a DTensor: " + dtensor_meta(local)->spec->to_string(),
+    raise<c10::ValueError>({kFromLocal,
+                            "the local tensor is already a DTensor: " + dtensor_meta(local)->spec->to_string(),
                             "pass d.to_local(), or use d.redistribute(placements)"});
   }
   if (options.shape.has_value() != options.stride.has_value()) {
     raise<c10::ValueError>(
-        {kWhere, options.shape.has_value() ? "shape is given without stride" : "stride is given without shape",
+        {kFromLocal, options.shape.has_value() ? "shape is given without stride" : "stride is given without shape",
          "pass both, or none where every rank's part is as large as this one"});
   }
   if (options.shape.has_value() && options.shape->size() != options.stride->size()) {
-    raise<c10::ValueError>({kWhere,
+    raise<c10::ValueError>({kFromLocal,
                             c10::str("shape ", detail::sizes_text(*options.shape), " and stride ",
                                      detail::sizes_text(*options.stride), " have different lengths"),
                             "pass one stride per dim"});
@@ -46,7 +47,7 @@ void check_sizes(const at::Tensor& local, const Sizes& shape, const DeviceMesh& 
   if (expected.has_value() && local.sizes() == *expected) return;
   const std::string place =
       c10::str("\"", to_string(placements), "\" of ", detail::sizes_text(shape), " on ", mesh.to_string());
-  raise<c10::ValueError>({kWhere,
+  raise<c10::ValueError>({kFromLocal,
                           expected.has_value()
                               ? c10::str("the local tensor is ", watch::describe_tensor(local), ", but ", place,
                                          " gives this rank ", detail::sizes_text(*expected))
@@ -88,7 +89,7 @@ void check_gradient(const at::Tensor& local, const Placements& placements) {
       continue;
     }
     raise<c10::NotImplementedError>(
-        {kWhere, c10::str("the gradient through ", to_string(placement), " does not go to all ranks alike"),
+        {kFromLocal, c10::str("the gradient through ", to_string(placement), " does not go to all ranks alike"),
          "pass local.detach(), or {.grad_placements = ...} if you know what comes back"});
   }
 }
@@ -122,11 +123,11 @@ at::Tensor from_local_unchecked(const at::Tensor& local, const at::Tensor& data,
 DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements,
                             FromLocalOptions options) {
   check_arguments(local, options);
-  detail::check_in_mesh(kWhere, mesh);
-  const Placements placed = detail::resolved_placements(kWhere, placements, local.dim(), mesh, local.scalar_type());
+  detail::check_in_mesh(kFromLocal, mesh);
+  const Placements placed = detail::resolved_placements(kFromLocal, placements, local.dim(), mesh, local.scalar_type());
   const Placements grad_placed =
       options.grad_placements.has_value()
-          ? detail::resolved_placements(kWhere, *options.grad_placements, local.dim(), mesh, local.scalar_type())
+          ? detail::resolved_placements(kFromLocal, *options.grad_placements, local.dim(), mesh, local.scalar_type())
           : detail::gradient_placements(placed);
   if (!options.grad_placements.has_value()) check_gradient(local, placed);
 
@@ -134,7 +135,7 @@ DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, con
   at::Tensor data = part;
   c10::DimVector sizes;
   if (options.run_check) {
-    sizes = detail::agreed_sizes(kWhere, part, mesh, placed, options.shape);
+    sizes = detail::agreed_sizes(kFromLocal, part, mesh, placed, options.shape);
     data = broadcast_replicated(part, mesh, placed);
   } else if (options.shape.has_value()) {
     check_sizes(part, *options.shape, mesh, placed);

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kMaxDims = 64;  // LibTorch's own limit
 
-struct Part {
+struct RankPart {
   c10::ScalarType dtype;
   bool requires_grad;
   c10::DimVector sizes;
@@ -21,7 +21,7 @@ struct Part {
   std::string to_string() const { return watch::dtype_name(dtype) + sizes_text(sizes); }
 };
 
-std::vector<Part> parts_of_all(const at::Tensor& local, const DeviceMesh& mesh) {
+std::vector<RankPart> parts_of_all(const at::Tensor& local, const DeviceMesh& mesh) {
   at::Tensor mine = at::zeros({1, 3 + kMaxDims}, at::kLong);
   int64_t* row = mine.data_ptr<int64_t>();
   row[0] = int64_t(local.scalar_type());
@@ -29,7 +29,7 @@ std::vector<Part> parts_of_all(const at::Tensor& local, const DeviceMesh& mesh) 
   row[2] = local.dim();
   std::copy(local.sizes().begin(), local.sizes().end(), row + 3);
   const at::Tensor all = all_gather(mine, whole_group(mesh));
-  std::vector<Part> parts;
+  std::vector<RankPart> parts;
   for (int64_t i = 0; i < mesh.size(); ++i) {
     const int64_t* r = all.data_ptr<int64_t>() + i * (3 + kMaxDims);
     parts.push_back({c10::ScalarType(r[0]), r[1] != 0, c10::DimVector(r + 3, r + 3 + r[2])});
@@ -41,10 +41,10 @@ std::string rank_text(const DeviceMesh& mesh, size_t index) {
   return "rank " + std::to_string(mesh.rank_list()[index]);
 }
 
-void check_alike(std::string_view where, const std::vector<Part>& parts, const DeviceMesh& mesh) {
+void check_alike(std::string_view where, const std::vector<RankPart>& parts, const DeviceMesh& mesh) {
   for (size_t i = 1; i < parts.size(); ++i) {
-    const Part& first = parts[0];
-    const Part& other = parts[i];
+    const RankPart& first = parts[0];
+    const RankPart& other = parts[i];
     if (other.dtype != first.dtype || other.sizes.size() != first.sizes.size()) {
       raise<c10::ValueError>({where,
                               c10::str("the parts differ: ", rank_text(mesh, 0), " has ", first.to_string(), ", ",
@@ -61,7 +61,8 @@ void check_alike(std::string_view where, const std::vector<Part>& parts, const D
 }
 
 // The whole dim: what the ranks hold that differ in the axes that cut it only.
-int64_t added_size(const std::vector<Part>& parts, const DeviceMesh& mesh, const Placements& placements, int64_t dim) {
+int64_t added_size(const std::vector<RankPart>& parts, const DeviceMesh& mesh, const Placements& placements,
+                   int64_t dim) {
   int64_t total = 0;
   for (size_t i = 0; i < parts.size(); ++i) {
     const c10::DimVector coordinate = coordinate_of(int64_t(i), mesh.shape());
@@ -78,7 +79,7 @@ int64_t added_size(const std::vector<Part>& parts, const DeviceMesh& mesh, const
 
 c10::DimVector agreed_sizes(std::string_view where, const at::Tensor& local, const DeviceMesh& mesh,
                             const Placements& placements, const std::optional<Sizes>& given) {
-  const std::vector<Part> parts = parts_of_all(local, mesh);
+  const std::vector<RankPart> parts = parts_of_all(local, mesh);
   check_alike(where, parts, mesh);
   c10::DimVector sizes;
   if (given.has_value()) {

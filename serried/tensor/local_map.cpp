@@ -13,11 +13,11 @@
 namespace serried::detail {
 namespace {
 
-constexpr const char* kWhere = "local_map";
+constexpr const char* kLocalMap = "local_map";
 
 void check_count(const char* name, const std::vector<Placements>& placements, size_t count) {
   if (placements.empty() || placements.size() == count) return;
-  raise<c10::ValueError>({kWhere, c10::str(name, " has ", placements.size(), " entries for ", count, " arguments"),
+  raise<c10::ValueError>({kLocalMap, c10::str(name, " has ", placements.size(), " entries for ", count, " arguments"),
                           "pass one per argument, {} for one that is no DTensor"});
 }
 
@@ -50,7 +50,8 @@ bool LocalMapCall::is_distributed() {
 void LocalMapCall::no_tensor(const char* what, const std::vector<Placements>& placements, size_t index) {
   if (index >= placements.size() || placements[index].empty()) return;
   raise<c10::ValueError>(
-      {kWhere, c10::str(what, " ", index, " is no DTensor, but has placements \"", to_string(placements[index]), "\""),
+      {kLocalMap,
+       c10::str(what, " ", index, " is no DTensor, but has placements \"", to_string(placements[index]), "\""),
        "pass {} for it, or make it one with distribute_tensor or DTensor::from_local"});
 }
 
@@ -62,7 +63,8 @@ at::Tensor LocalMapCall::local_of(const at::Tensor& t, size_t index) const {
   DTensor d(t);
   if (!(d.device_mesh() == *mesh_)) {
     raise<c10::ValueError>(
-        {kWhere, c10::str("argument ", index, " is on ", d.device_mesh().to_string(), ", not on ", mesh_->to_string()),
+        {kLocalMap,
+         c10::str("argument ", index, " is on ", d.device_mesh().to_string(), ", not on ", mesh_->to_string()),
          "redistribute it to the mesh first: d.redistribute(mesh, placements)"});
   }
   const bool has_grad = index < options_.in_grad_placements.size() && !options_.in_grad_placements[index].empty();
@@ -70,15 +72,15 @@ at::Tensor LocalMapCall::local_of(const at::Tensor& t, size_t index) const {
   if (has_grad) to_local.grad_placements = options_.in_grad_placements[index];
   if (options_.in_placements.empty()) return d.to_local(to_local);
   if (options_.in_placements[index].empty()) {
-    raise<c10::ValueError>({kWhere, c10::str("argument ", index, " is a DTensor, but its placements are {}"),
+    raise<c10::ValueError>({kLocalMap, c10::str("argument ", index, " is a DTensor, but its placements are {}"),
                             c10::str("pass its placements: \"", to_string(d.placements()), "\"")});
   }
   const Placements wanted =
-      resolved_placements(kWhere, options_.in_placements[index], d.dim(), *mesh_, d.scalar_type());
+      resolved_placements(kLocalMap, options_.in_placements[index], d.dim(), *mesh_, d.scalar_type());
   if (d.placements() == wanted) return d.to_local(to_local);
   if (options_.redistribute_inputs) return d.redistribute(wanted).to_local(to_local);
   raise<c10::ValueError>(
-      {kWhere,
+      {kLocalMap,
        c10::str("argument ", index, " is placed \"", to_string(d.placements()), "\", not \"", to_string(wanted), "\""),
        "redistribute it first, or pass {.redistribute_inputs = true}"});
 }
@@ -104,7 +106,7 @@ std::vector<at::Tensor> LocalMapCall::output(const std::vector<at::Tensor>& tens
 void LocalMapCall::begin_results(size_t count) {
   next_ = 0;
   if (options_.out_placements.size() == count) return;
-  raise<c10::ValueError>({kWhere,
+  raise<c10::ValueError>({kLocalMap,
                           c10::str("the function gave ", count, " results, out_placements has ",
                                    options_.out_placements.size(), " entries"),
                           "pass one per result, {} for one that is no tensor"});
@@ -115,18 +117,19 @@ at::Tensor LocalMapCall::wrapped(const at::Tensor& t) {
   const Placements& wanted = options_.out_placements[index];
   if (!t.defined()) return t;
   if (is_dtensor(t)) {
-    raise<c10::ValueError>({kWhere, c10::str("result ", index, " is a DTensor: ", dtensor_meta(t)->spec->to_string()),
+    raise<c10::ValueError>({kLocalMap,
+                            c10::str("result ", index, " is a DTensor: ", dtensor_meta(t)->spec->to_string()),
                             "return this rank's part, a plain tensor"});
   }
   if (wanted.empty()) {
     raise<c10::ValueError>(
-        {kWhere, c10::str("result ", index, " is ", watch::describe_tensor(t), ", but its placements are {}"),
+        {kLocalMap, c10::str("result ", index, " is ", watch::describe_tensor(t), ", but its placements are {}"),
          "pass placements for it: one per axis of the mesh"});
   }
-  const Placements placed = resolved_placements(kWhere, wanted, t.dim(), *mesh_, t.scalar_type());
+  const Placements placed = resolved_placements(kLocalMap, wanted, t.dim(), *mesh_, t.scalar_type());
   if (!has_shard(placed)) return DTensor::from_local(t, *mesh_, placed);
   const at::Tensor part = t.contiguous();
-  const c10::DimVector sizes = agreed_sizes(kWhere, part, *mesh_, placed, std::nullopt);
+  const c10::DimVector sizes = agreed_sizes(kLocalMap, part, *mesh_, placed, std::nullopt);
   const SpecPtr spec = spec_of_result(part, *mesh_, placed, sizes);
   return DTensor::from_local(
       part, *mesh_, placed,

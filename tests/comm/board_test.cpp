@@ -10,11 +10,14 @@
 
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 
+#include "tests/support/two_hosts.h"
+
 namespace serried::detail {
 namespace {
 
 using namespace std::chrono_literals;
-using testing::HasSubstr;
+using serried::testing::TwoHosts;
+using ::testing::HasSubstr;
 using watch::Kind;
 using watch::Record;
 using Boards = std::vector<std::unique_ptr<Board>>;
@@ -43,16 +46,6 @@ Boards make_boards(int num_ranks, const c10::intrusive_ptr<c10d::Store>& store) 
 Boards make_boards(int num_ranks) {
   return make_boards(num_ranks, c10::make_intrusive<c10d::HashStore>());
 }
-
-// Makes rank 1 look as if it ran on another host.
-class TwoHosts : public c10d::HashStore {
- public:
-  void set(const std::string& key, const std::vector<uint8_t>& value) override {
-    auto changed = value;
-    if (key == "host/1") changed.push_back('x');
-    HashStore::set(key, changed);
-  }
-};
 
 TEST(Board, RanksOfOneHostShareIt) {
   const Boards boards = make_boards(3);

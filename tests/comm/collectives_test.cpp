@@ -16,17 +16,12 @@ using testing::expect_close;
 using testing::expect_equal;
 using testing::sample;
 using testing::samples;
+using testing::sum_of;
 using Tensors = std::vector<at::Tensor>;
 
 class Collectives : public testing::OnRanks {};
 
 INSTANTIATE_TEST_SUITE_P(On, Collectives, ::testing::ValuesIn(testing::settings({1, 2, 3, 4})), testing::name_of);
-
-at::Tensor sum_of(const Tensors& xs) {
-  at::Tensor sum = xs[0];
-  for (size_t i = 1; i < xs.size(); ++i) sum = sum + xs[i];
-  return sum;
-}
 
 // Rank r's piece of a cut like Shard's: torch::chunk, but with every rank.
 Tensors shards(const at::Tensor& x, int world_size, int64_t dim) {

@@ -16,18 +16,13 @@ using testing::expect_equal;
 using testing::sample;
 using testing::samples;
 using testing::sibling;
+using testing::sum_of;
 using Tensors = std::vector<at::Tensor>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 class ConformanceAsync : public testing::OnRanks {};
 
 INSTANTIATE_TEST_SUITE_P(On, ConformanceAsync, ::testing::ValuesIn(testing::settings({1, 2, 3, 4})), testing::name_of);
-
-at::Tensor sum_of(const Tensors& xs) {
-  at::Tensor sum = xs[0].clone();
-  for (size_t i = 1; i < xs.size(); ++i) sum += xs[i];
-  return sum;
-}
 
 // Lets the other ranks run ahead by a random time.
 void dawdle(std::mt19937& random) {

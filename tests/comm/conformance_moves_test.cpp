@@ -11,6 +11,7 @@ namespace serried {
 namespace {
 
 using testing::expect_equal;
+using testing::kAllDtypes;
 using testing::sample;
 using testing::samples;
 using testing::sibling;
@@ -34,13 +35,9 @@ bool refuses(const std::string& backend, const std::string& move, at::ScalarType
   return dtype == at::kShort || (at::isComplexType(dtype) && move != "broadcast");
 }
 
-const std::vector<at::ScalarType> kDtypes = {at::kFloat,        at::kDouble,        at::kHalf, at::kBFloat16,
-                                             at::kComplexFloat, at::kComplexDouble, at::kBool, at::kByte,
-                                             at::kChar,         at::kShort,         at::kInt,  at::kLong};
-
 std::vector<Load> loads(const std::string& backend, const std::string& move) {
   std::vector<Load> all;
-  for (at::ScalarType dtype : kDtypes) {
+  for (at::ScalarType dtype : kAllDtypes) {
     if (!refuses(backend, move, dtype)) all.push_back({dtype, 17});
   }
   for (int64_t size : {0, 1, 1000, 70001}) all.push_back({at::kFloat, size});
@@ -180,7 +177,7 @@ INSTANTIATE_TEST_SUITE_P(On, ConformanceMoveRefusals, ::testing::ValuesIn(testin
 TEST_P(ConformanceMoveRefusals, WhatIsNotCarriedIsRefusedOnEveryRank) {
   on_ranks([&](const Group& g) {
     const int n = g->getSize();
-    for (at::ScalarType dtype : kDtypes) {
+    for (at::ScalarType dtype : kAllDtypes) {
       const at::Tensor x = sample({n}, g->getRank(), dtype);
       const std::map<std::string, std::function<void(const Group&)>> moves = {
           {"broadcast",

@@ -15,6 +15,7 @@ namespace {
 using c10d::ReduceOp;
 using testing::expect_close;
 using testing::expect_equal;
+using testing::kAllDtypes;
 using testing::sample;
 using testing::samples;
 using testing::sibling;
@@ -25,10 +26,6 @@ class ConformanceReductions : public testing::OnRanks {};
 
 INSTANTIATE_TEST_SUITE_P(On, ConformanceReductions, ::testing::ValuesIn(testing::settings({1, 2, 3, 4})),
                          testing::name_of);
-
-const std::vector<at::ScalarType> kDtypes = {at::kFloat,        at::kDouble,        at::kHalf, at::kBFloat16,
-                                             at::kComplexFloat, at::kComplexDouble, at::kBool, at::kByte,
-                                             at::kChar,         at::kShort,         at::kInt,  at::kLong};
 
 bool is_integer(at::ScalarType dtype) {
   return at::isIntegralType(dtype, /*includeBool=*/true);
@@ -97,7 +94,7 @@ void all_reduce_now(const Group& g, at::Tensor& x, const ReduceOp& op) {
 
 TEST_P(ConformanceReductions, AllReduceEveryDtypeOpAndSize) {
   on_ranks([&](const Group& g) {
-    for (at::ScalarType dtype : kDtypes) {
+    for (at::ScalarType dtype : kAllDtypes) {
       for (RedOpType op : kOps) {
         if (!step_of(op, dtype) || refuses(GetParam().backend, op, dtype)) continue;  // refused below
         for (int64_t size : {0, 1, 17, 1000}) {
@@ -119,7 +116,7 @@ INSTANTIATE_TEST_SUITE_P(On, ConformanceReductionRefusals, ::testing::ValuesIn(t
 
 TEST_P(ConformanceReductionRefusals, WhatHasNoMeaningOrNoKernelIsRefusedOnEveryRank) {
   on_ranks([&](const Group& g) {
-    for (at::ScalarType dtype : kDtypes) {
+    for (at::ScalarType dtype : kAllDtypes) {
       for (RedOpType op : kOps) {
         if (step_of(op, dtype) && !refuses(GetParam().backend, op, dtype)) continue;
         // Gloo finds out on its own thread, which ends the group: it gets one to spend. Ours stay usable.

@@ -18,8 +18,8 @@
 namespace serried::gloo_test {
 
 using namespace std::chrono_literals;
-using testing::AllOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 using Clock = std::chrono::steady_clock;
 using Store = c10::intrusive_ptr<c10d::Store>;
 using Tensors = std::vector<at::Tensor>;

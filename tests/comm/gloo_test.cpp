@@ -10,8 +10,8 @@ namespace {
 
 using namespace gloo_test;
 
-class GlooSizes : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, GlooSizes, testing::Values(1, 2, 3));
+class GlooSizes : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, GlooSizes, ::testing::Values(1, 2, 3));
 
 TEST_P(GlooSizes, ReductionsAndBroadcast) {
   const int n = GetParam();

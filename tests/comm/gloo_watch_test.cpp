@@ -4,11 +4,13 @@
 #include <limits>
 
 #include "serried/comm/watch.h"
+#include "tests/support/two_hosts.h"
 
 namespace serried {
 namespace {
 
 using namespace gloo_test;
+using testing::TwoHosts;
 
 struct Mismatch {
   const char* name;
@@ -275,16 +277,6 @@ TEST(GlooWatch, NanInWhatIsReceivedIsNobodysBusiness) {
     all_reduce(group, filled({3}, std::numeric_limits<double>::quiet_NaN()));
   }));
 }
-
-// Makes rank 1 look as if it ran on another host.
-class TwoHosts : public c10d::HashStore {
- public:
-  void set(const std::string& key, const std::vector<uint8_t>& value) override {
-    auto changed = value;
-    if (key.ends_with("host/1")) changed.push_back('x');
-    HashStore::set(key, changed);
-  }
-};
 
 TEST(GlooWatch, AcrossHostsATimeoutNamesWhoDidNotReport) {
   std::atomic<bool> failed{false};

@@ -13,6 +13,7 @@
 #include "serried/base/error.h"
 #include "serried/comm/backends/fake/fake.h"
 #include "serried/comm/detail/host.h"
+#include "tests/support/each_rank.h"
 #include "tests/support/environment.h"
 #include "tests/support/errors.h"
 
@@ -20,11 +21,12 @@ namespace serried {
 namespace {
 
 using namespace std::chrono_literals;
+using testing::each_rank;
 using testing::error_text;
 using testing::ScopedEnv;
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
-std::string refused(const std::string& backend, const GroupOptions& options) {
+std::string refused_group(const std::string& backend, const GroupOptions& options) {
   return error_text<c10::ValueError>([&] { new_group(backend, options); });
 }
 
@@ -43,18 +45,6 @@ class MeetingBackend {
   ~MeetingBackend() { unregister_backend("meeting"); }
 };
 
-// Runs `body` for each rank on a thread of its own.
-void each_rank(int world_size, const std::function<void(int)>& body) {
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < world_size; ++rank) {
-    threads.emplace_back([&, rank] {
-      const ThreadRankLabel label({.rank = rank, .world_size = world_size});
-      EXPECT_NO_THROW(body(rank));
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-}
-
 bool is_registered(const std::string& name) {
   try {
     c10d::resolve_process_group(name);
@@ -66,21 +56,21 @@ bool is_registered(const std::string& name) {
 
 TEST(NewGroup, UnknownBackendListsTheKnownOnesBeforeAnyNetwork) {
   ScopedEnv env{{"RANK", ""}};
-  EXPECT_EQ(refused("glo", {}),
+  EXPECT_EQ(refused_group("glo", {}),
             "[new_group] unknown backend \"glo\"; known: auto, fake, gloo, mpi, nccl, shm, threads\n"
             "  fix: pass one of the known names, or register_backend first");
 }
 
 TEST(NewGroup, ArgumentsAreCheckedBeforeAnyNetwork) {
   const StorePtr store = c10::make_intrusive<c10d::HashStore>();
-  EXPECT_EQ(refused("fake", {.rank = 0, .world_size = 0}),
+  EXPECT_EQ(refused_group("fake", {.rank = 0, .world_size = 0}),
             "[new_group] world_size is 0\n  fix: pass the number of ranks, 1 or more");
-  EXPECT_EQ(refused("fake", {.store = store, .rank = 4, .world_size = 4}),
+  EXPECT_EQ(refused_group("fake", {.store = store, .rank = 4, .world_size = 4}),
             "[new_group] rank 4 is not in 0..3\n  fix: pass each rank once, counted from 0");
-  EXPECT_EQ(refused("fake", {.store = store, .rank = 1}),
+  EXPECT_EQ(refused_group("fake", {.store = store, .rank = 1}),
             "[new_group] an explicit store needs rank and world_size, not rank 1 and world_size -1\n"
             "  fix: pass {.store = store, .rank = 0, .world_size = 2}");
-  EXPECT_EQ(refused("fake", {.timeout = 0ms, .store = store, .rank = 0, .world_size = 1}),
+  EXPECT_EQ(refused_group("fake", {.timeout = 0ms, .store = store, .rank = 0, .world_size = 1}),
             "[new_group] the timeout is 0 ms\n  fix: pass a timeout above 0, as in {.timeout = 30s}");
 }
 
@@ -162,7 +152,7 @@ TEST(NewGroup, DifferentBackendsAreNoticed) {
   const StorePtr store = c10::make_intrusive<c10d::HashStore>();
   const MeetingBackend backend;
   new_group("fake", {.store = store, .rank = 0, .world_size = 2});
-  EXPECT_EQ(refused("meeting", {.store = store, .rank = 1, .world_size = 2}),
+  EXPECT_EQ(refused_group("meeting", {.store = store, .rank = 1, .world_size = 2}),
             "[new_group] this rank passes \"meeting\" for group 1, another rank passed \"fake\" for group 1\n"
             "  fix: make the same groups in the same order on every rank");
 }
@@ -205,7 +195,7 @@ TEST(NewGroup, GroupsOfForeignClassesAreSweptToo) {
 
 TEST(NewGroup, AFactoryThatMakesNothingIsToldSo) {
   register_backend("nothing", [](const FactoryArgs&) -> Group { return nullptr; });
-  EXPECT_EQ(refused("nothing", {.store = c10::make_intrusive<c10d::HashStore>(), .rank = 0, .world_size = 1}),
+  EXPECT_EQ(refused_group("nothing", {.store = c10::make_intrusive<c10d::HashStore>(), .rank = 0, .world_size = 1}),
             "[new_group] the factory of \"nothing\" returned no group\n"
             "  fix: end the factory with return make_group(args, backend)");
   unregister_backend("nothing");

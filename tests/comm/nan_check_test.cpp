@@ -6,7 +6,7 @@
 namespace serried::detail {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 using watch::NanCheck;
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
@@ -40,9 +40,9 @@ TEST(NanCheck, LooksAtTheValuesOfSparseTensors) {
 TEST(NanCheck, RaisesWarnsOrDoesNothing) {
   const auto x = with_nan(at::kFloat);
   EXPECT_NO_THROW(check_nan(NanCheck::off, x, "all_reduce", 2));
-  testing::internal::CaptureStderr();
+  ::testing::internal::CaptureStderr();
   check_nan(NanCheck::warn, x, "all_reduce", 2);
-  EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("[all_reduce] rank 2 sends 2 NaN"));
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("[all_reduce] rank 2 sends 2 NaN"));
   try {
     check_nan(NanCheck::raise, x, "all_reduce", 2);
     FAIL() << "no error";

@@ -18,6 +18,7 @@
 #include "serried/comm/detail/launch_environment.h"
 #include "serried/comm/detail/url.h"
 #include "serried/comm/detail/world_store.h"
+#include "tests/support/each_rank.h"
 #include "tests/support/environment.h"
 #include "tests/support/errors.h"
 
@@ -25,6 +26,7 @@ namespace serried {
 namespace {
 
 using namespace std::chrono_literals;
+using testing::each_rank;
 using testing::error_text;
 using testing::ScopedEnv;
 
@@ -49,19 +51,7 @@ std::string tcp_url(uint16_t port, int rank, int world_size) {
   return c10::str("tcp://127.0.0.1:", port, "?rank=", rank, "&world_size=", world_size);
 }
 
-// Runs `body` for each rank, each on a thread of its own.
-void each_rank(int world_size, const std::function<void(int)>& body) {
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < world_size; ++rank) {
-    threads.emplace_back([&, rank] {
-      const ThreadRankLabel label({.rank = rank, .world_size = world_size});
-      body(rank);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-}
-
-std::string refused(const std::string& url, RendezvousOptions options = {.timeout = 1s}) {
+std::string refused_url(const std::string& url, RendezvousOptions options = {.timeout = 1s}) {
   return error_text<c10::ValueError>([&] { rendezvous(url, options); });
 }
 
@@ -129,27 +119,27 @@ TEST(Rendezvous, UnreachableStoreIsSaidWithinTheTimeout) {
 }
 
 TEST(Rendezvous, TcpNamesAllThatIsMissing) {
-  EXPECT_EQ(refused("tcp://host"),
+  EXPECT_EQ(refused_url("tcp://host"),
             "[rendezvous] tcp://host: port is missing; rank is missing; world_size is missing\n"
             "  fix: write tcp://host:29500?rank=0&world_size=2");
-  EXPECT_EQ(refused("tcp://host:99999?rank=x&world_size=2"),
+  EXPECT_EQ(refused_url("tcp://host:99999?rank=x&world_size=2"),
             "[rendezvous] tcp://host:99999?rank=x&world_size=2: port is \"99999\", not 0..65535; "
             "rank is \"x\", not a whole number\n"
             "  fix: write tcp://host:29500?rank=0&world_size=2");
 }
 
 TEST(Rendezvous, RankAndWorldSizeMustFit) {
-  EXPECT_EQ(refused("tcp://h:1?rank=2&world_size=2"),
+  EXPECT_EQ(refused_url("tcp://h:1?rank=2&world_size=2"),
             "[rendezvous] tcp://h:1?rank=2&world_size=2: rank 2 is not in 0..1\n"
             "  fix: pass each rank once, counted from 0");
-  EXPECT_EQ(refused("file:///tmp/x?rank=0&world_size=0"),
+  EXPECT_EQ(refused_url("file:///tmp/x?rank=0&world_size=0"),
             "[rendezvous] file:///tmp/x?rank=0&world_size=0: world_size is 0\n"
             "  fix: pass the number of ranks, 1 or more");
 }
 
 TEST(Rendezvous, UnknownSchemeListsTheKnownOnes) {
   for (const std::string url : {"udp://host:1", "host:1"}) {
-    std::string text = refused(url);
+    std::string text = refused_url(url);
     const size_t added = text.find("pigeon://, ");  // by another test of this process
     if (added != std::string::npos) text.erase(added, std::strlen("pigeon://, "));
     EXPECT_EQ(text, c10::str("[rendezvous] nobody handles \"", url,
@@ -182,21 +172,21 @@ TEST(Rendezvous, FileRanksMeetAndTheLastRemovesTheFile) {
 }
 
 TEST(Rendezvous, FileRefusals) {
-  EXPECT_EQ(refused("file://?rank=0&world_size=1"),
+  EXPECT_EQ(refused_url("file://?rank=0&world_size=1"),
             "[rendezvous] file://?rank=0&world_size=1: path is missing\n"
             "  fix: write file:///path/to/file?rank=0&world_size=2");
-  EXPECT_EQ(refused("file://folder/x?rank=0&world_size=1"),
+  EXPECT_EQ(refused_url("file://folder/x?rank=0&world_size=1"),
             "[rendezvous] file://folder/x?rank=0&world_size=1: \"folder\" stands where a host would; "
             "the path must be absolute\n"
             "  fix: write file:///path/to/file?rank=0&world_size=2");
-  EXPECT_EQ(refused("file:///no/such/folder/x?rank=0&world_size=1"),
+  EXPECT_EQ(refused_url("file:///no/such/folder/x?rank=0&world_size=1"),
             "[rendezvous] cannot write file:///no/such/folder/x: No such file or directory\n"
             "  fix: pass a path in a folder that exists and that all ranks can write");
 }
 
 TEST(Rendezvous, EnvNamesEveryMissingVariableAtOnce) {
   ScopedEnv env(kNoLauncher);
-  EXPECT_EQ(refused("env://"),
+  EXPECT_EQ(refused_url("env://"),
             "[rendezvous] env://: RANK is not set; WORLD_SIZE is not set; MASTER_ADDR is not set; "
             "MASTER_PORT is not set\n"
             "  fix: start the program with serried run, torchrun, mpirun or srun, or set the variables");
@@ -204,7 +194,7 @@ TEST(Rendezvous, EnvNamesEveryMissingVariableAtOnce) {
 
 TEST(Rendezvous, EnvNamesMalformedVariables) {
   ScopedEnv env(with({{"RANK", "one"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "70000"}}));
-  EXPECT_EQ(refused("env://"),
+  EXPECT_EQ(refused_url("env://"),
             "[rendezvous] env://: RANK is \"one\", not a whole number; MASTER_PORT is \"70000\", not 0..65535\n"
             "  fix: start the program with serried run, torchrun, mpirun or srun, or set the variables");
 }
@@ -261,7 +251,7 @@ TEST(Rendezvous, AWrongListeningSocketIsRefused) {
                       {"MASTER_ADDR", "127.0.0.1"},
                       {"MASTER_PORT", "23456"},
                       {"SERRIED_MASTER_LISTEN_FD", std::to_string(fd)}}));
-  EXPECT_EQ(refused("env://"),
+  EXPECT_EQ(refused_url("env://"),
             c10::str("[rendezvous] SERRIED_MASTER_LISTEN_FD is ", fd,
                      ", which does not listen on port 23456\n"
                      "  fix: unset SERRIED_MASTER_LISTEN_FD, or pass a socket that listens on MASTER_PORT"));
@@ -286,7 +276,7 @@ TEST(LaunchEnvironment, OpenMpiOnOneHostNeedsNoAddress) {
 TEST(LaunchEnvironment, OpenMpiOnSeveralHostsNeedsTheAddress) {
   ScopedEnv env(
       with({{"OMPI_COMM_WORLD_RANK", "3"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}}));
-  EXPECT_EQ(refused("env://"),
+  EXPECT_EQ(refused_url("env://"),
             "[rendezvous] env://: MASTER_ADDR is not set\n"
             "  fix: start the program with serried run, torchrun, mpirun or srun, or set the variables");
 }

@@ -129,7 +129,7 @@ TEST(Watch, MissingStaysShortWithManyRanksAtManyPlaces) {
   std::vector<Record> last;
   for (int i = 0; i < 1000; ++i) last.push_back(sum_of(1 + i, {2}));
   const std::string text = missing_text(last.back(), 30, last);
-  EXPECT_THAT(text, testing::HasSubstr("and 991 more places, rank 999 at #1000"));
+  EXPECT_THAT(text, ::testing::HasSubstr("and 991 more places, rank 999 at #1000"));
   EXPECT_LT(text.size(), 800u);
 }
 

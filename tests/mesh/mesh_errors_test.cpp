@@ -6,18 +6,16 @@
 #include <torch/torch.h>
 
 #include "tests/support/errors.h"
+#include "tests/support/fake_group.h"
 
 namespace serried {
 namespace {
 
 using testing::error_text;
-
-Group fake(int rank, int world_size) {
-  return new_group("fake", {.rank = rank, .world_size = world_size});
-}
+using testing::fake_group;
 
 DeviceMesh grid() {
-  return init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, {.group = fake(0, 5)});
+  return init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, {.group = fake_group(0, 5)});
 }
 
 template <class Fn>
@@ -26,11 +24,11 @@ std::string value_error(Fn&& fn) {
 }
 
 std::string init_error(const std::string& device, const Sizes& shape, const std::vector<std::string>& names) {
-  return value_error([&] { init_device_mesh(device, shape, names, {.group = fake(0, 4)}); });
+  return value_error([&] { init_device_mesh(device, shape, names, {.group = fake_group(0, 4)}); });
 }
 
 std::string ranks_error(const at::Tensor& ranks) {
-  return value_error([&] { DeviceMesh("cpu", ranks, {}, {.group = fake(0, 4)}); });
+  return value_error([&] { DeviceMesh("cpu", ranks, {}, {.group = fake_group(0, 4)}); });
 }
 
 TEST(MeshErrors, DeviceType) {
@@ -94,7 +92,7 @@ TEST(MeshErrors, Axes) {
   EXPECT_EQ(value_error([&] { mesh["cp"]; }),
             "[axis] mesh dp=2 tp=2 has no axis \"cp\"\n"
             "  fix: pass one of dp tp");
-  EXPECT_EQ(value_error([&] { init_device_mesh("cpu", {4}, {}, {.group = fake(0, 4)})["cp"]; }),
+  EXPECT_EQ(value_error([&] { init_device_mesh("cpu", {4}, {}, {.group = fake_group(0, 4)})["cp"]; }),
             "[axis] mesh 4 has no axis \"cp\"\n"
             "  fix: give the mesh names, or pass the axis' number");
   EXPECT_EQ(error_text<c10::IndexError>([&] { mesh.get_group(2); }),
@@ -117,7 +115,7 @@ TEST(MeshErrors, Axes) {
 }
 
 TEST(MeshErrors, RankOutside) {
-  const DeviceMesh mesh = init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, {.group = fake(4, 5)});
+  const DeviceMesh mesh = init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, {.group = fake_group(4, 5)});
   EXPECT_EQ(value_error([&] { mesh.get_group(0); }),
             "[get_group] rank 4 is not in mesh dp=2 tp=2\n"
             "  fix: ask contains_this_rank() first");
@@ -164,14 +162,14 @@ TEST(MeshErrors, Flatten) {
             "[flatten] \"flat\" is the name of another flattened mesh, of the ranks 0 2\n"
             "  fix: pass another name");
   EXPECT_EQ(value_error([&] {
-              init_device_mesh("cpu", {2, 2}, {}, {.group = fake(0, 4)}).flatten();
+              init_device_mesh("cpu", {2, 2}, {}, {.group = fake_group(0, 4)}).flatten();
             }),
             "[flatten] mesh 2x2 has no names\n"
             "  fix: name its axes where it is made: {\"dp\", \"tp\"}");
 }
 
 TEST(MeshErrors, Unflatten) {
-  const DeviceMesh mesh = init_device_mesh("cpu", {2, 2, 3}, {"a", "b", "c"}, {.group = fake(0, 12)});
+  const DeviceMesh mesh = init_device_mesh("cpu", {2, 2, 3}, {"a", "b", "c"}, {.group = fake_group(0, 12)});
   EXPECT_EQ(value_error([&] { mesh.unflatten(3, {2}, {"x"}); }),
             "[unflatten] axis 3 of mesh a=2 b=2 c=3\n"
             "  fix: pass an axis in 0..2");
@@ -200,9 +198,10 @@ TEST(MeshErrors, Unflatten) {
             }),
             "[unflatten] the name \"a\" is given to two axes\n"
             "  fix: name each axis differently");
-  EXPECT_EQ(value_error([&] { init_device_mesh("cpu", {4}, {}, {.group = fake(0, 4)}).unflatten(0, {4}, {"x"}); }),
-            "[unflatten] 1 sizes and 1 names for an axis of mesh 4\n"
-            "  fix: pass no names: the mesh has none");
+  EXPECT_EQ(
+      value_error([&] { init_device_mesh("cpu", {4}, {}, {.group = fake_group(0, 4)}).unflatten(0, {4}, {"x"}); }),
+      "[unflatten] 1 sizes and 1 names for an axis of mesh 4\n"
+      "  fix: pass no names: the mesh has none");
   EXPECT_EQ(value_error([&] {
               mesh.slice({"a", "c"}).flatten().unflatten(0, {3, 2}, {"x", "y"});
             }),
@@ -225,7 +224,7 @@ TEST(MeshErrors, Concatenate) {
             }),
             "[concatenate] the axes all=4 tp=2 overlap: some rank would stand at two places\n"
             "  fix: take axes that have nothing in common");
-  const DeviceMesh unnamed = init_device_mesh("cpu", {2, 2}, {}, {.group = fake(0, 4)});
+  const DeviceMesh unnamed = init_device_mesh("cpu", {2, 2}, {}, {.group = fake_group(0, 4)});
   EXPECT_EQ(value_error([&] {
               DeviceMesh::concatenate({unnamed, unnamed.flatten("all")});
             }),
@@ -243,20 +242,20 @@ TEST(MeshErrors, GivenGroups) {
   EXPECT_EQ(from({}, at::arange(4)),
             "[from_groups] 0 groups for the 1 axes of the mesh 4\n"
             "  fix: pass one group per axis");
-  EXPECT_EQ(from({fake(0, 2), {}}, at::arange(4).view({2, 2})),
+  EXPECT_EQ(from({fake_group(0, 2), {}}, at::arange(4).view({2, 2})),
             "[from_groups] group 1 is null\n"
             "  fix: pass one group per axis");
-  EXPECT_EQ(from({fake(0, 2), fake(0, 2)}, at::arange(6).view({2, 3})),
+  EXPECT_EQ(from({fake_group(0, 2), fake_group(0, 2)}, at::arange(6).view({2, 3})),
             "[from_groups] group 1 has 2 ranks, but axis 1 of the mesh 2x3 has 3\n"
             "  fix: pass the groups in the order of the axes");
   EXPECT_EQ(value_error([] {
-              DeviceMesh::from_groups({fake(0, 2), fake(1, 2)}, "cpu", at::arange(4).view({2, 2}), {})
+              DeviceMesh::from_groups({fake_group(0, 2), fake_group(1, 2)}, "cpu", at::arange(4).view({2, 2}), {})
                   .get_merged_group({0, 1});
             }),
             "[get_group] the mesh was made of given groups, none of which holds the ranks 0 1 2 3\n"
             "  fix: keep a ProcessGroupGuard of the group of all ranks alive where from_groups is called");
-  const ProcessGroupGuard guard(fake(2, 4));
-  EXPECT_EQ(from({fake(0, 2), fake(1, 2)}, at::arange(4).view({2, 2})),
+  const ProcessGroupGuard guard(fake_group(2, 4));
+  EXPECT_EQ(from({fake_group(0, 2), fake_group(1, 2)}, at::arange(4).view({2, 2})),
             "[from_groups] by its groups this is rank 1 of the mesh, but in the current group it is rank 2\n"
             "  fix: list the ranks of the current group in the order of the axes' groups");
 }

@@ -7,24 +7,23 @@
 #include <sstream>
 #include <thread>
 
+#include "tests/support/fake_group.h"
+
 namespace serried {
 namespace {
 
+using testing::fake_group;
 using Ranks = std::vector<int64_t>;
 using Names = std::vector<std::string>;
-
-Group fake(int rank, int world_size) {
-  return new_group("fake", {.rank = rank, .world_size = world_size});
-}
 
 DeviceMesh mesh_of(int rank, const Sizes& shape, const Names& names = {}) {
   int64_t size = 1;
   for (int64_t length : shape) size *= length;
-  return init_device_mesh("cpu", shape, names, {.group = fake(rank, int(size))});
+  return init_device_mesh("cpu", shape, names, {.group = fake_group(rank, int(size))});
 }
 
 TEST(Mesh, KnowsItsShapeAndThisRanksPlace) {
-  const Group group = fake(5, 6);
+  const Group group = fake_group(5, 6);
   const DeviceMesh mesh = init_device_mesh("cpu", {2, 3}, {"dp", "tp"}, {.group = group});
   EXPECT_EQ(mesh.ndim(), 2);
   EXPECT_EQ(mesh.size(), 6);
@@ -54,7 +53,7 @@ TEST(Mesh, HasOneText) {
 
 TEST(Mesh, TakesRanksInAnyOrderAndLeavesRanksOut) {
   const at::Tensor ranks = at::tensor({6, 2, 0, 4}, at::kLong).view({2, 2});
-  const DeviceMesh mesh("cuda", ranks.to(at::kInt), {"a", "b"}, {.group = fake(0, 8)});
+  const DeviceMesh mesh("cuda", ranks.to(at::kInt), {"a", "b"}, {.group = fake_group(0, 8)});
   EXPECT_TRUE(mesh.ranks().equal(ranks));
   EXPECT_EQ(mesh.get_coordinate(), (Ranks{1, 0}));
   EXPECT_EQ(mesh.device_type(), "cuda");
@@ -63,13 +62,13 @@ TEST(Mesh, TakesRanksInAnyOrderAndLeavesRanksOut) {
 }
 
 TEST(Mesh, OfTheCurrentGroup) {
-  const Group group = fake(1, 4);
+  const Group group = fake_group(1, 4);
   const ProcessGroupGuard guard(group);
   EXPECT_EQ(init_device_mesh("cpu", {4}).root_group(), group);
 }
 
 TEST(Mesh, ARankOutsideHasNoCoordinate) {
-  const DeviceMesh mesh = init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, {.group = fake(4, 5)});
+  const DeviceMesh mesh = init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, {.group = fake_group(4, 5)});
   EXPECT_FALSE(mesh.contains_this_rank());
   EXPECT_EQ(mesh.get_coordinate(), std::nullopt);
   EXPECT_EQ(mesh.get_rank(), 4);
@@ -106,7 +105,7 @@ TEST(Mesh, TheSameSubMeshHasTheSameId) {
 }
 
 TEST(Mesh, EqualContentOverOneGroupIsEqual) {
-  const Group group = fake(0, 4);
+  const Group group = fake_group(0, 4);
   const DeviceMesh a = init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, {.group = group});
   const DeviceMesh b = init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, {.group = group});
   EXPECT_EQ(a, b);
@@ -114,7 +113,7 @@ TEST(Mesh, EqualContentOverOneGroupIsEqual) {
   EXPECT_NE(a, init_device_mesh("cpu", {2, 2}, {"dp", "cp"}, {.group = group}));
   EXPECT_NE(a, init_device_mesh("cuda", {2, 2}, {"dp", "tp"}, {.group = group}));
   EXPECT_NE(a, init_device_mesh("cpu", {4}, {}, {.group = group}));
-  EXPECT_NE(a, init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, {.group = fake(0, 4)}));
+  EXPECT_NE(a, init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, {.group = fake_group(0, 4)}));
 }
 
 TEST(Mesh, ASubMeshKeepsItsRootAlive) {
@@ -183,12 +182,12 @@ TEST(Mesh, ConcatenateJoinsAxes) {
 }
 
 TEST(Mesh, OfGivenGroups) {
-  const Group world = fake(3, 4);
+  const Group world = fake_group(3, 4);
   const DeviceMesh line = DeviceMesh::from_group(world, "cpu", "x");
   EXPECT_EQ(line.to_string(), "mesh x=4");
   EXPECT_EQ(line.get_group(), world);
   EXPECT_EQ(DeviceMesh::from_group(world).to_string(), "mesh 4");
-  const std::vector<Group> groups = {fake(1, 2), fake(0, 3)};
+  const std::vector<Group> groups = {fake_group(1, 2), fake_group(0, 3)};
   const DeviceMesh grid = DeviceMesh::from_groups(groups, "cpu", at::arange(6).view({2, 3}), {"a", "b"});
   EXPECT_EQ(grid.get_rank(), 3);
   EXPECT_EQ(grid.get_coordinate(), (Ranks{1, 0}));
@@ -213,7 +212,7 @@ TEST(Mesh, GuardsNestAndAreThisThreads) {
 }
 
 TEST(Mesh, FourThousandRanksAreNoMatter) {
-  const DeviceMesh mesh = init_device_mesh("cpu", {16, 16, 16}, {"pp", "dp", "tp"}, {.group = fake(4095, 4096)});
+  const DeviceMesh mesh = init_device_mesh("cpu", {16, 16, 16}, {"pp", "dp", "tp"}, {.group = fake_group(4095, 4096)});
   EXPECT_EQ(mesh.size(), 4096);
   EXPECT_EQ(mesh.get_coordinate(), (Ranks{15, 15, 15}));
   EXPECT_EQ(mesh["dp"].rank_list().front(), 15 * 256 + 15);

@@ -5,6 +5,7 @@
 
 #include "serried/spmd/registry.h"
 #include "serried/spmd/rows.h"
+#include "tests/support/rule_calls.h"
 #include "tests/support/rule_verifier.h"
 #include "tests/support/sample_call.h"
 
@@ -15,39 +16,14 @@ using c10::IValue;
 using torch::jit::Stack;
 using Strings = std::vector<std::string>;
 
-c10::OperatorHandle handle(const std::string& name) {
-  const size_t dot = name.find('.');
-  const std::string overload = dot == std::string::npos ? "" : name.substr(dot + 1);
-  return c10::Dispatcher::singleton().findSchemaOrThrow(("aten::" + name.substr(0, dot)).c_str(), overload.c_str());
-}
-
-at::Tensor numbers(const Sizes& sizes) {
-  return at::randn(sizes, at::kDouble);
-}
-
-std::string rule_of(const std::string& op, const Stack& arguments) {
-  const SampleCall sample(handle(op).schema(), arguments);
-  const auto rule = spmd::find_rule(sample.call());
-  return rule ? std::string(rule->text) : "none";
-}
-
 Strings rows_of(const std::string& op, const Stack& arguments) {
-  const SampleCall sample(handle(op).schema(), arguments);
+  const SampleCall sample(aten_op(op).schema(), arguments);
   const spmd::Call call = sample.call();
   Strings result;
   for (const spmd::Row& row : spmd::rows(spmd::bind(spmd::find_rule(call).value(), call))) {
     result.push_back(spmd::to_string(row));
   }
   return result;
-}
-
-void expect_right(const std::string& op, const Stack& arguments) {
-  torch::manual_seed(3);
-  const SampleCall sample(handle(op).schema(), arguments);
-  const auto rule = spmd::find_rule(sample.call());
-  ASSERT_TRUE(rule) << op;
-  const Verdict verdict = verify_rule(handle(op), sample.arguments, *rule, {.max_pairs = 20});
-  for (const std::string& wrong : verdict.wrong) ADD_FAILURE() << wrong;
 }
 
 TEST(PointwiseRules, SumsArePartialTogether) {

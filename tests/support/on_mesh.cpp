@@ -61,4 +61,8 @@ at::Tensor full(const at::Tensor& t) {
   return is_dtensor(t) ? DTensor(t).full_tensor() : t;
 }
 
+at::Tensor iota(at::IntArrayRef sizes, at::ScalarType dtype) {
+  return at::arange(c10::multiply_integers(sizes)).to(dtype).reshape(sizes);
+}
+
 }  // namespace serried::testing

@@ -27,4 +27,7 @@ DTensor place(const at::Tensor& full, const DeviceMesh& mesh, const Placements& 
 /// The value of `t` on every rank; a plain tensor is itself.
 at::Tensor full(const at::Tensor& t);
 
+/// 0, 1, 2 and so on, in memory order.
+at::Tensor iota(at::IntArrayRef sizes, at::ScalarType dtype = at::kDouble);
+
 }  // namespace serried::testing

@@ -73,4 +73,10 @@ std::vector<at::Tensor> samples(at::IntArrayRef sizes, int world_size, at::Scala
   return all;
 }
 
+at::Tensor sum_of(const std::vector<at::Tensor>& xs) {
+  at::Tensor sum = xs[0].clone();
+  for (size_t i = 1; i < xs.size(); ++i) sum = sum + xs[i];
+  return sum;
+}
+
 }  // namespace serried::testing

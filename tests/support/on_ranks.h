@@ -48,4 +48,12 @@ at::Tensor sample(at::IntArrayRef sizes, int rank, at::ScalarType dtype = at::kF
 std::vector<at::Tensor> samples(at::IntArrayRef sizes, int world_size, at::ScalarType dtype = at::kFloat,
                                 int64_t salt = 0);
 
+/// The tensors added up, in their order; never one of them itself.
+at::Tensor sum_of(const std::vector<at::Tensor>& xs);
+
+/// What every backend is tried with.
+inline const std::vector<at::ScalarType> kAllDtypes = {at::kFloat,        at::kDouble,        at::kHalf, at::kBFloat16,
+                                                       at::kComplexFloat, at::kComplexDouble, at::kBool, at::kByte,
+                                                       at::kChar,         at::kShort,         at::kInt,  at::kLong};
+
 }  // namespace serried::testing

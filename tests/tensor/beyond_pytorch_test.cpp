@@ -56,28 +56,28 @@ void expect_right(const Program& program, const std::vector<Tensor>& inputs, boo
   }
 }
 
-Tensor numbers(at::IntArrayRef sizes) {
+Tensor wave(at::IntArrayRef sizes) {
   int64_t count = 1;
   for (int64_t size : sizes) count *= size;
   return (at::arange(count, at::kDouble) * 0.7).sin().view(sizes);
 }
 
 TEST(BeyondPyTorch, MeanLossesOnCutInputsHaveTheGradientsOfTheWhole) {
-  expect_right([](const auto& t) { return torch::mse_loss(t[0], t[1]); }, {numbers({5, 3}), numbers({5, 3}) * 2});
-  expect_right([](const auto& t) { return torch::l1_loss(t[0], t[1]); }, {numbers({5, 3}), numbers({5, 3}) * 2});
-  expect_right([](const auto& t) { return torch::smooth_l1_loss(t[0], t[1]); }, {numbers({5, 3}), numbers({5, 3}) * 2});
-  expect_right([](const auto& t) { return t[0].mean(); }, {numbers({5, 3})});
+  expect_right([](const auto& t) { return torch::mse_loss(t[0], t[1]); }, {wave({5, 3}), wave({5, 3}) * 2});
+  expect_right([](const auto& t) { return torch::l1_loss(t[0], t[1]); }, {wave({5, 3}), wave({5, 3}) * 2});
+  expect_right([](const auto& t) { return torch::smooth_l1_loss(t[0], t[1]); }, {wave({5, 3}), wave({5, 3}) * 2});
+  expect_right([](const auto& t) { return t[0].mean(); }, {wave({5, 3})});
 }
 
 TEST(BeyondPyTorch, MeanLossesWithAnEmptyPartAreNoNaN) {
-  expect_right([](const auto& t) { return torch::mse_loss(t[0], t[1]); }, {numbers({2, 3}), numbers({2, 3}) * 2});
-  expect_right([](const auto& t) { return t[0].mean(0); }, {numbers({1, 3})});
+  expect_right([](const auto& t) { return torch::mse_loss(t[0], t[1]); }, {wave({2, 3}), wave({2, 3}) * 2});
+  expect_right([](const auto& t) { return t[0].mean(0); }, {wave({1, 3})});
 }
 
 TEST(BeyondPyTorch, CrossEntropyMeanWithIgnoreIndexCountsTheWhole) {
   const Tensor target = at::tensor(std::vector<int64_t>{0, -100, 2, 1, -100});
   namespace F = torch::nn::functional;
-  expect_right([](const auto& t) { return F::cross_entropy(t[0], t[1]); }, {numbers({5, 3}), target});
+  expect_right([](const auto& t) { return F::cross_entropy(t[0], t[1]); }, {wave({5, 3}), target});
   // The weights of classes have no gradient, so they come from outside.
   const Tensor weight = at::tensor({0.2, 0.5, 1.5}, at::kDouble);
   expect_right(
@@ -85,12 +85,12 @@ TEST(BeyondPyTorch, CrossEntropyMeanWithIgnoreIndexCountsTheWhole) {
         const ImplicitReplication plain_weight;
         return F::cross_entropy(t[0], t[1], F::CrossEntropyFuncOptions().weight(weight));
       },
-      {numbers({5, 3}), target});
+      {wave({5, 3}), target});
 }
 
 TEST(BeyondPyTorch, GatheringAnUnevenlyNestedDimKeepsItsRows) {
   for (int64_t rows : {0, 1, 3, 5, 7}) {
-    const Tensor x = numbers({rows, 3});
+    const Tensor x = wave({rows, 3});
     on_mesh({2, 2}, [&](const DeviceMesh& mesh) {
       mesh.get_merged_group({0, 1});
       expect_equal(place(x, mesh, {Shard(0), Shard(0)}).full_tensor(), x);
@@ -99,11 +99,11 @@ TEST(BeyondPyTorch, GatheringAnUnevenlyNestedDimKeepsItsRows) {
 }
 
 TEST(BeyondPyTorch, ReductionsWithAnEmptyPartUseTheIdentity) {
-  expect_right([](const auto& t) { return t[0].amax(0); }, {numbers({2, 3})});
-  expect_right([](const auto& t) { return t[0].amin(); }, {numbers({2, 3})});
-  expect_right([](const auto& t) { return t[0].argmax(0); }, {numbers({2, 3})});
-  expect_right([](const auto& t) { return t[0].argmax(); }, {numbers({3, 2})});
-  expect_right([](const auto& t) { return t[0].prod(); }, {numbers({2, 3})});
+  expect_right([](const auto& t) { return t[0].amax(0); }, {wave({2, 3})});
+  expect_right([](const auto& t) { return t[0].amin(); }, {wave({2, 3})});
+  expect_right([](const auto& t) { return t[0].argmax(0); }, {wave({2, 3})});
+  expect_right([](const auto& t) { return t[0].argmax(); }, {wave({3, 2})});
+  expect_right([](const auto& t) { return t[0].prod(); }, {wave({2, 3})});
 }
 
 TEST(BeyondPyTorch, BatchNormOverACutBatchCountsEveryRow) {
@@ -112,41 +112,39 @@ TEST(BeyondPyTorch, BatchNormOverACutBatchCountsEveryRow) {
         [](const auto& t) {
           return at::batch_norm(t[0], t[1], t[2], {}, {}, /*training=*/true, 0.1, 1e-5, false).square();
         },
-        {numbers({rows, 3, 2}), numbers({3}), numbers({3})}, /*alike=*/false);
+        {wave({rows, 3, 2}), wave({3}), wave({3})}, /*alike=*/false);
   }
 }
 
 TEST(BeyondPyTorch, FourierTransformsWithAnEmptyPart) {
-  expect_right([](const auto& t) { return at::view_as_real(at::fft_fft(t[0], std::nullopt, 0)); }, {numbers({2, 3})});
-  expect_right([](const auto& t) { return at::fft_irfft(at::fft_rfft(t[0], std::nullopt, 1), 3, 1); },
-               {numbers({2, 3})});
+  expect_right([](const auto& t) { return at::view_as_real(at::fft_fft(t[0], std::nullopt, 0)); }, {wave({2, 3})});
+  expect_right([](const auto& t) { return at::fft_irfft(at::fft_rfft(t[0], std::nullopt, 1), 3, 1); }, {wave({2, 3})});
 }
 
 TEST(BeyondPyTorch, ViewsAndMatmulsOfUnevenParts) {
-  expect_right([](const auto& t) { return t[0].view({6, 5}); }, {numbers({3, 2, 5})});
-  expect_right([](const auto& t) { return t[0].reshape({15, 2}); }, {numbers({3, 2, 5})});
-  expect_right([](const auto& t) { return t[0].view({-1}).view({5, 6}); }, {numbers({3, 10})});
-  expect_right([](const auto& t) { return at::matmul(t[0], t[1]); }, {numbers({3, 2, 5}), numbers({5, 7})}, false);
-  expect_right([](const auto& t) { return at::linear(t[0], t[1], t[2]); },
-               {numbers({3, 2, 5}), numbers({7, 5}), numbers({7})}, false);
+  expect_right([](const auto& t) { return t[0].view({6, 5}); }, {wave({3, 2, 5})});
+  expect_right([](const auto& t) { return t[0].reshape({15, 2}); }, {wave({3, 2, 5})});
+  expect_right([](const auto& t) { return t[0].view({-1}).view({5, 6}); }, {wave({3, 10})});
+  expect_right([](const auto& t) { return at::matmul(t[0], t[1]); }, {wave({3, 2, 5}), wave({5, 7})}, false);
+  expect_right([](const auto& t) { return at::linear(t[0], t[1], t[2]); }, {wave({3, 2, 5}), wave({7, 5}), wave({7})},
+               false);
 }
 
 TEST(BeyondPyTorch, BackwardOfSelectScatterAndInfinityNorm) {
-  expect_right([](const auto& t) { return t[0].select(0, 1) * 3; }, {numbers({5, 3})});
-  expect_right([](const auto& t) { return t[0].norm(std::numeric_limits<double>::infinity()); }, {numbers({5, 3})});
+  expect_right([](const auto& t) { return t[0].select(0, 1) * 3; }, {wave({5, 3})});
+  expect_right([](const auto& t) { return t[0].norm(std::numeric_limits<double>::infinity()); }, {wave({5, 3})});
   const Tensor index = at::tensor(std::vector<int64_t>{0, 2, 1, 4, 0, 3}).view({2, 3});
   expect_right([](const auto& t) { return at::scatter(t[0], 0, t[1], t[2]) * 2; },
-               {numbers({5, 3}), at::tensor(std::vector<int64_t>{0, 2, 1, 4, 3, 0}).view({2, 3}), numbers({2, 3})},
-               false);
+               {wave({5, 3}), at::tensor(std::vector<int64_t>{0, 2, 1, 4, 3, 0}).view({2, 3}), wave({2, 3})}, false);
   expect_right([](const auto& t) { return at::scatter_add(t[0], 0, t[1], t[2]).square(); },
-               {numbers({5, 3}), index, numbers({2, 3})}, false);
+               {wave({5, 3}), index, wave({2, 3})}, false);
 }
 
 TEST(BeyondPyTorch, ItemOfAPendingSumIsTheSum) {
   for (const Sizes& shape : usual_meshes()) {
     on_mesh(shape, [&](const DeviceMesh& mesh) {
-      const DTensor x = place(numbers({5, 3}), mesh, Placements(shape.size(), Shard(0)));
-      EXPECT_NEAR(x.sum().item<double>(), numbers({5, 3}).sum().item<double>(), 1e-12);
+      const DTensor x = place(wave({5, 3}), mesh, Placements(shape.size(), Shard(0)));
+      EXPECT_NEAR(x.sum().item<double>(), wave({5, 3}).sum().item<double>(), 1e-12);
     });
   }
 }
@@ -162,12 +160,12 @@ TEST(BeyondPyTorch, LeavingAnInnerScopeKeepsTheOuterOne) {
 }
 
 TEST(BeyondPyTorch, UnflattenOfAnEmptyTensor) {
-  expect_right([](const auto& t) { return t[0].unflatten(0, {0, 3}); }, {numbers({0, 2})});
-  expect_right([](const auto& t) { return t[0].view({2, 0, 4}); }, {numbers({0, 8})});
+  expect_right([](const auto& t) { return t[0].unflatten(0, {0, 3}); }, {wave({0, 2})});
+  expect_right([](const auto& t) { return t[0].view({2, 0, 4}); }, {wave({0, 8})});
 }
 
 TEST(BeyondPyTorch, UnbindAlongACutDim) {
-  expect_right([](const auto& t) { return t[0].unbind(0)[1]; }, {numbers({3, 2})});
+  expect_right([](const auto& t) { return t[0].unbind(0)[1]; }, {wave({3, 2})});
 }
 
 }  // namespace

@@ -15,12 +15,9 @@ using testing::all_placements;
 using testing::error_text;
 using testing::expect_equal;
 using ::testing::HasSubstr;
+using testing::iota;
 using testing::on_mesh;
 using testing::usual_meshes;
-
-at::Tensor iota(at::IntArrayRef sizes) {
-  return at::arange(c10::multiply_integers(sizes), at::kDouble).reshape(sizes);
-}
 
 TEST(DistributeTensor, TheFirstRanksValuesCount) {
   for (const Sizes& shape : usual_meshes()) {

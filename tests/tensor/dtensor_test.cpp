@@ -16,12 +16,9 @@ using testing::all_placements;
 using testing::error_text;
 using testing::expect_equal;
 using ::testing::HasSubstr;
+using testing::iota;
 using testing::on_mesh;
 using testing::usual_meshes;
-
-at::Tensor iota(at::IntArrayRef sizes, at::ScalarType dtype = at::kDouble) {
-  return at::arange(c10::multiply_integers(sizes)).to(dtype).reshape(sizes);
-}
 
 TEST(DTensor, FromLocalMultipliesThisRanksSizes) {
   on_mesh({2, 2}, [](const DeviceMesh& mesh) {

@@ -17,11 +17,8 @@ using testing::error_text;
 using testing::expect_close;
 using testing::expect_equal;
 using ::testing::HasSubstr;
+using testing::iota;
 using testing::on_mesh;
-
-at::Tensor iota(at::IntArrayRef sizes) {
-  return at::arange(c10::multiply_integers(sizes), at::kDouble).reshape(sizes);
-}
 
 TEST(LocalMap, MapsThePartsAndKeepsUnevenSizesExact) {
   for (int64_t rows : {1, 5, 8}) {

@@ -16,13 +16,13 @@ namespace {
 
 using ::testing::HasSubstr;
 
-at::Tensor numbers(at::IntArrayRef sizes) {
+at::Tensor quarters(at::IntArrayRef sizes) {
   return at::arange(c10::multiply_integers(sizes), at::kFloat).view(sizes).sub(5).div(4);
 }
 
 TEST(Dispatch, PlansAreMadeOnceAndFoundAgain) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
-    const DTensor a = place(numbers({5, 4}), mesh, {Shard(0)});
+    const DTensor a = place(quarters({5, 4}), mesh, {Shard(0)});
     clear_dispatch_cache();
     reset_dispatch_stats();
     for (int i = 0; i < 3; ++i) at::exp(a);
@@ -41,7 +41,7 @@ TEST(Dispatch, PlansAreMadeOnceAndFoundAgain) {
 
 TEST(Dispatch, AThreadHasItsOwnPlans) {
   on_mesh({1}, [](const DeviceMesh& mesh) {
-    const DTensor a = place(numbers({4}), mesh, {Shard(0)});
+    const DTensor a = place(quarters({4}), mesh, {Shard(0)});
     at::exp(a);
     std::thread([&] { EXPECT_EQ(dispatch_stats().hits + dispatch_stats().misses, 0); }).join();
   });
@@ -49,8 +49,8 @@ TEST(Dispatch, AThreadHasItsOwnPlans) {
 
 TEST(Dispatch, APlainTensorBesideADTensorIsNamed) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
-    const DTensor a = place(numbers({4, 3}), mesh, {Shard(0)});
-    const at::Tensor plain = numbers({4, 3});
+    const DTensor a = place(quarters({4, 3}), mesh, {Shard(0)});
+    const at::Tensor plain = quarters({4, 3});
     EXPECT_THAT(error_text<c10::TypeError>([&] { at::add(a, plain); }),
                 HasSubstr("[aten::add.Tensor] argument 1 \"other\" is a plain tensor of sizes [4,3] beside a DTensor "
                           "f32[4,3] S0 on mesh 2\n  fix: wrap it: distribute_tensor(other, mesh, {Replicate(), ...})"));
@@ -65,8 +65,8 @@ TEST(Dispatch, TensorsOfTwoMeshesAreNamed) {
   run_ranks(2, [](const Group& group) {
     const DeviceMesh one = init_device_mesh("cpu", {2}, {"x"}, {.group = group});
     const DeviceMesh other = init_device_mesh("cpu", {2}, {"y"}, {.group = group});
-    const DTensor a = place(numbers({4}), one, {Shard(0)});
-    const DTensor b = place(numbers({4}), other, {Shard(0)});
+    const DTensor a = place(quarters({4}), one, {Shard(0)});
+    const DTensor b = place(quarters({4}), other, {Shard(0)});
     EXPECT_THAT(error_text<c10::ValueError>([&] { at::add(a, b); }),
                 HasSubstr("[aten::add.Tensor] argument 1 \"other\" is on mesh y=2 and another on mesh x=2\n"
                           "  fix: bring both to one mesh: x.redistribute(mesh, placements)"));
@@ -74,8 +74,8 @@ TEST(Dispatch, TensorsOfTwoMeshesAreNamed) {
 }
 
 TEST(Dispatch, InPlaceOpsKeepPlacementAndIdentity) {
-  const at::Tensor a = numbers({5, 3});
-  const at::Tensor b = numbers({5, 3}).flip(0);
+  const at::Tensor a = quarters({5, 3});
+  const at::Tensor b = quarters({5, 3}).flip(0);
   for (const Sizes& shape : usual_meshes()) {
     on_mesh(shape, [&](const DeviceMesh& mesh) {
       for (const Placements& left : all_placements(2, shape.size(), true)) {
@@ -93,8 +93,8 @@ TEST(Dispatch, InPlaceOpsKeepPlacementAndIdentity) {
 
 TEST(Dispatch, OutTensorsTakeValueAndPlacement) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
-    const at::Tensor a = numbers({5, 4});
-    const at::Tensor b = numbers({4, 3});
+    const at::Tensor a = quarters({5, 4});
+    const at::Tensor b = quarters({4, 3});
     for (const Placements& given : all_placements(2, 1, false)) {
       at::Tensor out = place(at::zeros({5, 3}), mesh, given);
       at::mm_out(out, place(a, mesh, {Shard(0)}), place(b, mesh, {Replicate()}));
@@ -110,15 +110,15 @@ TEST(Dispatch, OutTensorsTakeValueAndPlacement) {
 TEST(Dispatch, AnOutTensorOfAnotherSizeGetsTheNewOneOnEveryRank) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     at::Tensor out = place(at::zeros({5}), mesh, {Shard(0)});  // as large as the result on rank 0, smaller on rank 1
-    at::exp_out(out, place(numbers({6}), mesh, {Shard(0)}));
+    at::exp_out(out, place(quarters({6}), mesh, {Shard(0)}));
     EXPECT_EQ(out.sizes(), at::IntArrayRef({6}));
-    expect_close(full(out), numbers({6}).exp());
+    expect_close(full(out), quarters({6}).exp());
   });
 }
 
 TEST(Dispatch, PlainAndDistributedDoNotMixInOut) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
-    const DTensor a = place(numbers({4}), mesh, {Shard(0)});
+    const DTensor a = place(quarters({4}), mesh, {Shard(0)});
     at::Tensor plain = at::zeros({4});
     at::Tensor out = place(plain, mesh, {Shard(0)});
     EXPECT_THAT(error_text<c10::TypeError>([&] { at::exp_out(plain, a); }),
@@ -137,7 +137,7 @@ TEST(Dispatch, EveryPlanIsLoggedWhereAsked) {
   ::testing::internal::CaptureStderr();
   log::set_topics("plan");
   on_mesh({1}, [](const DeviceMesh& mesh) {
-    at::mm(place(numbers({2, 2}), mesh, {Shard(0)}), place(numbers({2, 2}), mesh, {Replicate()}));
+    at::mm(place(quarters({2, 2}), mesh, {Shard(0)}), place(quarters({2, 2}), mesh, {Replicate()}));
   });
   log::set_topics("");
   EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("aten::mm: mk, kn -> mn; S0 => S0, R => R"));
@@ -145,8 +145,8 @@ TEST(Dispatch, EveryPlanIsLoggedWhereAsked) {
 
 TEST(ExplicitRedistribution, ForbidsWhatAnOpWouldMoveByItself) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
-    const DTensor a = place(numbers({4, 6}), mesh, {Shard(1)});
-    const DTensor b = place(numbers({6, 2}), mesh, {Replicate()});
+    const DTensor a = place(quarters({4, 6}), mesh, {Shard(1)});
+    const DTensor b = place(quarters({6, 2}), mesh, {Replicate()});
     const ExplicitRedistribution forbidden;
     EXPECT_THAT(
         error_text<c10::ValueError>([&] { at::softmax(a, 1); }),
@@ -167,9 +167,9 @@ TEST(ExplicitRedistribution, WarnsOrLogsInstead) {
   ::testing::internal::CaptureStderr();
   log::set_topics("plan");
   on_mesh({2}, [](const DeviceMesh& mesh) {
-    const DTensor a = place(numbers({3, columns}), mesh, {Shard(1)});
+    const DTensor a = place(quarters({3, columns}), mesh, {Shard(1)});
     const ExplicitRedistribution warned({.mode = HiddenCommunication::warn});
-    expect_close(full(at::softmax(a, 1)), at::softmax(numbers({3, columns}), 1));
+    expect_close(full(at::softmax(a, 1)), at::softmax(quarters({3, columns}), 1));
     const ExplicitRedistribution logged({.mode = HiddenCommunication::log});
     at::log_softmax(a, 1);
   });

@@ -13,10 +13,10 @@ namespace serried::testing {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
-using Op = std::function<Tensors(const Tensors&)>;
+using ListOp = std::function<Tensors(const Tensors&)>;
 using at::indexing::Slice;
 
-at::Tensor numbers(at::IntArrayRef sizes, double shift = 0) {
+at::Tensor scattered(at::IntArrayRef sizes, double shift = 0) {
   const at::Tensor place = at::arange(c10::multiply_integers(sizes), at::kDouble);
   return (place * 37 % 23).view(sizes) / 7 - 1.5 + shift;
 }
@@ -41,7 +41,7 @@ std::vector<std::vector<Placements>> combinations(const Tensors& inputs, size_t 
   return all;
 }
 
-void expect_as_whole(const Tensors& inputs, const Op& op,
+void expect_as_whole(const Tensors& inputs, const ListOp& op,
                      const std::source_location& at = std::source_location::current()) {
   const Tensors expected = op(inputs);
   const std::string where = "line " + std::to_string(at.line());
@@ -66,7 +66,7 @@ void expect_as_whole(const Tensors& inputs, const Op& op,
 }
 
 // Gradients of a weighed sum of all results, with respect to all inputs that can have one.
-Tensors gradients(const Tensors& inputs, const Op& op) {
+Tensors gradients(const Tensors& inputs, const ListOp& op) {
   Tensors leaves;
   Tensors wanted;
   for (const at::Tensor& input : inputs) {
@@ -81,14 +81,14 @@ Tensors gradients(const Tensors& inputs, const Op& op) {
   return torch::autograd::grad({loss}, wanted);
 }
 
-void expect_gradients(const Tensors& inputs, const Op& op,
+void expect_gradients(const Tensors& inputs, const ListOp& op,
                       const std::source_location& at = std::source_location::current()) {
   expect_as_whole(
       inputs, [&](const Tensors& x) { return gradients(x, op); }, at);
 }
 
 // The placement that a result has on a mesh of two ranks.
-std::string result_of(const Tensors& inputs, const std::vector<const char*>& placements, const Op& op) {
+std::string result_of(const Tensors& inputs, const std::vector<const char*>& placements, const ListOp& op) {
   std::string text;
   on_mesh({2}, [&](const DeviceMesh& mesh) {
     Tensors placed;
@@ -103,29 +103,29 @@ std::string result_of(const Tensors& inputs, const std::vector<const char*>& pla
 }
 
 const at::Tensor& a53() {
-  static const at::Tensor x = numbers({5, 3});
+  static const at::Tensor x = scattered({5, 3});
   return x;
 }
 
 TEST(Families, PointwiseOps) {
-  expect_as_whole({a53(), numbers({3}, 1)}, [](const Tensors& x) { return Tensors{x[0] + x[1]}; });
-  expect_as_whole({a53(), numbers({5, 1}, 1)}, [](const Tensors& x) { return Tensors{x[0] * x[1]}; });
-  expect_as_whole({a53(), numbers({3}, 9)}, [](const Tensors& x) { return Tensors{x[0] / x[1]}; });
+  expect_as_whole({a53(), scattered({3}, 1)}, [](const Tensors& x) { return Tensors{x[0] + x[1]}; });
+  expect_as_whole({a53(), scattered({5, 1}, 1)}, [](const Tensors& x) { return Tensors{x[0] * x[1]}; });
+  expect_as_whole({a53(), scattered({3}, 9)}, [](const Tensors& x) { return Tensors{x[0] / x[1]}; });
   expect_as_whole({a53()}, [](const Tensors& x) {
     return Tensors{at::gelu(x[0]), at::exp(x[0]), at::clamp(x[0], -1, 1), -x[0], x[0] - 1};
   });
-  expect_as_whole({a53(), numbers({5, 3}, 2)}, [](const Tensors& x) {
+  expect_as_whole({a53(), scattered({5, 3}, 2)}, [](const Tensors& x) {
     return Tensors{at::maximum(x[0], x[1]), at::where(x[0] > 0, x[0], x[1])};
   });
-  expect_as_whole({a53(), numbers({3}), numbers({5, 1})},
+  expect_as_whole({a53(), scattered({3}), scattered({5, 1})},
                   [](const Tensors& x) { return Tensors{at::addcmul(x[0], x[1], x[2])}; });
-  expect_as_whole({a53(), numbers({5, 3}, 4)}, [](const Tensors& x) {
+  expect_as_whole({a53(), scattered({5, 3}, 4)}, [](const Tensors& x) {
     return Tensors{at::special_xlog1py(x[0], x[1]), at::lerp(x[0], x[1], 0.3)};
   });
 }
 
 TEST(Families, SumsTravelThroughWhatIsLinear) {
-  const at::Tensor a = numbers({4, 4});
+  const at::Tensor a = scattered({4, 4});
   const auto of = [&](const std::vector<const char*>& placements, auto&& op) {
     return result_of(Tensors(placements.size(), a), placements, [&](const Tensors& x) { return Tensors{op(x)}; });
   };
@@ -159,28 +159,29 @@ TEST(Families, NewTensorsLikeOthers) {
 }
 
 TEST(Families, MatrixProducts) {
-  expect_as_whole({a53(), numbers({3, 7})}, [](const Tensors& x) { return Tensors{x[0].mm(x[1])}; });
-  expect_as_whole({numbers({7}), a53(), numbers({3, 7})},
+  expect_as_whole({a53(), scattered({3, 7})}, [](const Tensors& x) { return Tensors{x[0].mm(x[1])}; });
+  expect_as_whole({scattered({7}), a53(), scattered({3, 7})},
                   [](const Tensors& x) { return Tensors{at::addmm(x[0], x[1], x[2])}; });
-  expect_as_whole({numbers({2, 5, 3}), numbers({2, 3, 4})}, [](const Tensors& x) { return Tensors{x[0].bmm(x[1])}; });
-  expect_as_whole({a53(), numbers({3})}, [](const Tensors& x) {
+  expect_as_whole({scattered({2, 5, 3}), scattered({2, 3, 4})},
+                  [](const Tensors& x) { return Tensors{x[0].bmm(x[1])}; });
+  expect_as_whole({a53(), scattered({3})}, [](const Tensors& x) {
     return Tensors{x[0].mv(x[1]), at::outer(x[1], x[1]), x[1].dot(x[1])};
   });
-  expect_as_whole({numbers({2, 5, 3}), numbers({4, 3}), numbers({4})},
+  expect_as_whole({scattered({2, 5, 3}), scattered({4, 3}), scattered({4})},
                   [](const Tensors& x) { return Tensors{at::linear(x[0], x[1], x[2])}; });
-  expect_as_whole({numbers({2, 5, 3}), numbers({3, 4})}, [](const Tensors& x) {
+  expect_as_whole({scattered({2, 5, 3}), scattered({3, 4})}, [](const Tensors& x) {
     return Tensors{at::matmul(x[0], x[1]), at::einsum("abc,cd->dab", {x[0], x[1]})};
   });
 }
 
 TEST(Families, ProductsOverACutDimAreSums) {
-  const Tensors square = {numbers({4, 4}), numbers({4, 4})};
-  const Op mm = [](const Tensors& x) { return Tensors{x[0].mm(x[1])}; };
+  const Tensors square = {scattered({4, 4}), scattered({4, 4})};
+  const ListOp mm = [](const Tensors& x) { return Tensors{x[0].mm(x[1])}; };
   EXPECT_EQ(result_of(square, {"S0", "R"}, mm), "S0");
   EXPECT_EQ(result_of(square, {"R", "S1"}, mm), "S1");
   EXPECT_EQ(result_of(square, {"S1", "S0"}, mm), "P");
   EXPECT_EQ(result_of(square, {"P", "R"}, mm), "P");
-  EXPECT_EQ(result_of({numbers({4})}, {"S0"}, [](const Tensors& x) { return Tensors{x[0].dot(x[0])}; }), "P");
+  EXPECT_EQ(result_of({scattered({4})}, {"S0"}, [](const Tensors& x) { return Tensors{x[0].dot(x[0])}; }), "P");
 }
 
 TEST(Families, Reductions) {
@@ -219,28 +220,28 @@ TEST(Families, ReductionsOverACutDimArePending) {
 
 TEST(Families, SoftmaxesAndNorms) {
   expect_as_whole({a53()}, [](const Tensors& x) { return Tensors{at::softmax(x[0], 0), at::log_softmax(x[0], 1)}; });
-  expect_as_whole({numbers({2, 5, 4}), numbers({4}), numbers({4})},
+  expect_as_whole({scattered({2, 5, 4}), scattered({4}), scattered({4})},
                   [](const Tensors& x) { return Tensors{at::layer_norm(x[0], {4}, x[1], x[2])}; });
-  expect_as_whole({numbers({2, 5, 4}), numbers({4})},
+  expect_as_whole({scattered({2, 5, 4}), scattered({4})},
                   [](const Tensors& x) { return Tensors{at::rms_norm(x[0], {4}, x[1])}; });
-  expect_as_whole({numbers({3, 4, 2}), numbers({4}), numbers({4})},
+  expect_as_whole({scattered({3, 4, 2}), scattered({4}), scattered({4})},
                   [](const Tensors& x) { return Tensors{at::group_norm(x[0], 2, x[1], x[2])}; });
-  expect_as_whole({numbers({3, 4, 2}), numbers({4}), numbers({4})}, [](const Tensors& x) {
+  expect_as_whole({scattered({3, 4, 2}), scattered({4}), scattered({4})}, [](const Tensors& x) {
     return Tensors{at::batch_norm(x[0], x[1], x[2], {}, {}, true, 0.1, 1e-5, false)};
   });
 }
 
 TEST(Families, PoolsResizesAndConvolutions) {
-  const Tensors image = {numbers({2, 3, 6, 5})};
+  const Tensors image = {scattered({2, 3, 6, 5})};
   expect_as_whole(image, [](const Tensors& x) {
     return Tensors{at::avg_pool2d(x[0], {2, 2}), at::max_pool2d(x[0], {2, 2}), at::adaptive_avg_pool2d(x[0], {2, 2})};
   });
   expect_as_whole(image, [](const Tensors& x) {
     return Tensors{at::upsample_nearest2d(x[0], {7, 8}), at::upsample_bilinear2d(x[0], {7, 8}, false)};
   });
-  expect_as_whole({numbers({2, 3, 6}), numbers({4, 3, 3}), numbers({4})},
+  expect_as_whole({scattered({2, 3, 6}), scattered({4, 3, 3}), scattered({4})},
                   [](const Tensors& x) { return Tensors{at::conv1d(x[0], x[1], x[2], 1, 1)}; });
-  expect_as_whole({numbers({2, 3, 6, 5}), numbers({2, 4, 4, 2}) / 4},
+  expect_as_whole({scattered({2, 3, 6, 5}), scattered({2, 4, 4, 2}) / 4},
                   [](const Tensors& x) { return Tensors{at::grid_sampler(x[0], x[1], 0, 0, false)}; });
 }
 
@@ -249,35 +250,35 @@ TEST(Families, SortsAndHistograms) {
     return Tensors{std::get<0>(x[0].sort(0)), std::get<1>(x[0].sort(1)), std::get<0>(x[0].topk(2, 0))};
   });
   expect_as_whole({a53()}, [](const Tensors& x) { return Tensors{at::histc(x[0], 4, -1, 1)}; });
-  expect_as_whole({a53(), std::get<0>(numbers({4}, 0.04).sort())}, [](const Tensors& x) {
+  expect_as_whole({a53(), std::get<0>(scattered({4}, 0.04).sort())}, [](const Tensors& x) {
     return Tensors{at::bucketize(x[0], x[1]), at::searchsorted(x[1], x[0])};
   });
 }
 
 TEST(Families, LinearAlgebra) {
-  const at::Tensor spd = at::eye(3, at::kDouble) * 4 + numbers({2, 3, 3}).bmm(numbers({2, 3, 3}).transpose(1, 2));
+  const at::Tensor spd = at::eye(3, at::kDouble) * 4 + scattered({2, 3, 3}).bmm(scattered({2, 3, 3}).transpose(1, 2));
   expect_as_whole({spd}, [](const Tensors& x) {
     return Tensors{std::get<0>(at::linalg_cholesky_ex(x[0])), std::get<0>(at::linalg_inv_ex(x[0])),
                    at::linalg_det(x[0]), at::linalg_eigvalsh(x[0])};
   });
-  expect_as_whole({spd, numbers({2, 3, 4})},
+  expect_as_whole({spd, scattered({2, 3, 4})},
                   [](const Tensors& x) { return Tensors{std::get<0>(at::linalg_solve_ex(x[0], x[1]))}; });
   expect_as_whole({a53()}, [](const Tensors& x) {
     return Tensors{std::get<1>(at::linalg_svd(x[0])), x[0].tril(), x[0].triu(1), at::diag(x[0])};
   });
-  expect_as_whole({a53(), numbers({5, 3}, 1)},
+  expect_as_whole({a53(), scattered({5, 3}, 1)},
                   [](const Tensors& x) { return Tensors{at::linalg_cross(x[0], x[1], 1)}; });
 }
 
 TEST(Families, Views) {
-  const Tensors block = {numbers({4, 3, 6})};
+  const Tensors block = {scattered({4, 3, 6})};
   expect_as_whole(block, [](const Tensors& x) {
     return Tensors{x[0].view({12, 6}), x[0].view({4, 18}), x[0].view({2, 2, 3, 6}), x[0].reshape({-1})};
   });
   expect_as_whole(block, [](const Tensors& x) {
     return Tensors{x[0].permute({2, 0, 1}), x[0].transpose(0, 1), x[0].flatten(1), x[0].movedim(0, 2)};
   });
-  expect_as_whole({numbers({4, 1, 6})}, [](const Tensors& x) {
+  expect_as_whole({scattered({4, 1, 6})}, [](const Tensors& x) {
     return Tensors{x[0].squeeze(), x[0].squeeze(1), x[0].unsqueeze(0), x[0].expand({4, 5, 6})};
   });
   expect_as_whole({a53()}, [](const Tensors& x) {
@@ -293,17 +294,17 @@ TEST(Families, SlicesAndPieces) {
   expect_as_whole({a53()}, [](const Tensors& x) {
     return Tensors{x[0].unbind(0)[1], x[0].split(2, 0)[2], x[0].chunk(2, 1)[0], x[0].narrow(0, 1, 2)};
   });
-  expect_as_whole({a53(), numbers({2, 3})}, [](const Tensors& x) {
+  expect_as_whole({a53(), scattered({2, 3})}, [](const Tensors& x) {
     return Tensors{at::cat({x[0], x[1]}), at::cat({x[1], x[0], x[1]})};
   });
-  expect_as_whole({a53(), numbers({5, 3}, 2)}, [](const Tensors& x) {
+  expect_as_whole({a53(), scattered({5, 3}, 2)}, [](const Tensors& x) {
     return Tensors{at::stack({x[0], x[1]}), at::stack({x[0], x[1]}, 2), at::cat({x[0], x[1]}, 1)};
   });
   expect_as_whole({a53()}, [](const Tensors& x) {
     return Tensors{x[0].roll(1, 0), x[0].flip({1}), at::constant_pad_nd(x[0], {1, 2}, 0),
                    at::constant_pad_nd(x[0], {1, 2}, 3)};
   });
-  expect_as_whole({a53(), numbers({3})}, [](const Tensors& x) {
+  expect_as_whole({a53(), scattered({3})}, [](const Tensors& x) {
     return Tensors{at::select_scatter(x[0], x[1], 0, 2), at::slice_scatter(x[0], x[0].slice(0, 0, 2), 0, 3, 5)};
   });
   expect_as_whole({a53()}, [](const Tensors& x) {
@@ -312,17 +313,17 @@ TEST(Families, SlicesAndPieces) {
 }
 
 TEST(Families, Lookups) {
-  expect_as_whole({numbers({7, 4}), indices({2, 5}, 7)},
+  expect_as_whole({scattered({7, 4}), indices({2, 5}, 7)},
                   [](const Tensors& x) { return Tensors{at::embedding(x[0], x[1])}; });
   expect_as_whole({a53(), indices({4}, 5)}, [](const Tensors& x) {
     return Tensors{x[0].index_select(0, x[1]), x[0].index({x[1]})};
   });
   expect_as_whole({a53(), indices({5, 2}, 3)}, [](const Tensors& x) { return Tensors{x[0].gather(1, x[1])}; });
-  expect_as_whole({a53(), indices({2, 3}, 5), numbers({2, 3})},
+  expect_as_whole({a53(), indices({2, 3}, 5), scattered({2, 3})},
                   [](const Tensors& x) { return Tensors{x[0].scatter_add(0, x[1], x[2])}; });
-  expect_as_whole({a53(), indices({1, 3}, 5), numbers({1, 3})},
+  expect_as_whole({a53(), indices({1, 3}, 5), scattered({1, 3})},
                   [](const Tensors& x) { return Tensors{x[0].scatter(0, x[1], x[2])}; });
-  expect_as_whole({a53(), indices({2}, 5), numbers({2, 3})}, [](const Tensors& x) {
+  expect_as_whole({a53(), indices({2}, 5), scattered({2, 3})}, [](const Tensors& x) {
     return Tensors{x[0].index_add(0, x[1], x[2]), x[0].index_put({x[1]}, x[2]), x[0].index_fill(0, x[1], 2),
                    x[0].index_copy(0, x[1], x[2])};
   });
@@ -336,7 +337,7 @@ TEST(Families, ResultsWhoseSizeDependsOnData) {
 }
 
 TEST(Families, Attention) {
-  const at::Tensor query = numbers({2, 2, 5, 4}), key = numbers({2, 2, 3, 4}, 1);
+  const at::Tensor query = scattered({2, 2, 5, 4}), key = scattered({2, 2, 3, 4}, 1);
   expect_as_whole({query, key, key},
                   [](const Tensors& x) { return Tensors{at::scaled_dot_product_attention(x[0], x[1], x[2])}; });
   expect_as_whole({query, query, query}, [](const Tensors& x) {
@@ -345,7 +346,7 @@ TEST(Families, Attention) {
 }
 
 TEST(Families, ListsOfTensors) {
-  expect_as_whole({a53(), numbers({4})}, [](const Tensors& x) {
+  expect_as_whole({a53(), scattered({4})}, [](const Tensors& x) {
     return Tensors{at::_foreach_mul(at::TensorList({x[0], x[1]}), 3)[1],
                    at::_foreach_add(at::TensorList({x[0], x[1]}), at::TensorList({x[0], x[1]}))[0],
                    at::_foreach_norm({x[0], x[1]})[0], at::_foreach_max({x[0], x[1]})[1]};
@@ -353,7 +354,7 @@ TEST(Families, ListsOfTensors) {
 }
 
 TEST(FamilyGradients, PointwiseOps) {
-  expect_gradients({a53(), numbers({3}, 9)}, [](const Tensors& x) {
+  expect_gradients({a53(), scattered({3}, 9)}, [](const Tensors& x) {
     return Tensors{x[0] + x[1], x[0] * x[1], x[0] / x[1], at::maximum(x[0], x[1]), at::where(x[0] > 0, x[0], x[1])};
   });
   expect_gradients({a53()}, [](const Tensors& x) {
@@ -362,10 +363,10 @@ TEST(FamilyGradients, PointwiseOps) {
 }
 
 TEST(FamilyGradients, MatrixProducts) {
-  expect_gradients({numbers({7}), a53(), numbers({3, 7})}, [](const Tensors& x) {
+  expect_gradients({scattered({7}), a53(), scattered({3, 7})}, [](const Tensors& x) {
     return Tensors{at::addmm(x[0], x[1], x[2]), x[1].mm(x[2])};
   });
-  expect_gradients({numbers({2, 5, 3}), numbers({4, 3}), numbers({4})}, [](const Tensors& x) {
+  expect_gradients({scattered({2, 5, 3}), scattered({4, 3}), scattered({4})}, [](const Tensors& x) {
     return Tensors{at::linear(x[0], x[1], x[2]), at::einsum("abc,dc->dab", {x[0], x[1]})};
   });
 }
@@ -391,28 +392,28 @@ TEST(FamilyGradients, WhatAutogradWritesIntoZerosOfItsOwn) {
 
 TEST(FamilyGradients, SoftmaxesAndNorms) {
   expect_gradients({a53()}, [](const Tensors& x) { return Tensors{at::softmax(x[0], 0), at::log_softmax(x[0], 1)}; });
-  expect_gradients({numbers({2, 5, 4}), numbers({4}), numbers({4})}, [](const Tensors& x) {
+  expect_gradients({scattered({2, 5, 4}), scattered({4}), scattered({4})}, [](const Tensors& x) {
     return Tensors{at::layer_norm(x[0], {4}, x[1], x[2]), at::rms_norm(x[0], {4}, x[1])};
   });
-  expect_gradients({numbers({3, 4, 2}), numbers({4}), numbers({4})},
+  expect_gradients({scattered({3, 4, 2}), scattered({4}), scattered({4})},
                    [](const Tensors& x) { return Tensors{at::group_norm(x[0], 2, x[1], x[2])}; });
 }
 
 TEST(FamilyGradients, ViewsAndPieces) {
-  expect_gradients({numbers({4, 3, 6})}, [](const Tensors& x) {
+  expect_gradients({scattered({4, 3, 6})}, [](const Tensors& x) {
     return Tensors{x[0].view({12, 6}), x[0].permute({2, 0, 1}), x[0].flatten(1),
                    x[0].unsqueeze(1).expand({4, 2, 3, 6})};
   });
-  expect_gradients({a53(), numbers({2, 3})}, [](const Tensors& x) {
+  expect_gradients({a53(), scattered({2, 3})}, [](const Tensors& x) {
     return Tensors{at::cat({x[0], x[1]}), x[0].slice(0, 1, 4), x[0].select(1, 0), x[0].roll(1, 0), x[0].tril()};
   });
-  expect_gradients({a53(), numbers({5, 3}, 2)}, [](const Tensors& x) {
+  expect_gradients({a53(), scattered({5, 3}, 2)}, [](const Tensors& x) {
     return Tensors{at::stack({x[0], x[1]}, 1), x[0].split(2)[1], x[1].unbind(0)[3]};
   });
 }
 
 TEST(FamilyGradients, Lookups) {
-  expect_gradients({numbers({7, 4}), indices({2, 5}, 7)},
+  expect_gradients({scattered({7, 4}), indices({2, 5}, 7)},
                    [](const Tensors& x) { return Tensors{at::embedding(x[0], x[1])}; });
   expect_gradients({a53(), indices({4}, 5)}, [](const Tensors& x) {
     return Tensors{x[0].index_select(0, x[1]), x[0].index({x[1]})};
@@ -421,17 +422,17 @@ TEST(FamilyGradients, Lookups) {
 }
 
 TEST(FamilyGradients, ImagesAndAttention) {
-  expect_gradients({numbers({2, 3, 6}), numbers({4, 3, 3}), numbers({4})},
+  expect_gradients({scattered({2, 3, 6}), scattered({4, 3, 3}), scattered({4})},
                    [](const Tensors& x) { return Tensors{at::conv1d(x[0], x[1], x[2], 1, 1)}; });
-  expect_gradients({numbers({2, 3, 6, 5})}, [](const Tensors& x) {
+  expect_gradients({scattered({2, 3, 6, 5})}, [](const Tensors& x) {
     return Tensors{at::avg_pool2d(x[0], {2, 2}), at::max_pool2d(x[0], {2, 2}), at::upsample_nearest2d(x[0], {7, 8})};
   });
-  expect_gradients({numbers({2, 2, 5, 4}), numbers({2, 2, 3, 4}, 1), numbers({2, 2, 3, 4})},
+  expect_gradients({scattered({2, 2, 5, 4}), scattered({2, 2, 3, 4}, 1), scattered({2, 2, 3, 4})},
                    [](const Tensors& x) { return Tensors{at::scaled_dot_product_attention(x[0], x[1], x[2])}; });
 }
 
 TEST(Families, CopiesKeepTheirPlacement) {
-  const Op copies = [](const Tensors& x) {
+  const ListOp copies = [](const Tensors& x) {
     return Tensors{x[0].clone(), x[0].detach(), x[0].contiguous(), x[0].alias(), x[0].view(x[0].sizes())};
   };
   EXPECT_EQ(result_of({a53()}, {"S1"}, copies), "S1, S1, S1, S1, S1");

@@ -17,7 +17,7 @@ using testing::error_text;
 using testing::expect_close;
 using testing::expect_equal;
 
-at::Tensor iota(const Sizes& sizes, at::ScalarType dtype = at::kFloat) {
+at::Tensor counted(const Sizes& sizes, at::ScalarType dtype = at::kFloat) {
   return torch::arange(c10::multiply_integers(sizes)).view(sizes).add_(1).to(dtype);
 }
 
@@ -105,7 +105,7 @@ void expect_all_pairs_arrive(const Sizes& mesh_shape, const std::vector<Placemen
   run_ranks(int(c10::multiply_integers(mesh_shape)), [&](const Group& group) {
     const DeviceMesh mesh = init_device_mesh("cpu", mesh_shape, {}, {.group = group});
     for (const Sizes& sizes : all_sizes) {
-      const at::Tensor whole = iota(sizes);
+      const at::Tensor whole = counted(sizes);
       for (const Placements& from : lists) {
         for (const Placements& to : lists) {
           if (is_possible(from, to)) expect_arrives(whole, mesh, from, to);
@@ -147,7 +147,7 @@ TEST(RedistributeLocal, ThreeDimsArriveOnUnequalAxes) {
 TEST(RedistributeLocal, FiveRowsNestedOverTwoAxesAreGatheredWhole) {
   run_ranks(4, [](const Group& group) {
     const DeviceMesh mesh = init_device_mesh("cpu", {2, 2}, {}, {.group = group});
-    const at::Tensor whole = iota({5, 3});
+    const at::Tensor whole = counted({5, 3});
     const SpecPtr spec = spec_on(mesh, parse_placements("S0 S0"), whole);
     const auto& steps = redistribution(*spec, parse_placements("R R"));
     ASSERT_EQ(steps.size(), 1u);
@@ -158,7 +158,7 @@ TEST(RedistributeLocal, FiveRowsNestedOverTwoAxesAreGatheredWhole) {
 TEST(RedistributeLocal, ResultsAreContiguousAndDoNotAliasTheInput) {
   run_ranks(2, [](const Group& group) {
     const DeviceMesh mesh = init_device_mesh("cpu", {2}, {}, {.group = group});
-    const at::Tensor whole = iota({4, 6});
+    const at::Tensor whole = counted({4, 6});
     for (const char* to : {"S0", "S1", "P", "P(avg)", "P(max)"}) {
       const at::Tensor local = whole.t().contiguous().t();
       const at::Tensor moved = redistribute_local(local, *spec_on(mesh, {Replicate()}, whole), parse_placements(to));
@@ -171,7 +171,7 @@ TEST(RedistributeLocal, ResultsAreContiguousAndDoNotAliasTheInput) {
 TEST(RedistributeLocal, NoStepsGiveTheSameTensor) {
   run_ranks(2, [](const Group& group) {
     const DeviceMesh mesh = init_device_mesh("cpu", {2}, {}, {.group = group});
-    const at::Tensor local = iota({2, 3});
+    const at::Tensor local = counted({2, 3});
     EXPECT_TRUE(redistribute_local(local, *spec_on(mesh, {Replicate()}, local), {Replicate()}).is_same(local));
   });
 }
@@ -207,7 +207,7 @@ TEST(RedistributeLocal, EveryDtypeThatCanBeSummedIs) {
                                      at::kByte, at::kChar, at::kShort, at::kInt, at::kLong}) {
     run_ranks(2, [&](const Group& group) {
       const DeviceMesh mesh = init_device_mesh("cpu", {2}, {}, {.group = group});
-      const at::Tensor local = iota({3, 2}, dtype);
+      const at::Tensor local = counted({3, 2}, dtype);
       const SpecPtr spec = spec_on(mesh, {Partial()}, local);
       expect_equal(redistribute_local(local, *spec, {Replicate()}), local * 2, toString(dtype));
       expect_equal(redistribute_local(local, *spec, {Shard(0)}), cut(local * 2, {Shard(0)}, mesh.position()),
@@ -287,7 +287,7 @@ void expect_crosses(const std::vector<int64_t>& from_ranks, const Sizes& from_sh
     const DeviceMesh source("cpu", torch::tensor(from_ranks).view(from_shape), {}, options);
     const DeviceMesh target("cpu", torch::tensor(to_ranks).view(to_shape), {}, options);
     if (!source.contains_this_rank() && !target.contains_this_rank()) return;
-    const at::Tensor whole = iota({5, 3});
+    const at::Tensor whole = counted({5, 3});
     const Placements before = parse_placements(from);
     const Placements after = parse_placements(to);
     for (int round = 0; round < 2; ++round) {
@@ -321,7 +321,7 @@ TEST(RedistributeAcross, MeshesOfTwoRootsAreRefused) {
     const Group half = split_group(group, {{0, 1}});
     const DeviceMesh source = init_device_mesh("cpu", {2}, {}, {.group = group});
     const DeviceMesh target = init_device_mesh("cpu", {2}, {}, {.group = half});
-    const at::Tensor whole = iota({2});
+    const at::Tensor whole = counted({2});
     const std::string text = error_text<c10::ValueError>(
         [&] { redistribute_across(whole, *spec_on(source, {Replicate()}, whole), target, {Shard(0)}); });
     EXPECT_EQ(text, c10::str("[redistribute] ", source.to_string(), " is over group \"", group->getGroupName(),

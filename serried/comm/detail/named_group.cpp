@@ -20,13 +20,13 @@ struct Entry {
   GroupRecord record;
 };
 
-struct Table {
+struct GroupTable {
   std::mutex mutex;
   std::map<std::string, Entry> entries;
 };
 
-Table& table() {
-  static auto* all = new Table();  // never destroyed: groups may live in static variables
+GroupTable& table() {
+  static auto* all = new GroupTable();  // never destroyed: groups may live in static variables
   return *all;
 }
 

@@ -16,17 +16,17 @@ namespace {
 using Into = void(const at::Tensor&, const at::Tensor&, const Group&);
 using ReduceInto = void(const at::Tensor&, const at::Tensor&, const Group&, const ReduceOpPtr&);
 
-void all_gather(const at::Tensor& output, const at::Tensor& x, const Group& group) {
+void gather_into(const at::Tensor& output, const at::Tensor& x, const Group& group) {
   const Started started("all_gather", x, group);
   Transport("all_gather_into", group, x).all_gather_flat(output, x);
 }
 
-void reduce_scatter(const at::Tensor& output, const at::Tensor& x, const Group& group, const ReduceOpPtr& op) {
+void reduce_into(const at::Tensor& output, const at::Tensor& x, const Group& group, const ReduceOpPtr& op) {
   const Started started("reduce_scatter", x, group);
   Transport("reduce_scatter_into", group, x).reduce_scatter_flat(output, x, *op);
 }
 
-void all_to_all(const at::Tensor& output, const at::Tensor& x, const Group& group) {
+void exchange_into(const at::Tensor& output, const at::Tensor& x, const Group& group) {
   const Started started("all_to_all", x, group);
   Transport("all_to_all_into", group, x).all_to_all_flat(output, x);
 }
@@ -36,7 +36,7 @@ void nothing_reduced(const at::Tensor&, const at::Tensor&, const Group&, const R
 
 /// The kernel above autograd: no gradient flows through a given output, and its version counts.
 template <auto call, class... Args>
-void counted(const at::Tensor& output, const at::Tensor& x, const Group& group, Args... args) {
+void written_into(const at::Tensor& output, const at::Tensor& x, const Group& group, Args... args) {
   if (c10::GradMode::is_enabled() && (output.requires_grad() || x.requires_grad())) {
     raise<c10::ValueError>({"collective into an output",
                             watch::describe_tensor(x.requires_grad() ? x : output) +
@@ -59,9 +59,9 @@ TORCH_LIBRARY_FRAGMENT(serried, m) {
 #undef SERRIED_INTO
 
 TORCH_LIBRARY_IMPL(serried, CompositeExplicitAutograd, m) {
-  m.impl("all_gather_into", all_gather);
-  m.impl("all_to_all_into", all_to_all);
-  m.impl("reduce_scatter_into", reduce_scatter);
+  m.impl("all_gather_into", gather_into);
+  m.impl("all_to_all_into", exchange_into);
+  m.impl("reduce_scatter_into", reduce_into);
 }
 
 TORCH_LIBRARY_IMPL(serried, Meta, m) {
@@ -71,15 +71,15 @@ TORCH_LIBRARY_IMPL(serried, Meta, m) {
 }
 
 TORCH_LIBRARY_IMPL(serried, Autograd, m) {
-  m.impl("all_gather_into", counted<ops::all_gather_into>);
-  m.impl("all_to_all_into", counted<ops::all_to_all_into>);
-  m.impl("reduce_scatter_into", counted<ops::reduce_scatter_into, const ReduceOpPtr&>);
+  m.impl("all_gather_into", written_into<ops::all_gather_into>);
+  m.impl("all_to_all_into", written_into<ops::all_to_all_into>);
+  m.impl("reduce_scatter_into", written_into<ops::reduce_scatter_into, const ReduceOpPtr&>);
 }
 
 TORCH_LIBRARY_IMPL(serried, ADInplaceOrView, m) {
-  m.impl("all_gather_into", counted<ops::all_gather_into>);
-  m.impl("all_to_all_into", counted<ops::all_to_all_into>);
-  m.impl("reduce_scatter_into", counted<ops::reduce_scatter_into, const ReduceOpPtr&>);
+  m.impl("all_gather_into", written_into<ops::all_gather_into>);
+  m.impl("all_to_all_into", written_into<ops::all_to_all_into>);
+  m.impl("reduce_scatter_into", written_into<ops::reduce_scatter_into, const ReduceOpPtr&>);
 }
 
 template <class Signature>

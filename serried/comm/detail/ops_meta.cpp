@@ -24,21 +24,21 @@ std::vector<int64_t> exchanged_shape(const at::Tensor& x, int rank, int64_t spli
 
 namespace {
 
-at::Tensor all_reduce(const at::Tensor& x, const Group&, const ReduceOpPtr&) {
+at::Tensor empty_reduced(const at::Tensor& x, const Group&, const ReduceOpPtr&) {
   return at::empty(x.sizes(), x.options());
 }
 
-at::Tensor all_gather(const at::Tensor& x, const Group&, int64_t dim, at::IntArrayRef sizes) {
+at::Tensor empty_gathered(const at::Tensor& x, const Group&, int64_t dim, at::IntArrayRef sizes) {
   return at::empty(gathered_shape(x, dim, sizes), x.options());
 }
 
-at::Tensor reduce_scatter(const at::Tensor& x, const Group& group, int64_t dim, at::IntArrayRef sizes,
-                          const ReduceOpPtr&) {
+at::Tensor empty_scattered(const at::Tensor& x, const Group& group, int64_t dim, at::IntArrayRef sizes,
+                           const ReduceOpPtr&) {
   return at::empty(scattered_shape(x, group->getRank(), dim, sizes), x.options());
 }
 
-at::Tensor all_to_all(const at::Tensor& x, const Group& group, int64_t split_dim, int64_t concat_dim,
-                      at::IntArrayRef split_sizes, at::IntArrayRef concat_sizes) {
+at::Tensor empty_exchanged(const at::Tensor& x, const Group& group, int64_t split_dim, int64_t concat_dim,
+                           at::IntArrayRef split_sizes, at::IntArrayRef concat_sizes) {
   return at::empty(exchanged_shape(x, group->getRank(), split_dim, concat_dim, split_sizes, concat_sizes), x.options());
 }
 
@@ -51,15 +51,15 @@ void in_place(const at::Tensor&, const Group&, int64_t) {}
 void point_to_point(const at::Tensor&, const Group&, int64_t, int64_t) {}
 
 TORCH_LIBRARY_IMPL(serried, Meta, m) {
-  m.impl("all_gather", all_gather);
-  m.impl("all_reduce", all_reduce);
+  m.impl("all_gather", empty_gathered);
+  m.impl("all_reduce", empty_reduced);
   m.impl("all_reduce_", reduced_in_place);
-  m.impl("all_to_all", all_to_all);
+  m.impl("all_to_all", empty_exchanged);
   m.impl("broadcast", like);
   m.impl("broadcast_", in_place);
   m.impl("recv_", point_to_point);
   m.impl("reduce", like);
-  m.impl("reduce_scatter", reduce_scatter);
+  m.impl("reduce_scatter", empty_scattered);
   m.impl("send", point_to_point);
 }
 

@@ -15,7 +15,6 @@
 namespace serried::launch {
 namespace {
 
-constexpr Seconds kNoticeAfter{2};
 constexpr Seconds kSlack{10};  // for a node's last messages, on top of the grace its ranks get
 
 std::string make_run_id() {

@@ -12,7 +12,6 @@
 namespace serried::launch {
 namespace {
 
-constexpr Seconds kNoticeAfter{2};
 constexpr Seconds kFirstPause{0.05};
 constexpr Seconds kLongestPause{1};
 constexpr Seconds kTryTimeout{5};    // of one connect: packets may just vanish

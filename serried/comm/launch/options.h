@@ -9,6 +9,9 @@ namespace serried::launch {
 
 using Seconds = std::chrono::duration<double>;
 
+/// A launcher that has waited so long for others says for whom.
+inline constexpr Seconds kNoticeAfter{2};
+
 /// "0.3 s"
 std::string to_text(Seconds seconds);
 

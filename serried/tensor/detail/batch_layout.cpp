@@ -1,19 +1,13 @@
 // Placements of per-channel tensors, derived from those of a batch.
 #include "serried/tensor/detail/batch_layout.h"
 
+#include "serried/tensor/detail/like.h"
 #include "serried/tensor/redistribute.h"
 
 namespace serried::detail {
 namespace {
 
 constexpr int64_t kChannels = 1;
-
-Placements without_partial(Placements placements) {
-  for (Placement& placement : placements) {
-    if (placement.is_partial()) placement = Replicate();
-  }
-  return placements;
-}
 
 }  // namespace
 

@@ -5,6 +5,7 @@
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/zeros_like.h>
 
+#include "serried/tensor/detail/like.h"
 #include "serried/tensor/meta.h"
 #include "serried/tensor/redistribute.h"
 
@@ -16,14 +17,6 @@ using torch::jit::Stack;
 at::Tensor local_or_self(const at::Tensor& t) {
   const DTensorMeta* meta = dtensor_meta(t);
   return meta == nullptr ? t : meta->local;
-}
-
-// A pending sum says nothing about the value: it is checked once it is whole.
-Placements without_partial(Placements placements) {
-  for (Placement& placement : placements) {
-    if (placement.is_partial()) placement = Replicate();
-  }
-  return placements;
 }
 
 struct Gradient {
@@ -57,6 +50,7 @@ bool check_and_unscale(const c10::OperatorHandle&, Stack& stack) {
   for (const at::Tensor& t : arguments[0].toTensorVector()) {
     const DTensorMeta* meta = dtensor_meta(t);
     if (first == nullptr) first = meta;
+    // A pending sum says nothing about the value: it is checked once it is whole.
     at::Tensor whole =
         meta == nullptr ? t : redistribute_local(meta->local, *meta->spec, without_partial(meta->spec->placements));
     if (whole.numel() > 0) parts.push_back(whole);

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "serried/tensor/detail/handler_call.h"
+#include "serried/tensor/detail/like.h"
 #include "serried/tensor/redistribute.h"
 
 namespace serried::detail {
@@ -13,13 +14,6 @@ namespace {
 
 bool contains(const std::vector<int64_t>& dims, int64_t dim) {
   return std::find(dims.begin(), dims.end(), dim) != dims.end();
-}
-
-Placements without_partial(Placements placements) {
-  for (Placement& placement : placements) {
-    if (placement.is_partial()) placement = Replicate();
-  }
-  return placements;
 }
 
 }  // namespace

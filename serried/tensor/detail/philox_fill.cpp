@@ -58,7 +58,7 @@ void fill_runs(const at::Tensor& part, OwnedRuns runs, uint64_t key, const Make&
   }
 }
 
-struct Target {
+struct RowMajorPart {
   at::Tensor part;  // contiguous, row-major
   OwnedRuns runs;
 };
@@ -72,8 +72,8 @@ void with_part(const at::Tensor& local, const Spec& spec, const Fill& fill) {
   const at::Tensor part = in_place ? local : at::empty(local.sizes(), local.options());
   c10::DimVector sizes = spec.sizes;
   if (local.is_complex()) sizes.push_back(2);
-  fill(Target{local.is_complex() ? at::view_as_real(part) : part,
-              OwnedRuns(sizes, spec.placements, spec.mesh.position())});
+  fill(RowMajorPart{local.is_complex() ? at::view_as_real(part) : part,
+                    OwnedRuns(sizes, spec.placements, spec.mesh.position())});
   if (!in_place) local.copy_(part);
 }
 
@@ -85,7 +85,7 @@ T below_one(float value) {
 }
 
 template <class T>
-void fill_uniform(const Target& target, uint64_t key) {
+void fill_uniform(const RowMajorPart& target, uint64_t key) {
   if constexpr (std::is_same_v<T, double>) {
     fill_runs<T, 2>(target.part, target.runs, key, [](const Block& words) {
       return std::array<T, 2>{double(wide(words, 0) >> 11) * 0x1p-53, double(wide(words, 1) >> 11) * 0x1p-53};
@@ -109,7 +109,7 @@ void box_muller(Real first, Real second, Real scale, T* out) {
 }
 
 template <class T>
-void fill_normal(const Target& target, uint64_t key, double scale) {
+void fill_normal(const RowMajorPart& target, uint64_t key, double scale) {
   if constexpr (std::is_same_v<T, double>) {
     fill_runs<T, 2>(target.part, target.runs, key, [scale](const Block& words) {
       std::array<T, 2> values;
@@ -133,7 +133,7 @@ void fill_normal(const Target& target, uint64_t key, double scale) {
 
 void philox_bernoulli_(const at::Tensor& local, const Spec& spec, uint64_t key, double p) {
   const uint64_t threshold = uint64_t(std::ldexp(p, 32));
-  with_part(local, spec, [&](const Target& target) {
+  with_part(local, spec, [&](const RowMajorPart& target) {
     AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, target.part.scalar_type(), "bernoulli", [&] {
       fill_runs<scalar_t, 4>(target.part, target.runs, key, [threshold](const Block& words) {
         std::array<scalar_t, 4> values;
@@ -145,7 +145,7 @@ void philox_bernoulli_(const at::Tensor& local, const Spec& spec, uint64_t key, 
 }
 
 void philox_uniform_(const at::Tensor& local, const Spec& spec, uint64_t key) {
-  with_part(local, spec, [&](const Target& target) {
+  with_part(local, spec, [&](const RowMajorPart& target) {
     AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, target.part.scalar_type(), "uniform",
                                     [&] { fill_uniform<scalar_t>(target, key); });
   });
@@ -154,7 +154,7 @@ void philox_uniform_(const at::Tensor& local, const Spec& spec, uint64_t key) {
 void philox_normal_(const at::Tensor& local, const Spec& spec, uint64_t key) {
   // A complex number's variance is the sum of its parts'.
   const double scale = local.is_complex() ? std::sqrt(0.5) : 1;
-  with_part(local, spec, [&](const Target& target) {
+  with_part(local, spec, [&](const RowMajorPart& target) {
     AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, target.part.scalar_type(), "normal",
                                     [&] { fill_normal<scalar_t>(target, key, scale); });
   });
@@ -162,7 +162,7 @@ void philox_normal_(const at::Tensor& local, const Spec& spec, uint64_t key) {
 
 void philox_integers_(const at::Tensor& local, const Spec& spec, uint64_t key, int64_t low, int64_t high) {
   const uint64_t range = uint64_t(high) - uint64_t(low);
-  with_part(local, spec, [&](const Target& target) {
+  with_part(local, spec, [&](const RowMajorPart& target) {
     AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, target.part.scalar_type(), "randint", [&] {
       fill_runs<scalar_t, 2>(target.part, target.runs, key, [range, low](const Block& words) {
         return std::array<scalar_t, 2>{static_cast<scalar_t>(int64_t(wide(words, 0) % range + uint64_t(low))),

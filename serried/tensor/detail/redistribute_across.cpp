@@ -8,13 +8,14 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include "serried/base/error.h"
+#include "serried/tensor/detail/like.h"
 #include "serried/tensor/detail/redistribute_exchange.h"
 #include "serried/tensor/redistribute.h"
 
 namespace serried {
 namespace {
 
-using detail::Part;
+using detail::PartBoxes;
 
 void check_same_root(const DeviceMesh& from, const DeviceMesh& to) {
   if (from.root_group() == to.root_group()) return;
@@ -22,13 +23,6 @@ void check_same_root(const DeviceMesh& from, const DeviceMesh& to) {
                           c10::str(from.to_string(), " is over group \"", from.root_group()->getGroupName(), "\" and ",
                                    to.to_string(), " over \"", to.root_group()->getGroupName(), "\""),
                           "make both meshes over one group: {.group = world}"});
-}
-
-Placements without_partials(Placements placements) {
-  for (Placement& p : placements) {
-    if (p.is_partial()) p = Replicate();
-  }
-  return placements;
 }
 
 // The ranks of both meshes, ascending, and the group of them. Made by those ranks alone, once.
@@ -105,9 +99,9 @@ struct Side {
     if (found == ranks.end()) return std::nullopt;
     return found - ranks.begin();
   }
-  Part part(int64_t place) const {
+  PartBoxes part(int64_t place) const {
     const c10::DimVector coordinate = coordinate_of(place, mesh.shape());
-    return Part(sizes, placements, {mesh.shape(), coordinate});
+    return PartBoxes(sizes, placements, {mesh.shape(), coordinate});
   }
 };
 
@@ -127,8 +121,8 @@ at::Tensor move_boxes(const at::Tensor& local, const Side& source, const Side& t
   const int64_t self = both.ranks[both.rank];
   const std::optional<int64_t> source_place = source.place(self);
   const std::optional<int64_t> target_place = target.place(self);
-  std::optional<Part> mine;
-  std::optional<Part> wanted;
+  std::optional<PartBoxes> mine;
+  std::optional<PartBoxes> wanted;
   if (source_place) mine = source.part(*source_place);
   if (target_place) wanted = target.part(*target_place);
   detail::Exchange exchange{mine ? &*mine : nullptr, wanted ? &*wanted : nullptr, {}, {}};
@@ -155,8 +149,8 @@ at::Tensor redistribute_across(const at::Tensor& local, const Spec& from, const 
   check_same_root(from.mesh, mesh);
   const Union both = union_of(from.mesh, mesh);
   const at::AutoDispatchBelowADInplaceOrView below;
-  const Placements source = without_partials(from.placements);
-  const Placements target = without_partials(to);
+  const Placements source = detail::without_partial(from.placements);
+  const Placements target = detail::without_partial(to);
   const at::Tensor reduced = from.mesh.contains_this_rank() ? redistribute_local(local, from, source) : local;
   at::TensorOptions options = at::TensorOptions(from.dtype).device(c10::Device(mesh.device_type()));
   if (local.defined()) options = local.options();

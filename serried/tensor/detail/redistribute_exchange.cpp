@@ -53,14 +53,14 @@ void for_each_piece(const at::Tensor& flat, const std::vector<std::vector<Box>>&
 
 }  // namespace
 
-Part::Part(c10::IntArrayRef sizes, c10::ArrayRef<Placement> placements, const Position& at)
+PartBoxes::PartBoxes(c10::IntArrayRef sizes, c10::ArrayRef<Placement> placements, const Position& at)
     : boxes_(spmd::owned_boxes(sizes, placements, at)) {
   for (size_t dim = 0; dim < sizes.size(); ++dim) {
     spans_.push_back(owned_spans(sizes[dim], int64_t(dim), placements, at));
   }
 }
 
-c10::DimVector Part::local_sizes() const {
+c10::DimVector PartBoxes::local_sizes() const {
   c10::DimVector sizes;
   for (const auto& spans : spans_) {
     int64_t size = 0;
@@ -70,7 +70,7 @@ c10::DimVector Part::local_sizes() const {
   return sizes;
 }
 
-at::Tensor Part::view(const at::Tensor& local, const Box& box) const {
+at::Tensor PartBoxes::view(const at::Tensor& local, const Box& box) const {
   at::Tensor view = local;
   for (size_t dim = 0; dim < box.size(); ++dim) {
     int64_t before = 0;
@@ -85,7 +85,7 @@ at::Tensor Part::view(const at::Tensor& local, const Box& box) const {
   return view;
 }
 
-std::vector<Box> common_boxes(const Part& from, const Part& to) {
+std::vector<Box> common_boxes(const PartBoxes& from, const PartBoxes& to) {
   std::vector<Box> common;
   for (const Box& a : from.boxes()) {
     for (const Box& b : to.boxes()) {

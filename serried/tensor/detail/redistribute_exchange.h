@@ -11,9 +11,9 @@
 namespace serried::detail {
 
 /// One rank's part of a tensor: global indices of its elements, and so where a box of them lies in its local tensor.
-class Part {
+class PartBoxes {
  public:
-  Part(c10::IntArrayRef sizes, c10::ArrayRef<Placement> placements, const Position& at);
+  PartBoxes(c10::IntArrayRef sizes, c10::ArrayRef<Placement> placements, const Position& at);
 
   const std::vector<spmd::Box>& boxes() const { return boxes_; }
   c10::DimVector local_sizes() const;
@@ -26,12 +26,12 @@ class Part {
 };
 
 /// What `to` takes of `from`, in an order both sides compute alike.
-std::vector<spmd::Box> common_boxes(const Part& from, const Part& to);
+std::vector<spmd::Box> common_boxes(const PartBoxes& from, const PartBoxes& to);
 
 /// Per peer of the group the boxes to send out of `source` and to put into `target`; either may be absent.
 struct Exchange {
-  const Part* source = nullptr;
-  const Part* target = nullptr;
+  const PartBoxes* source = nullptr;
+  const PartBoxes* target = nullptr;
   std::vector<std::vector<spmd::Box>> sends;
   std::vector<std::vector<spmd::Box>> receives;
 };

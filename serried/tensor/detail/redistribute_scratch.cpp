@@ -10,7 +10,7 @@ namespace {
 constexpr int64_t kSmallest = int64_t(64) << 10;  // below that the allocator keeps the block itself
 constexpr int64_t kLargest = int64_t(32) << 20;   // above that the copy dwarfs the faults, and keeping it is waste
 
-struct Block {
+struct KeptMemory {
   c10::DataPtr memory;
   int64_t bytes = 0;
 };
@@ -20,12 +20,12 @@ struct Block {
 at::Tensor scratch(c10::IntArrayRef sizes, const at::TensorOptions& options) {
   const int64_t bytes = c10::multiply_integers(sizes) * int64_t(options.dtype().itemsize());
   if (!options.device().is_cpu() || bytes < kSmallest || bytes > kLargest) return at::empty(sizes, options);
-  thread_local Block block;
-  if (block.bytes < bytes) {
-    block = {};  // first give back, so that both never live together
-    block = {c10::GetCPUAllocator()->allocate(size_t(bytes)), bytes};
+  thread_local KeptMemory kept;
+  if (kept.bytes < bytes) {
+    kept = {};  // first give back, so that both never live together
+    kept = {c10::GetCPUAllocator()->allocate(size_t(bytes)), bytes};
   }
-  return at::from_blob(block.memory.get(), sizes, options);
+  return at::from_blob(kept.memory.get(), sizes, options);
 }
 
 }  // namespace serried::detail

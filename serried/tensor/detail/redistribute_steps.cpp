@@ -211,8 +211,8 @@ at::Tensor slice(const at::Tensor& local, const Scene& scene) {
     }
     return part.clone(at::MemoryFormat::Contiguous);
   }
-  const Part before(scene.spec.sizes, scene.step.before, scene.at);
-  const Part after(scene.spec.sizes, scene.step.after, scene.at);
+  const PartBoxes before(scene.spec.sizes, scene.step.before, scene.at);
+  const PartBoxes after(scene.spec.sizes, scene.step.after, scene.at);
   at::Tensor result = at::empty(after.local_sizes(), local.options());
   for (const spmd::Box& box : common_boxes(before, after)) {
     after.view(result, box).copy_(before.view(local, box));
@@ -239,10 +239,10 @@ bool gathers_all(const Step& step) {
 }
 
 // Every peer wants the whole part: nothing to pack.
-at::Tensor gather_boxes(const at::Tensor& local, const Scene& scene, const std::vector<Part>& sources,
-                        const Part& target) {
+at::Tensor gather_boxes(const at::Tensor& local, const Scene& scene, const std::vector<PartBoxes>& sources,
+                        const PartBoxes& target) {
   std::vector<int64_t> counts;
-  for (const Part& source : sources) counts.push_back(c10::multiply_integers(source.local_sizes()));
+  for (const PartBoxes& source : sources) counts.push_back(c10::multiply_integers(source.local_sizes()));
   const at::Tensor arrived = ops::all_gather(local.contiguous().view({-1}), scene.group(), 0, counts);
   at::Tensor result = at::empty(target.local_sizes(), local.options());
   int64_t begin = 0;
@@ -260,16 +260,16 @@ at::Tensor gather_boxes(const at::Tensor& local, const Scene& scene, const std::
 }
 
 at::Tensor exchange(const at::Tensor& local, const Scene& scene) {
-  std::vector<Part> sources;
-  std::vector<Part> targets;
+  std::vector<PartBoxes> sources;
+  std::vector<PartBoxes> targets;
   for (int64_t peer = 0; peer < scene.num_ranks; ++peer) {
     const c10::DimVector coordinate = scene.coordinate(peer);
     const Position there{scene.at.mesh_shape, coordinate};
     sources.emplace_back(scene.spec.sizes, scene.step.before, there);
     targets.emplace_back(scene.spec.sizes, scene.step.after, there);
   }
-  const Part& mine = sources[scene.rank];
-  const Part& wanted = targets[scene.rank];
+  const PartBoxes& mine = sources[scene.rank];
+  const PartBoxes& wanted = targets[scene.rank];
   if (gathers_all(scene.step)) return gather_boxes(local, scene, sources, wanted);
   Exchange exchange{&mine, &wanted, {}, {}};
   for (int64_t peer = 0; peer < scene.num_ranks; ++peer) {

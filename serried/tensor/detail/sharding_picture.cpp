@@ -160,8 +160,8 @@ std::string ranks_text(const std::vector<int64_t>& ranks) {
     if (i > 0) text += ",";
     text += std::to_string(ranks[i]);
     // Two neighbours read better apart.
-    if (last == i + 1) text += "," + std::to_string(ranks[last]);
-    if (last > i + 1) text += "-" + std::to_string(ranks[last]);
+    if (last > i) text += (last == i + 1 ? "," : "-");
+    if (last > i) text += std::to_string(ranks[last]);
     i = last + 1;
   }
   return text;

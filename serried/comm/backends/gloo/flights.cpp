@@ -11,7 +11,7 @@ namespace {
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
-constexpr auto kSlice = 50ms;
+constexpr auto kPollInterval = 50ms;
 
 // Polls the groups that send and receive; sleeps while there are none. One per process, made on the first such wait.
 class Guard {
@@ -46,7 +46,7 @@ class Guard {
         if (flights && flights->board().failed()) flights->abort_waits();
       }
       alive.clear();
-      std::this_thread::sleep_for(kSlice);
+      std::this_thread::sleep_for(kPollInterval);
     }
   }
 
@@ -72,7 +72,7 @@ void Flights::land() {
 bool Flights::drain(std::chrono::milliseconds timeout) {
   const auto deadline = Clock::now() + timeout;
   std::unique_lock<std::mutex> lock(mutex_);
-  while (in_flight_ > 0 && !board_->failed() && Clock::now() < deadline) landed_.wait_for(lock, kSlice);
+  while (in_flight_ > 0 && !board_->failed() && Clock::now() < deadline) landed_.wait_for(lock, kPollInterval);
   return in_flight_ == 0;
 }
 
