@@ -57,21 +57,11 @@ bool nll_loss_2d(const c10::OperatorHandle&, Stack& stack) {
   return nll_mean(stack, [](auto&&... a) { return at::nll_loss2d_forward(a...); });
 }
 
-bool dist(const c10::OperatorHandle&, Stack& stack) {
-  const auto arguments = torch::jit::last(stack, 3);
-  const at::Tensor result =
-      at::norm(at::sub(arguments[0].toTensor(), arguments[1].toTensor()), arguments[2].toScalar());
-  torch::jit::drop(stack, 3);
-  torch::jit::push(stack, result);
-  return true;
-}
-
 }  // namespace
 
 std::vector<HandlerEntry> loss_handlers() {
   return {
       {"aten::_amp_foreach_non_finite_check_and_unscale_", detail::check_and_unscale},
-      {"aten::dist", dist},
       {"aten::nll_loss2d_forward", nll_loss_2d},
       {"aten::nll_loss_forward", nll_loss},
   };

@@ -24,7 +24,4 @@ void reset_dispatch_stats();
 /// Forgets all plans of this thread.
 void clear_dispatch_cache();
 
-/// The plan that the fallback would take for `op` with `stack`, without running it; for explain.
-struct PlannedCall;
-
 }  // namespace serried

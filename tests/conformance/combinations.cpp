@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "tests/support/on_mesh.h"
+
 namespace serried::testing {
 namespace {
 
@@ -135,18 +137,7 @@ std::vector<Placements> placement_options(const at::Tensor& tensor, bool is_muta
     if (tensor.size(dim) > 1) single.push_back(Shard(dim));
   }
   if ((tensor.is_floating_point() || tensor.is_complex()) && !is_mutated) single.push_back(Partial("sum"));
-  std::vector<Placements> options{{}};
-  for (int64_t axis = 0; axis < mesh_ndim; ++axis) {
-    std::vector<Placements> longer;
-    for (const Placements& option : options) {
-      for (const Placement& placement : single) {
-        longer.push_back(option);
-        longer.back().push_back(placement);
-      }
-    }
-    options = std::move(longer);
-  }
-  return options;
+  return placement_lists(single, size_t(mesh_ndim));
 }
 
 std::string to_string(const Combination& combination) {

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "tests/support/errors.h"
+#include "tests/support/on_mesh.h"
 
 namespace serried::spmd {
 namespace {
@@ -118,21 +119,6 @@ class FakeMesh {
   std::set<std::string> tried_;
 };
 
-std::vector<Placements> all_lists(const std::vector<Placement>& words, size_t num_axes) {
-  std::vector<Placements> lists{{}};
-  for (size_t axis = 0; axis < num_axes; ++axis) {
-    std::vector<Placements> longer;
-    for (const Placements& list : lists) {
-      for (const Placement& word : words) {
-        longer.push_back(list);
-        longer.back().push_back(word);
-      }
-    }
-    lists = std::move(longer);
-  }
-  return lists;
-}
-
 void expect_exact(FakeMesh& mesh, const std::vector<Step>& steps, const Placements& from, const Placements& to) {
   Placements now = from;
   for (const Step& step : steps) {
@@ -145,7 +131,7 @@ void expect_exact(FakeMesh& mesh, const std::vector<Step>& steps, const Placemen
 
 void expect_all_pairs_exact(const std::vector<Placement>& words, const Sizes& mesh_shape,
                             const std::vector<Sizes>& all_sizes) {
-  const std::vector<Placements> lists = all_lists(words, mesh_shape.size());
+  const std::vector<Placements> lists = serried::testing::placement_lists(words, mesh_shape.size());
   for (const Sizes& sizes : all_sizes) {
     FakeMesh mesh(mesh_shape, sizes);
     for (const Placements& from : lists) {

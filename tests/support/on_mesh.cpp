@@ -27,12 +27,9 @@ std::vector<Sizes> usual_meshes() {
   return {{1}, {2}, {3}, {4}, {2, 2}};
 }
 
-std::vector<Placements> all_placements(int64_t ndim, size_t mesh_ndim, bool partial) {
-  Placements options = {Replicate()};
-  for (int64_t dim = 0; dim < ndim; ++dim) options.push_back(Shard(dim));
-  if (partial) options.push_back(Partial());
+std::vector<Placements> placement_lists(const Placements& options, size_t num_axes) {
   std::vector<Placements> lists = {{}};
-  for (size_t axis = 0; axis < mesh_ndim; ++axis) {
+  for (size_t axis = 0; axis < num_axes; ++axis) {
     std::vector<Placements> longer;
     for (const Placements& list : lists) {
       for (const Placement& option : options) {
@@ -43,6 +40,13 @@ std::vector<Placements> all_placements(int64_t ndim, size_t mesh_ndim, bool part
     lists = std::move(longer);
   }
   return lists;
+}
+
+std::vector<Placements> all_placements(int64_t ndim, size_t mesh_ndim, bool partial) {
+  Placements options = {Replicate()};
+  for (int64_t dim = 0; dim < ndim; ++dim) options.push_back(Shard(dim));
+  if (partial) options.push_back(Partial());
+  return placement_lists(options, mesh_ndim);
 }
 
 DTensor place(const at::Tensor& full, const DeviceMesh& mesh, const Placements& placements) {

@@ -21,6 +21,9 @@ std::vector<Sizes> usual_meshes();
 /// and Partial where `partial`.
 std::vector<Placements> all_placements(int64_t ndim, size_t mesh_ndim, bool partial);
 
+/// Every list of `num_axes` placements, each one of `options`; the last axis varies fastest.
+std::vector<Placements> placement_lists(const Placements& options, size_t num_axes);
+
 /// `full`, equal on all ranks, as a DTensor; a Partial is split unevenly with mixed signs.
 DTensor place(const at::Tensor& full, const DeviceMesh& mesh, const Placements& placements);
 

@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/function.h>
 
 #include "serried/base/error.h"
+#include "serried/tensor/detail/text.h"
 #include "serried/tensor/guards.h"
 
 namespace serried::detail {
@@ -83,8 +84,8 @@ void add_list(Arguments& out, const IValue& value, int argument) {
   raise<c10::TypeError>(
       {info.name,
        c10::str("argument ", slot.argument, " \"", argument, "\"",
-                slot.list_index < 0 ? "" : c10::str("[", slot.list_index, "]"), " is a plain tensor of sizes [",
-                c10::Join(",", slot.impl->sizes()), "] beside a DTensor ", arguments.first->to_string()),
+                slot.list_index < 0 ? "" : c10::str("[", slot.list_index, "]"), " is a plain tensor of sizes ",
+                sizes_text(slot.impl->sizes()), " beside a DTensor ", arguments.first->to_string()),
        c10::str("wrap it: distribute_tensor(", argument,
                 ", mesh, {Replicate(), ...}) or DTensor::from_local(...), or open an ImplicitReplication scope")});
 }
@@ -122,10 +123,7 @@ void adopt_written(const OpInfo& info, Arguments& arguments) {
     if (slot.meta != nullptr || !info.is_written[slot.argument]) continue;
     const at::Tensor plain(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(slot.impl));
     at::Tensor local(slot.impl->shallow_copy_and_detach(c10::VariableVersion(0), false));
-    const DeviceMesh& mesh = arguments.first->mesh;
-    SpecPtr spec =
-        intern_spec(mesh, Placements(size_t(mesh.ndim())), plain.sizes(), plain.strides(), plain.scalar_type());
-    convert_in_place(plain, std::move(local), std::move(spec));
+    convert_in_place(plain, std::move(local), spec_of(slot, arguments.first->mesh));
     slot.meta = dtensor_meta(slot.impl);
   }
 }

@@ -19,10 +19,6 @@ bool returns_tensor(const c10::Argument& result) {
   return result.type()->kind() == c10::TypeKind::TensorType || result.type()->kind() == c10::TypeKind::ListType;
 }
 
-bool is_list(const c10::Argument& result) {
-  return result.type()->kind() == c10::TypeKind::ListType;
-}
-
 // Which inputs the op writes, with the output that is the same tensor.
 std::vector<std::pair<int, int>> written_inputs(const OpInfo& info, const Call& call) {
   std::vector<std::pair<int, int>> written;
@@ -63,8 +59,8 @@ Plan plan_call(const OpInfo& info, const Call& call, std::vector<Placements> cur
   return plan_by_rule(info, call, request);
 }
 
-CachedReturn describe_return(const OpInfo& info, const Plan& plan, int r) {
-  CachedReturn result{.is_list = is_list(info.schema->returns()[r]), .shared = true, .elements = {}};
+CachedReturn describe_return(const Plan& plan, int r) {
+  CachedReturn result{.shared = true, .elements = {}};
   if (size_t(r) < plan.outputs.size()) {
     result.elements.push_back({.placements = plan.outputs[r].placements, .sizes = plan.outputs[r].sizes});
   }
@@ -89,9 +85,7 @@ void plan_foreach(const OpInfo& info, const Call& call, const std::vector<Placem
   for (const spmd::TensorArg& tensor : call.tensors()) num_elements = std::max(num_elements, tensor.list_index + 1);
   out.plan.inputs.assign(call.tensors().size(), Placements(size_t(out.mesh.ndim())));
   out.plan.rule = "each";
-  for (int r = 0; r < info.num_returns; ++r) {
-    out.returns.push_back({.is_list = is_list(info.schema->returns()[r]), .shared = false, .elements = {}});
-  }
+  out.returns.resize(size_t(info.num_returns));
   for (int element = 0; element < num_elements; ++element) {
     std::vector<int> slots;
     const Call one = element_call(info, call, element, slots);
@@ -192,7 +186,7 @@ std::unique_ptr<CachedPlan> build_plan(const OpInfo& info, const Arguments& argu
     plan_foreach(info, call, current, *out);
   } else {
     out->plan = plan_call(info, call, current, out->mesh.shape());
-    for (int r = 0; r < info.num_returns; ++r) out->returns.push_back(describe_return(info, out->plan, r));
+    for (int r = 0; r < info.num_returns; ++r) out->returns.push_back(describe_return(out->plan, r));
   }
   out->is_default = out->plan.is_default();
   find_moves(arguments, *out);

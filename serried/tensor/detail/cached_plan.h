@@ -36,7 +36,6 @@ struct CachedOutput {
 
 /// All outputs of one return value: one, or for a list one per element, or one for all elements.
 struct CachedReturn {
-  bool is_list = false;
   bool shared = false;  // one description serves every element
   std::vector<CachedOutput> elements;
 };

@@ -5,6 +5,7 @@
 
 #include "serried/base/error.h"
 #include "serried/comm/watch.h"
+#include "serried/tensor/detail/like.h"
 #include "serried/tensor/detail/text.h"
 
 namespace serried::detail {
@@ -33,11 +34,7 @@ void check_in_mesh(std::string_view where, const DeviceMesh& mesh) {
 }
 
 Placements gradient_placements(const Placements& placements) {
-  Placements result = placements;
-  for (Placement& placement : result) {
-    if (placement.is_partial()) placement = Replicate();
-  }
-  return result;
+  return without_partial(placements);
 }
 
 Group whole_group(const DeviceMesh& mesh) {

@@ -269,13 +269,12 @@ bool leaves_inference(const OpInfo& info, const Arguments& arguments) {
 
 void check_writable(const OpInfo& info, const Arguments& arguments) {
   for (const TensorSlot& slot : arguments.tensors) {
-    if (!info.is_written[slot.argument]) continue;
+    if (!info.is_written[slot.argument] || (slot.meta != nullptr && !slot.meta->is_copied_view)) continue;
     const std::string argument = info.schema->arguments()[slot.argument].name();
     if (slot.meta == nullptr) {
       raise<c10::TypeError>({info.name, c10::str("a DTensor would be written into the plain tensor \"", argument, "\""),
                              "use the functional form, or make the plain tensor a DTensor first"});
     }
-    if (!slot.meta->is_copied_view) continue;
     raise<c10::ValueError>({info.name,
                             c10::str("\"", argument, "\" ", slot.meta->spec->to_string(),
                                      " is a view across a cut dim: its data was gathered, so writing to it would not "
