@@ -7,6 +7,9 @@
 
 #include <c10/util/StringUtil.h>
 
+#include "serried/base/hash.h"
+#include "serried/comm/detail/rank_list.h"
+
 namespace serried::watch {
 
 const char* kind_name(Kind kind) {
@@ -38,11 +41,6 @@ bool sizes_may_differ(Kind kind) {
   return kind == Kind::all_gather || kind == Kind::all_to_all || kind == Kind::gather || kind == Kind::scatter;
 }
 
-uint64_t mix(uint64_t hash, uint64_t word) {
-  hash = (hash ^ word) * 0x9e3779b97f4a7c15ull;
-  return hash ^ (hash >> 29);
-}
-
 std::string describe_shape(const Record& record) {
   const int kept = std::min<int>(record.num_dims, Record::kMaxDims);
   std::string text = dtype_name(at::ScalarType(record.dtype)) + "[";
@@ -59,20 +57,6 @@ std::string describe_shape(const Record& record) {
   return text;
 }
 
-// "3", "1, 2", "0-5, 9"
-std::string rank_list(const std::vector<int>& ranks) {
-  std::string text;
-  for (size_t i = 0; i < ranks.size();) {
-    size_t end = i + 1;
-    while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) ++end;
-    if (end - i < 3) end = i + 1;
-    text += text.empty() ? "" : ", ";
-    text += end - i < 3 ? c10::str(ranks[i]) : c10::str(ranks[i], "-", ranks[end - 1]);
-    i = end;
-  }
-  return (ranks.size() == 1 ? "rank " : "ranks ") + text;
-}
-
 // Ranks that stand at the same call, most behind first.
 using Places = std::map<std::pair<uint64_t, std::string>, std::vector<int>>;
 
@@ -84,7 +68,7 @@ std::string describe_places(const Places& places) {
     if (told == kMostPlaces) return text + c10::str(", and ", places.size() - told, " more places");
     text += told++ == 0 ? "" : ", ";
     const bool one = ranks.size() == 1;
-    text += rank_list(ranks);
+    text += detail::rank_list(ranks);
     if (place.first == 0) {
       text += one ? " has not made any call" : " have not made any call";
     } else {
@@ -101,7 +85,7 @@ std::string waiting_head(const Record& waiting, int64_t waited_ms) {
 std::string describe_rest(const Record& waiting, const std::vector<int>& rest, bool any_ahead, size_t num_ranks) {
   if (rest.empty()) return "";
   if (rest.size() == num_ranks) return "every rank has made this call, but not every rank has finished it";
-  const std::string who = rest.size() == 1 ? rank_list(rest) : "the others";
+  const std::string who = rest.size() == 1 ? detail::rank_list(rest) : "the others";
   return c10::str(", ", who, " at #", waiting.sequence, any_ahead ? " or later" : "");
 }
 
@@ -126,11 +110,11 @@ uint64_t fingerprint(const Record& record) {
   const uint64_t head = uint64_t(record.kind) | (uint64_t(uint8_t(record.dtype)) << 8) |
                         (uint64_t(record.reduce_op) << 16) | (uint64_t(shapeless ? 0 : record.num_dims) << 24) |
                         (uint64_t(uint32_t(record.root)) << 32);
-  uint64_t hash = mix(0x243f6a8885a308d3ull, head);
+  uint64_t hash = mix_hash(0x243f6a8885a308d3ull, head);
   if (!shapeless) {
-    hash = mix(hash, uint64_t(record.num_elements));
+    hash = mix_hash(hash, uint64_t(record.num_elements));
     for (int i = 0; i < std::min<int>(record.num_dims, Record::kMaxDims); ++i) {
-      hash = mix(hash, uint64_t(record.sizes[i]));
+      hash = mix_hash(hash, uint64_t(record.sizes[i]));
     }
   }
   return hash == 0 ? 1 : hash;

@@ -184,4 +184,11 @@ Placements checked_placements(std::string_view where, Placements placements, int
   return placements;
 }
 
+Placements without_partial(Placements placements) {
+  for (Placement& placement : placements) {
+    if (placement.is_partial()) placement = Replicate();
+  }
+  return placements;
+}
+
 }  // namespace serried

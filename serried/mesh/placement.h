@@ -101,4 +101,7 @@ std::ostream& operator<<(std::ostream& out, const Placements& placements);
 /// placements other than `mesh_ndim` or for kinds of Partial that do not mix (only sum and avg do).
 Placements checked_placements(std::string_view where, Placements placements, int64_t tensor_ndim, int64_t mesh_ndim);
 
+/// Every Partial replaced by Replicate.
+Placements without_partial(Placements placements);
+
 }  // namespace serried

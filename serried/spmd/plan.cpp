@@ -209,9 +209,7 @@ Plan shape_plan(const Bound& bound, const Call& call, const PlanRequest& request
   Placements like = request.current.empty() ? Placements(request.mesh_shape.size()) : request.current[0];
   const auto asked = call.integers("size");
   const bool same = !request.current.empty() && (!asked || c10::IntArrayRef(*asked) == call.tensor(0).sizes);
-  for (Placement& placement : like) {
-    if (!same || placement.is_partial()) placement = Replicate();
-  }
+  like = same ? without_partial(std::move(like)) : Placements(like.size(), Replicate());
   const size_t ndim = asked ? asked->size() : call.tensor(0).sizes.size();
   OutputPlan output{.placements = like, .list = false, .sizes = c10::DimVector(ndim, -1)};
   for (const Placement& placement : like) {
@@ -219,9 +217,7 @@ Plan shape_plan(const Bound& bound, const Call& call, const PlanRequest& request
   }
   // A fill of a pending sum cannot be done part by part: the caller gives it the whole and writes back.
   for (const auto& [input, out] : request.written) {
-    for (Placement& placement : plan.inputs[input]) {
-      if (placement.is_partial()) placement = Replicate();
-    }
+    plan.inputs[input] = without_partial(std::move(plan.inputs[input]));
   }
   plan.outputs.assign(std::max<size_t>(bound.outputs.size(), 1), output);
   return plan;

@@ -5,6 +5,7 @@
 #include <ATen/core/enum_tag.h>
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <shared_mutex>
@@ -18,6 +19,7 @@ namespace {
 
 // Users' rules by "ns::name" or "ns::name.overload".
 struct UserRules {
+  std::atomic<uint64_t> version{0};
   std::shared_mutex mutex;
   std::map<std::string, Rule, std::less<>> rules;
 };
@@ -184,12 +186,18 @@ void register_rule(const std::string& op, const std::string& rule) {
   UserRules& users = user_rules();
   std::unique_lock lock(users.mutex);
   users.rules.insert_or_assign(op, parsed);
+  ++users.version;
 }
 
 void unregister_rule(const std::string& op) {
   UserRules& users = user_rules();
   std::unique_lock lock(users.mutex);
   users.rules.erase(op);
+  ++users.version;
+}
+
+uint64_t rules_version() {
+  return user_rules().version.load(std::memory_order_acquire);
 }
 
 }  // namespace serried::spmd

@@ -22,7 +22,7 @@ bool run_item(const c10::OperatorHandle& op, Stack& stack) {
 
 // What the first tensor lies by, with Partial reduced: the second is brought there, so each rank compares its part.
 bool parts_are_equal(const DTensorMeta& self, const DTensorMeta& other) {
-  const Placements placements = detail::without_partial(self.spec->placements);
+  const Placements placements = without_partial(self.spec->placements);
   const LocalOnly guard;
   const bool here = at::equal(detail::local_as(self, placements), detail::local_as(other, placements));
   const at::Tensor everywhere = at::full({1}, int64_t(here), at::kLong);

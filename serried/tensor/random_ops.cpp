@@ -76,7 +76,7 @@ at::Tensor result(const Part& part) {
 
 // The part of a tensor whose Partial axes were reduced.
 Part reduced(const DTensorMeta& meta) {
-  const Placements to = detail::without_partial(meta.spec->placements);
+  const Placements to = without_partial(meta.spec->placements);
   if (to == meta.spec->placements) return {meta.local, meta.spec};
   return {redistribute_local(meta.local, *meta.spec, to), with_placements(*meta.spec, to)};
 }
@@ -289,8 +289,8 @@ at::Tensor normal_beside(const Arguments& arguments, const DTensorMeta* mean, co
   const Placements placements = mean_fits  ? mean->spec->placements
                                 : std_fits ? std->spec->placements
                                            : Placements(first.placements.size());
-  const SpecPtr spec = intern_spec(first.mesh, detail::without_partial(placements), sizes,
-                                   serried::contiguous_strides(sizes), first.dtype);
+  const SpecPtr spec =
+      intern_spec(first.mesh, without_partial(placements), sizes, serried::contiguous_strides(sizes), first.dtype);
   const Part part{detail::empty_part(*spec), spec};
   detail::philox_normal_(part.local, *spec, key_for(arguments, *spec));
   return result(part);

@@ -30,7 +30,6 @@ void check_exists(const std::string& op) {
 void register_sharding(const std::string& op, const std::string& rule) {
   check_exists(op);
   spmd::register_rule(op, rule);
-  clear_dispatch_cache();
 }
 
 }  // namespace serried

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "serried/base/hash.h"
 #include "serried/comm/watch.h"
 #include "serried/tensor/detail/text.h"
 
@@ -20,16 +21,11 @@ struct Content {
   c10::ScalarType dtype;
 };
 
-uint64_t mix(uint64_t hash, uint64_t value) {
-  hash = (hash ^ value) * 0x9E3779B97F4A7C15ull;
-  return hash ^ (hash >> 29);
-}
-
 uint64_t hash_of(const Content& content) {
-  uint64_t hash = mix(content.mesh.id(), uint64_t(content.dtype));
-  for (const Placement& placement : content.placements) hash = mix(hash, placement.bits());
-  for (int64_t size : content.sizes) hash = mix(hash, uint64_t(size));
-  for (int64_t stride : content.strides) hash = mix(hash, uint64_t(stride));
+  uint64_t hash = mix_hash(content.mesh.id(), uint64_t(content.dtype));
+  for (const Placement& placement : content.placements) hash = mix_hash(hash, placement.bits());
+  for (int64_t size : content.sizes) hash = mix_hash(hash, uint64_t(size));
+  for (int64_t stride : content.strides) hash = mix_hash(hash, uint64_t(stride));
   return hash;
 }
 

@@ -6,6 +6,7 @@
 #include <torch/torch.h>
 
 #include "serried/spmd/registry.h"
+#include "serried/tensor/dispatch.h"
 #include "serried/tensor/guards.h"
 #include "tests/support/close.h"
 #include "tests/support/errors.h"
@@ -200,6 +201,24 @@ TEST(RegisterSharding, ChecksTheOpAndTheRule) {
   EXPECT_THROW(register_sharding("aten::mm", "mk, kn mn"), c10::ValueError);
   register_sharding("aten::mm", "mk, kn -> mn");
   spmd::unregister_rule("aten::mm");
+}
+
+TEST(RegisterSharding, ReachesTheOtherRanksOfTheProcess) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const at::Tensor a = distribute_tensor(at::ones({4, 4}), mesh, {Shard(0)});
+    const auto barrier = [&] { mesh.get_group(0)->barrier()->wait(); };
+    at::mm(a, a);
+    reset_dispatch_stats();
+    at::mm(a, a);
+    EXPECT_EQ(dispatch_stats().misses, 0u);
+    barrier();
+    if (mesh.get_rank() == 0) register_sharding("aten::mm", "mk, kn -> mn");
+    barrier();
+    at::mm(a, a);
+    EXPECT_GE(dispatch_stats().misses, 1u) << "rank " << mesh.get_rank() << " kept its plan";
+    barrier();
+    if (mesh.get_rank() == 0) spmd::unregister_rule("aten::mm");
+  });
 }
 
 }  // namespace

@@ -1,26 +1,16 @@
 // Gathers one text per rank through the store; says who is missing when one does not come.
 #include "serried/comm/detail/exchange.h"
 
-#include <algorithm>
-
 #include <c10/util/StringUtil.h>
 
 #include "serried/base/error.h"
+#include "serried/comm/detail/rank_list.h"
 
 namespace serried::detail {
 namespace {
 
 std::string rank_key(const std::string& key, int rank) {
   return c10::str(key, "/", rank);
-}
-
-// "rank 3", "ranks 1, 2", and for many "ranks 1, 2, 3 and 4090 more"
-std::string list_ranks(const std::vector<int>& ranks) {
-  constexpr size_t kShown = 8;
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < std::min(ranks.size(), kShown); ++i) text += c10::str(i == 0 ? "" : ", ", ranks[i]);
-  if (ranks.size() > kShown) text += c10::str(" and ", ranks.size() - kShown, " more");
-  return text;
 }
 
 [[noreturn]] void raise_missing(const ExchangeArgs& args, std::string_view where, const std::string& key) {
@@ -30,7 +20,7 @@ std::string list_ranks(const std::vector<int>& ranks) {
   }
   raise<c10::DistBackendError>(
       {where,
-       c10::str(list_ranks(missing), " of ", args.world_size, " did not come within ", args.timeout.count(), " ms"),
+       c10::str(rank_list(missing), " of ", args.world_size, " did not come within ", args.timeout.count(), " ms"),
        "look at what those ranks are doing; every rank must make the same groups in the same order"});
 }
 

@@ -31,13 +31,6 @@ c10::DimVector strides_for(c10::IntArrayRef sizes, at::MemoryFormat format, c10:
   return dense_strides(sizes, like);
 }
 
-Placements without_partial(Placements placements) {
-  for (Placement& placement : placements) {
-    if (placement.is_partial()) placement = Replicate();
-  }
-  return placements;
-}
-
 std::optional<ReduceKind> identity_here(const Placements& placements, const Position& at) {
   for (size_t axis = 0; axis < placements.size(); ++axis) {
     if (!placements[axis].is_partial() || at.coordinate[axis] == 0) continue;

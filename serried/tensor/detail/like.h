@@ -27,9 +27,6 @@ Part empty_beside(const Spec& like, std::optional<at::ScalarType> dtype = {},
 /// The strides of a new tensor; `like` counts where `format` is Preserve.
 c10::DimVector strides_for(c10::IntArrayRef sizes, at::MemoryFormat format, c10::IntArrayRef like = {});
 
-/// Every Partial replaced by Replicate.
-Placements without_partial(Placements placements);
-
 /// A known value as a Partial: one rank of an axis holds it, the others the identity of this kind, so that the
 /// reduction gives it back. None on ranks that hold the value; where ranks with equal values reduce to it, all do.
 std::optional<ReduceKind> identity_here(const Placements& placements, const Position& at);

@@ -5,7 +5,9 @@
 #include <cstring>
 #include <unordered_map>
 
+#include "serried/base/hash.h"
 #include "serried/base/log.h"
+#include "serried/spmd/registry.h"
 #include "serried/tensor/comm_debug.h"
 
 namespace serried {
@@ -22,6 +24,7 @@ struct Entry {
 
 struct Cache {
   std::unordered_multimap<uint64_t, Entry> plans;
+  uint64_t rules_version = spmd::rules_version();
   DispatchStats stats;
 };
 
@@ -32,11 +35,16 @@ Cache& cache() {
 
 uint64_t hash_of(const OpInfo& info, const Arguments& arguments) {
   uint64_t hash = reinterpret_cast<uintptr_t>(&info);
-  for (uint64_t word : arguments.key) {
-    hash = (hash ^ word) * 0x9e3779b97f4a7c15ull;
-    hash ^= hash >> 29;
-  }
+  for (uint64_t word : arguments.key) hash = mix_hash(hash, word);
   return hash;
+}
+
+// A user's rule may have come from another thread.
+void drop_stale_plans() {
+  const uint64_t version = spmd::rules_version();
+  if (C10_LIKELY(cache().rules_version == version)) return;
+  clear_dispatch_cache();
+  cache().rules_version = version;
 }
 
 const CachedPlan* find(uint64_t hash, const OpInfo& info, const Arguments& arguments) {
@@ -80,6 +88,7 @@ const CachedPlan& counted(const OpInfo& info, const CachedPlan& plan) {
 
 const CachedPlan& plan_for(OpInfo& info, const Arguments& arguments, const torch::jit::Stack& stack,
                            std::unique_ptr<CachedPlan>& uncached) {
+  drop_stale_plans();
   const uint64_t hash = hash_of(info, arguments);
   DispatchStats& stats = cache().stats;
   // 64 bits of hash: two keys of one op that collide are less likely than a broken memory bit.
@@ -107,6 +116,7 @@ const CachedPlan& plan_for(OpInfo& info, const Arguments& arguments, const torch
 
 const CachedPlan* find_fast_plan(OpInfo& info, const Arguments& arguments) {
   if (!arguments.cacheable) return nullptr;
+  drop_stale_plans();
   const uint64_t hash = hash_of(info, arguments);
   if (info.last_plan == nullptr || info.last_hash != hash) {
     const CachedPlan* found = find(hash, info, arguments);

@@ -149,8 +149,8 @@ at::Tensor redistribute_across(const at::Tensor& local, const Spec& from, const 
   check_same_root(from.mesh, mesh);
   const Union both = union_of(from.mesh, mesh);
   const at::AutoDispatchBelowADInplaceOrView below;
-  const Placements source = detail::without_partial(from.placements);
-  const Placements target = detail::without_partial(to);
+  const Placements source = without_partial(from.placements);
+  const Placements target = without_partial(to);
   const at::Tensor reduced = from.mesh.contains_this_rank() ? redistribute_local(local, from, source) : local;
   at::TensorOptions options = at::TensorOptions(from.dtype).device(c10::Device(mesh.device_type()));
   if (local.defined()) options = local.options();
