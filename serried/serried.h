@@ -10,6 +10,8 @@
 #include "serried/comm/rendezvous.h"
 #include "serried/comm/watch.h"
 #include "serried/mesh/mesh.h"
+#include "serried/parallel/ddp/ddp.h"
+#include "serried/parallel/sync_batchnorm.h"
 #include "serried/tensor/born_sharded.h"
 #include "serried/tensor/comm_debug.h"
 #include "serried/tensor/coverage.h"

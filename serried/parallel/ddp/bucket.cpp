@@ -1,0 +1,80 @@
+#include "serried/parallel/ddp/bucket.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/utils/grad_layout_contract.h>
+
+#include "serried/base/log.h"
+
+namespace serried::detail {
+namespace {
+
+// The memory of `flat` as a tensor of its own. Not an autograd view: users call detach_() on gradients
+// (zero_grad(set_to_none = false) does), which a view forbids.
+at::Tensor alias_at(const at::Tensor& flat, size_t offset, const at::Tensor& like) {
+  c10::DimVector strides(like.strides());
+  if (!like.is_non_overlapping_and_dense()) {
+    int64_t next = 1;
+    for (int64_t d = like.dim() - 1; d >= 0; --d) {
+      strides[d] = next;
+      next *= std::max<int64_t>(like.size(d), 1);
+    }
+  }
+  at::Tensor alias = at::empty({0}, flat.options());
+  alias.set_(flat.storage(), flat.storage_offset() + int64_t(offset), like.sizes(), strides);
+  return alias;
+}
+
+}  // namespace
+
+int64_t Bucket::num_bytes(const std::vector<ManagedParameter>& parameters) const {
+  int64_t bytes = 0;
+  for (size_t index : members) bytes += int64_t(parameters[index].tensor.nbytes());
+  return bytes;
+}
+
+at::Tensor allocate_for(const Group& group, int64_t num_elements, const at::TensorOptions& options) {
+  const auto backend = group->getBackend(options.device().type());
+  if (backend->supportsTensorAlloc(options.device().index())) {
+    try {
+      return backend->allocateTensor(num_elements, options);
+    } catch (const c10::Error& error) {
+      log::line(log::Topic::comm, "bucket of ", num_elements,
+                " elements in ordinary memory: ", error.what_without_backtrace());
+    }
+  }
+  return at::empty({num_elements}, options);
+}
+
+Bucket make_bucket(std::vector<size_t> members, const std::vector<ManagedParameter>& parameters, const Group& group) {
+  at::NoGradGuard no_grad;
+  Bucket bucket{.members = std::move(members)};
+  const ManagedParameter& first = parameters[bucket.members.at(0)];
+  bucket.sparse = first.sparse_gradient;
+  if (bucket.sparse) return bucket;
+  size_t offset = 0;
+  for (size_t index : bucket.members) {
+    bucket.offsets.push_back(offset);
+    bucket.lengths.push_back(size_t(parameters[index].tensor.numel()));
+    offset += bucket.lengths.back();
+  }
+  bucket.flat = allocate_for(group, int64_t(offset), first.tensor.options().requires_grad(false));
+  for (size_t i = 0; i < bucket.members.size(); ++i) {
+    bucket.views.push_back(alias_at(bucket.flat, bucket.offsets[i], parameters[bucket.members[i]].tensor));
+  }
+  return bucket;
+}
+
+c10d::GradBucket as_grad_bucket(const Bucket& bucket, size_t index, size_t count,
+                                const std::vector<ManagedParameter>& parameters) {
+  std::vector<c10::IntArrayRef> sizes;
+  std::vector<at::Tensor> tensors;
+  for (size_t member : bucket.members) {
+    tensors.push_back(parameters[member].tensor);
+    sizes.push_back(parameters[member].tensor.sizes());
+  }
+  return c10d::GradBucket(index, count, bucket.flat, bucket.offsets, bucket.lengths, std::move(sizes),
+                          std::move(tensors), std::nullopt);
+}
+
+}  // namespace serried::detail

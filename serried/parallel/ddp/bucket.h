@@ -1,0 +1,45 @@
+// A bucket: the gradients of some parameters side by side in memory that the group can reach.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/comm.hpp>
+
+#include <vector>
+
+#include "serried/comm/group.h"
+#include "serried/parallel/ddp/parameters.h"
+
+namespace serried::detail {
+
+struct Bucket {
+  std::vector<size_t> members;    // indices of parameters
+  at::Tensor flat;                // all their gradients; for one sparse gradient, that one while it is reduced
+  std::vector<at::Tensor> views;  // of `flat`, per member, in the layout of the parameter; empty for a sparse gradient
+  std::vector<size_t> offsets;    // elements
+  std::vector<size_t> lengths;
+  bool sparse = false;
+
+  // Of the running backward.
+  size_t num_pending = 0;
+  c10::intrusive_ptr<c10d::Work> work = {};
+  c10::intrusive_ptr<c10::ivalue::Future> future = {};  // of a hook
+
+  bool launched = false;
+
+  void end_round() {
+    work = {};
+    future = {};
+    launched = false;
+  }
+  int64_t num_bytes(const std::vector<ManagedParameter>& parameters) const;
+};
+
+/// Memory from the group where it has some to give (shared with the other ranks), else ordinary memory.
+at::Tensor allocate_for(const Group& group, int64_t num_elements, const at::TensorOptions& options);
+
+Bucket make_bucket(std::vector<size_t> members, const std::vector<ManagedParameter>& parameters, const Group& group);
+
+/// What a communication hook sees of `bucket`.
+c10d::GradBucket as_grad_bucket(const Bucket& bucket, size_t index, size_t count,
+                                const std::vector<ManagedParameter>& parameters);
+
+}  // namespace serried::detail

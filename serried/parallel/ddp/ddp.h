@@ -1,0 +1,153 @@
+// DistributedDataParallel: every rank has the whole module and a part of the batch; gradients are averages.
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "serried/parallel/ddp/comm_hook.h"
+#include "serried/parallel/ddp/logging_data.h"
+#include "serried/parallel/ddp/options.h"
+#include "serried/parallel/ddp/visit.h"
+
+namespace serried {
+
+namespace detail {
+class Reducer;
+}
+
+/// When a hook on buffers runs.
+enum class BufferHookLocation { pre_forward, post_forward };
+
+/// Instead of the broadcast of buffers: gets them by name. Its futures are waited for at the end of backward.
+using BufferHook = std::function<std::vector<HookFuture>(const Group&, const std::map<std::string, at::Tensor>&)>;
+
+/// What does not depend on the type of the module.
+class DataParallelBase : public torch::nn::Module {
+ public:
+  DataParallelBase(std::shared_ptr<torch::nn::Module> module, DistributedDataParallelOptions options);
+  ~DataParallelBase() override;
+  DataParallelBase(const DataParallelBase&) = delete;
+
+  /// While the guard lives, gradients add up on this rank only. The forward belongs inside, too.
+  ///     { auto guard = ddp.no_sync(); ddp(x).sum().backward(); }
+  class NoSync {
+   public:
+    explicit NoSync(bool& switch_) : switch_(switch_), previous_(std::exchange(switch_, false)) {}
+    ~NoSync() { switch_ = previous_; }
+    NoSync(const NoSync&) = delete;
+
+   private:
+    bool& switch_;
+    bool previous_;
+  };
+  [[nodiscard]] NoSync no_sync() { return NoSync(sync_gradients_); }
+
+  /// Does with full buckets what `hook` says instead of averaging them; once, before the first backward.
+  void register_comm_hook(CommHook hook);
+
+  void register_buffer_hook(BufferHook hook, BufferHookLocation location = BufferHookLocation::post_forward);
+
+  /// Goes on with the ranks of `group`, after a loss or with newcomers. Parameters stay as they are.
+  void set_process_group(Group group);
+  const Group& process_group() const { return group_; }
+  int rank() const { return group_->getRank(); }
+
+  /// Before the first forward: every iteration will use the same parameters, equally often.
+  void set_static_graph();
+
+  /// Gives up a backward that did not end, with its gradients; the next forward does it, too.
+  void reset();
+  void check_finalized() const;
+  void remove_hooks();
+
+  /// Whether the next forward will take rank 0's buffers.
+  bool will_sync_buffers() const;
+
+  /// The parameters whose gradients are averaged.
+  std::vector<at::Tensor> data_parallel_parameters() const;
+
+  /// Everything there is to know, under PyTorch's keys.
+  LoggingData logging_data() const;
+
+  const DistributedDataParallelOptions& options() const { return options_; }
+  detail::Reducer& reducer() { return *reducer_; }
+
+ protected:
+  void before_forward();
+  void after_forward(const std::vector<at::Tensor>& outputs);
+
+ private:
+  void check_options() const;
+  void sync_initial_state();
+  void sync_buffers();
+  void run_buffer_hook(BufferHookLocation location);
+  std::map<std::string, at::Tensor> buffers_to_sync() const;
+
+  std::shared_ptr<torch::nn::Module> wrapped_;
+  DistributedDataParallelOptions options_;
+  Group group_;
+  std::set<std::string> ignored_;
+  std::shared_ptr<detail::Reducer> reducer_;
+  bool sync_gradients_ = true;
+  bool sync_buffers_next_ = true;
+  bool joined_ = false;
+  std::string initial_bucket_sizes_;
+  BufferHook buffer_hook_;
+  BufferHookLocation buffer_hook_location_ = BufferHookLocation::post_forward;
+};
+
+/// Wraps a module holder or a shared_ptr to a module; calls take and return what its forward does.
+///     Net net;
+///     serried::DistributedDataParallel ddp(net, {.process_group = world});
+///     loss(ddp(x), y).backward();        // gradients are averages over the ranks when backward returns
+template <class Holder>
+class DistributedDataParallel : public DataParallelBase {
+ public:
+  explicit DistributedDataParallel(Holder module, DistributedDataParallelOptions options = {})
+      : DataParallelBase(shared(module), std::move(options)), module_(std::move(module)) {}
+
+  /// The holder given.
+  Holder& module() { return module_; }
+  const Holder& module() const { return module_; }
+
+  template <class... Args>
+  auto forward(Args&&... args) {
+    before_forward();
+    std::vector<at::Tensor> tensors;
+    if constexpr (std::is_void_v<decltype(module_->forward(std::forward<Args>(args)...))>) {
+      module_->forward(std::forward<Args>(args)...);
+      after_forward(tensors);
+    } else {
+      auto output = module_->forward(std::forward<Args>(args)...);
+      auto collect = [&](at::Tensor& t) { tensors.push_back(t); };
+      detail::for_each_tensor(output, collect);
+      after_forward(tensors);
+      return output;
+    }
+  }
+
+  template <class... Args>
+  auto operator()(Args&&... args) {
+    return forward(std::forward<Args>(args)...);
+  }
+
+ private:
+  template <class Impl>
+  static std::shared_ptr<torch::nn::Module> shared(const std::shared_ptr<Impl>& module) {
+    return module;
+  }
+  template <class ModuleHolder>
+  static std::shared_ptr<torch::nn::Module> shared(const ModuleHolder& module) {
+    return module.ptr();
+  }
+
+  Holder module_;
+};
+
+}  // namespace serried

@@ -1,0 +1,340 @@
+// The rounds of a reducer: begin, collect, launch, end.
+#include "serried/parallel/ddp/reducer.h"
+
+#include <ATen/ScalarOps.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/view_as_real.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/utils/lambda_post_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+
+#include "serried/base/error.h"
+#include "serried/comm/collectives.h"
+#include "serried/comm/detail/direct.h"
+
+namespace serried::detail {
+
+using torch::autograd::Engine;
+using torch::autograd::variable_list;
+
+Reducer::Reducer(std::vector<ManagedParameter> parameters, Group group, ReducerOptions options)
+    : parameters_(std::move(parameters)),
+      group_(std::move(group)),
+      options_(std::move(options)),
+      statistics_(options_.stats_every) {
+  make_buckets(initial_buckets(parameters_, options_.limits));
+}
+
+Reducer::~Reducer() {
+  remove_hooks();
+}
+
+void Reducer::install_hooks() {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    auto accumulator = torch::autograd::impl::grad_accumulator(parameters_[i].tensor);
+    auto hook = [self = weak_from_this(), i](const variable_list& outputs, const variable_list&) {
+      if (const auto reducer = self.lock()) reducer->on_gradient(i);
+      return outputs;
+    };
+    const uintptr_t key =
+        accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(std::move(hook)));
+    hooks_.push_back({std::move(accumulator), key});
+  }
+}
+
+void Reducer::remove_hooks() {
+  for (Hook& hook : hooks_) hook.accumulator->del_post_hook(hook.key);
+  hooks_.clear();
+}
+
+void Reducer::make_buckets(const BucketAssignment& assignment) {
+  buckets_.clear();
+  locations_.assign(parameters_.size(), {});
+  for (size_t b = 0; b < assignment.size(); ++b) {
+    buckets_.push_back(make_bucket(assignment[b], parameters_, group_));
+    for (size_t slot = 0; slot < assignment[b].size(); ++slot) locations_[assignment[b][slot]] = {b, slot};
+  }
+}
+
+void Reducer::prepare_forward(bool synchronise) {
+  if (round_.active) reset();
+  if (!synchronise) return;
+  ++num_iterations_;
+  times_.forward_start = StepTimes::now();
+  rebuild_buckets();
+}
+
+void Reducer::prepare_backward(const std::vector<at::Tensor>& outputs, bool synchronise) {
+  auto pass = std::make_shared<ForwardPass>();
+  pass->synchronise = synchronise;
+  for (const at::Tensor& output : outputs) {
+    if (!output.requires_grad()) continue;
+    if (output.grad_fn()) pass->outputs.emplace_back(output.grad_fn());
+    output.register_hook([self = weak_from_this(), pass](const at::Tensor&) {
+      if (const auto reducer = self.lock()) reducer->enter(*pass);
+    });
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  synchronise_ = synchronise;
+  open_passes_.push_back(std::move(pass));
+}
+
+void Reducer::enter(const ForwardPass& pass) {
+  // A backward towards chosen tensors (autograd::grad) need not reach our parameters; if it does, they will tell.
+  const auto* towards = torch::autograd::get_current_graph_task_exec_info();
+  if (towards != nullptr && !towards->empty()) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (pass.synchronise && !round_.active) begin_round();
+}
+
+void Reducer::start_round() {
+  round_ = {};
+  round_.active = true;
+  round_.counting = options_.static_graph && expected_fires_.empty();
+  round_.divides_in_reduction = divides_in_reduction();
+  if (!comm_hook_ && !round_.divides_in_reduction) {
+    round_.scale = at::native::wrapped_scalar_tensor(1 / divisor_.value_or(group_->getSize()));
+  }
+  round_.num_fired.assign(parameters_.size(), 0);
+  round_.ready.assign(parameters_.size(), false);
+  round_.used.assign(parameters_.size(), false);
+  for (Bucket& bucket : buckets_) bucket.num_pending = bucket.members.size();
+  times_.backward_start = StepTimes::now();
+  times_.communication_start = 0;
+}
+
+void Reducer::begin_round() {
+  start_round();
+  Engine::get_default_engine().queue_callback([self = weak_from_this()] {
+    if (const auto reducer = self.lock()) reducer->end_round();
+  });
+  if (round_.counting) return;
+  if (options_.static_graph) {
+    std::vector<bool> used(parameters_.size());
+    for (size_t i = 0; i < used.size(); ++i) used[i] = expected_fires_[i] > 0;
+    mark_unused(used);
+  } else if (options_.find_unused_parameters) {
+    mark_unused(used_by_this_backward());
+  }
+}
+
+void Reducer::mark_unused(const std::vector<bool>& used) {
+  for (size_t i = 0; i < used.size(); ++i) {
+    if (!used[i]) mark_ready(i);
+  }
+  launch_ready_buckets();
+}
+
+void Reducer::on_gradient(size_t index) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!round_.active) {
+    if (!synchronise_) return;
+    begin_round();
+  }
+  round_.used[index] = parameters_[index].tensor.grad().defined();
+  if (++round_.num_fired[index] == 1) round_.arrival.push_back(index);
+  if (round_.counting) return;
+  if (options_.static_graph) {
+    check_count(index);
+    if (round_.num_fired[index] < expected_fires_[index]) return;
+  }
+  if (round_.ready[index]) {
+    // Once more before the bucket has left (a checkpointed part that is used twice): the sum so far is replaced.
+    if (buckets_[locations_[index].bucket].launched) raise_ready_twice(index);
+    return contribute(index);
+  }
+  mark_ready(index);
+  launch_ready_buckets();
+}
+
+void Reducer::mark_ready(size_t index) {
+  round_.ready[index] = true;
+  Bucket& bucket = buckets_[locations_[index].bucket];
+  if (!options_.batched_grad_copy) contribute(index);
+  --bucket.num_pending;
+}
+
+// Our own backends divide where they add: one pass less over the gradients.
+bool Reducer::divides_in_reduction() const {
+  if (comm_hook_ || divisor_) return false;
+  const auto backend = group_->getBackend(parameters_[0].tensor.device().type());
+  return dynamic_cast<DirectCollectives*>(backend.get()) != nullptr;
+}
+
+void Reducer::contribute(size_t index) {
+  at::NoGradGuard no_grad;
+  const Location& at = locations_[index];
+  Bucket& bucket = buckets_[at.bucket];
+  at::Tensor& grad = parameters_[index].tensor.mutable_grad();
+  if (bucket.sparse) {
+    if (!grad.defined()) {
+      raise<c10::ValueError>({"backward", parameters_[index].name + " should have a sparse gradient but has none",
+                              "use it in every forward, or make its embedding dense"});
+    }
+    bucket.flat = comm_hook_ ? grad : grad / divisor_.value_or(group_->getSize());
+    return;
+  }
+  const at::Tensor& view = bucket.views[at.slot];
+  if (!grad.defined()) {
+    view.zero_();
+    return;
+  }
+  const bool is_view = grad.is_same(view) || (grad.data_ptr() == view.data_ptr() && grad.strides() == view.strides());
+  if (round_.scale.defined()) {
+    at::mul_out(const_cast<at::Tensor&>(view), grad, round_.scale);
+  } else if (!is_view) {
+    view.copy_(grad);
+  }
+  // Frees what backward has computed, while later gradients are still to come.
+  if (options_.gradient_as_bucket_view) grad = view;
+}
+
+void Reducer::launch_ready_buckets() {
+  while (round_.next_bucket < buckets_.size() && buckets_[round_.next_bucket].num_pending == 0) {
+    launch(round_.next_bucket++);
+  }
+  if (round_.next_bucket == buckets_.size() && looks_for_unused()) launch_used_map();
+}
+
+void Reducer::launch(size_t index) {
+  Bucket& bucket = buckets_[index];
+  if (options_.batched_grad_copy) {
+    for (size_t member : bucket.members) contribute(member);
+  }
+  bucket.launched = true;
+  if (options_.skip_unused_allreduce && is_unused_here(bucket)) return;
+  if (times_.communication_start == 0) times_.communication_start = StepTimes::now();
+  if (comm_hook_) {
+    c10d::GradBucket seen = as_grad_bucket(bucket, index, buckets_.size(), parameters_);
+    bucket.future = (*comm_hook_)(group_, seen);
+    return;
+  }
+  at::NoGradGuard no_grad;
+  c10d::AllreduceOptions how;
+  if (round_.divides_in_reduction && !bucket.sparse) how.reduceOp = c10d::ReduceOp::AVG;
+  std::vector<at::Tensor> tensors = {bucket.flat.is_complex() ? at::view_as_real(bucket.flat) : bucket.flat};
+  bucket.work = group_->allreduce(tensors, how);
+}
+
+bool Reducer::is_unused_here(const Bucket& bucket) const {
+  return std::none_of(bucket.members.begin(), bucket.members.end(), [&](size_t member) { return round_.used[member]; });
+}
+
+bool Reducer::looks_for_unused() const {
+  return options_.find_unused_parameters && !options_.static_graph;
+}
+
+void Reducer::launch_used_map() {
+  round_.used_anywhere = at::zeros({int64_t(parameters_.size())}, at::kInt);
+  auto* map = round_.used_anywhere.data_ptr<int>();
+  for (size_t i = 0; i < parameters_.size(); ++i) map[i] = round_.used[i];
+  std::vector<at::Tensor> tensors = {round_.used_anywhere};
+  round_.used_work = group_->allreduce(tensors);
+}
+
+bool Reducer::is_used_anywhere(size_t index) {
+  if (round_.used[index]) return true;
+  if (!static_used_anywhere_.empty()) return static_used_anywhere_[index];
+  if (!round_.used_work) return true;
+  round_.used_work->wait();
+  return round_.used_anywhere.data_ptr<int>()[index] > 0;
+}
+
+void Reducer::end_round() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!round_.active) return;
+  times_.backward_end = StepTimes::now();
+  try {
+    if (round_.counting) finish_counting();
+    if (round_.next_bucket < buckets_.size()) raise_missing();
+    for (size_t b = 0; b < buckets_.size(); ++b) finish_bucket(b);
+    for (const HookFuture& future : std::exchange(awaited_at_end_, {})) future->waitAndThrow();
+  } catch (const std::exception& error) {
+    last_error_ = error.what();
+    reset();
+    throw;
+  }
+  times_.communication_end = StepTimes::now();
+  statistics_.add(num_iterations_, times_);
+  can_be_static_ = can_be_static_ && (last_used_.empty() || last_used_ == round_.used);
+  last_used_ = round_.used;
+  last_arrival_ = std::move(round_.arrival);
+  open_passes_.clear();
+  round_.active = false;
+}
+
+// Every rank has counted; together they know which parameters matter at all.
+void Reducer::finish_counting() {
+  expected_fires_ = round_.num_fired;
+  launch_used_map();
+  round_.used_work->wait();
+  static_used_anywhere_.resize(parameters_.size());
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    static_used_anywhere_[i] = round_.used_anywhere.data_ptr<int>()[i] > 0;
+    mark_ready(i);
+  }
+  launch_ready_buckets();
+}
+
+void Reducer::finish_bucket(size_t index) {
+  at::NoGradGuard no_grad;
+  Bucket& bucket = buckets_[index];
+  if (bucket.future) {
+    bucket.future->waitAndThrow();
+    const at::Tensor result = c10d::detail::parseCppCommHookResult(bucket.future->value());
+    if (bucket.sparse)
+      bucket.flat = result;
+    else if (result.data_ptr() != bucket.flat.data_ptr())
+      bucket.flat.copy_(result.view_as(bucket.flat));
+  } else if (bucket.work) {
+    bucket.work->wait();
+  }
+  bucket.end_round();
+  for (size_t slot = 0; slot < bucket.members.size(); ++slot) {
+    const size_t member = bucket.members[slot];
+    if (is_used_anywhere(member)) give_gradient(member, {index, slot});
+    if (on_averaged_) on_averaged_(member);
+  }
+}
+
+void Reducer::give_gradient(size_t index, const Location& location) {
+  const Bucket& bucket = buckets_[location.bucket];
+  at::Tensor& grad = parameters_[index].tensor.mutable_grad();
+  if (bucket.sparse) {
+    grad = bucket.flat;
+    return;
+  }
+  const at::Tensor& view = bucket.views[location.slot];
+  if (options_.gradient_as_bucket_view) {
+    if (!grad.is_same(view)) grad = view;
+  } else if (grad.defined()) {
+    grad.copy_(view);
+  } else {
+    grad = view.clone();
+  }
+}
+
+void Reducer::reset() {
+  bool on_its_way = false;
+  BucketAssignment assignment;
+  for (Bucket& bucket : buckets_) {
+    on_its_way |= (bucket.work && !bucket.work->isCompleted()) || (bucket.future && !bucket.future->completed());
+    assignment.push_back(bucket.members);
+    bucket.end_round();
+  }
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    // Half of them may be averages already: nobody must take a step with those.
+    if (i < round_.ready.size() && round_.ready[i]) parameters_[i].tensor.mutable_grad().reset();
+  }
+  round_ = {};
+  open_passes_.clear();
+  // A late reduction may still write to the old memory.
+  if (on_its_way) make_buckets(assignment);
+}
+
+}  // namespace serried::detail

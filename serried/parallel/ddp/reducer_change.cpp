@@ -1,0 +1,146 @@
+// What changes a reducer between two backwards: new buckets, another group, a hook, a rank without input.
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/GradMode.h>
+
+#include "serried/base/error.h"
+#include "serried/base/log.h"
+#include "serried/comm/collectives.h"
+#include "serried/parallel/ddp/reducer.h"
+
+namespace serried::detail {
+namespace {
+
+// Per parameter: its place in the order of all, and its bucket.
+at::Tensor to_tensor(const BucketAssignment& assignment, size_t num_parameters) {
+  at::Tensor table = at::empty({2, int64_t(num_parameters)}, at::kLong);
+  auto rows = table.accessor<int64_t, 2>();
+  int64_t place = 0;
+  for (size_t b = 0; b < assignment.size(); ++b) {
+    for (size_t index : assignment[b]) {
+      rows[0][place] = int64_t(index);
+      rows[1][place++] = int64_t(b);
+    }
+  }
+  return table;
+}
+
+BucketAssignment from_tensor(const at::Tensor& table) {
+  BucketAssignment assignment;
+  const auto rows = table.accessor<int64_t, 2>();
+  for (int64_t place = 0; place < table.size(1); ++place) {
+    assignment.resize(size_t(rows[1][place]) + 1);
+    assignment.back().push_back(size_t(rows[0][place]));
+  }
+  return assignment;
+}
+
+}  // namespace
+
+bool Reducer::rebuild_buckets() {
+  const bool rebuilds = options_.static_graph || !options_.find_unused_parameters;
+  if (has_rebuilt_ || !rebuilds || last_arrival_.empty()) return false;
+  has_rebuilt_ = true;
+  std::vector<size_t> arrival = last_arrival_;
+  std::vector<bool> arrived(parameters_.size());
+  for (size_t index : arrival) arrived[index] = true;
+  // Parameters of a static graph that are never used come last.
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (!arrived[i]) arrival.push_back(i);
+  }
+  const at::Tensor agreed = to_tensor(rebuilt_buckets(parameters_, options_.limits, arrival), parameters_.size());
+  broadcast_(agreed, group_);
+  replace_buckets(from_tensor(agreed));
+  log::line(log::Topic::comm, "buckets rebuilt: ", buckets_.size());
+  return true;
+}
+
+// Gradients that lie in the old buckets move over.
+void Reducer::replace_buckets(const BucketAssignment& assignment) {
+  at::NoGradGuard no_grad;
+  std::vector<Bucket> old_buckets;
+  std::vector<Location> old_locations = locations_;
+  old_buckets.swap(buckets_);
+  std::vector<bool> in_bucket(parameters_.size());
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const at::Tensor& grad = parameters_[i].tensor.grad();
+    const Location& at = old_locations[i];
+    in_bucket[i] =
+        grad.defined() && !old_buckets[at.bucket].sparse && grad.is_same(old_buckets[at.bucket].views[at.slot]);
+  }
+  make_buckets(assignment);
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (!in_bucket[i]) continue;
+    const at::Tensor& view = buckets_[locations_[i].bucket].views[locations_[i].slot];
+    view.copy_(parameters_[i].tensor.grad());
+    parameters_[i].tensor.mutable_grad() = view;
+  }
+}
+
+void Reducer::set_comm_hook(CommHook hook) {
+  if (comm_hook_) {
+    raise<c10::ValueError>({"register_comm_hook", "this module has the hook \"" + comm_hook_->name() + "\" already",
+                            "register one hook, once; hooks::fp16_compress(hook) and others wrap another hook"});
+  }
+  comm_hook_ = std::move(hook);
+}
+
+void Reducer::wait_at_end(std::vector<HookFuture> futures) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  awaited_at_end_.insert(awaited_at_end_.end(), futures.begin(), futures.end());
+}
+
+void Reducer::set_static_graph() {
+  if (options_.static_graph) return log::warn_once("[set_static_graph] the graph is static already");
+  if (num_iterations_ > 0) {
+    raise<c10::ValueError>({"set_static_graph", c10::str("called after ", num_iterations_, " iterations"),
+                            "call it before the first forward, or pass static_graph = true"});
+  }
+  options_.static_graph = true;
+}
+
+void Reducer::set_group(Group group) {
+  reset();
+  BucketAssignment assignment;
+  for (const Bucket& bucket : buckets_) assignment.push_back(bucket.members);
+  group_ = std::move(group);
+  replace_buckets(assignment);
+  expected_fires_.clear();
+  static_used_anywhere_.clear();
+}
+
+std::string Reducer::bucket_sizes() const {
+  std::vector<int64_t> sizes;
+  for (const Bucket& bucket : buckets_) sizes.push_back(bucket.num_bytes(parameters_));
+  return c10::Join(", ", sizes);
+}
+
+void Reducer::check_finalized() const {
+  if (!round_.active) return;
+  raise<c10::ValueError>({"check_finalized", "the last backward did not end: not every bucket has been reduced",
+                          "look for an exception in backward; the next forward, or reset(), begins anew"});
+}
+
+void Reducer::shadow_backward() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  start_round();
+  for (const ManagedParameter& parameter : parameters_) {
+    parameter.tensor.mutable_grad().reset();
+    if (parameter.sparse_gradient) {
+      parameter.tensor.mutable_grad() =
+          at::zeros_like(parameter.tensor, parameter.tensor.options().layout(at::kSparse));
+    }
+  }
+  if (round_.counting) {
+    finish_counting();
+  } else {
+    mark_unused(std::vector<bool>(parameters_.size()));
+  }
+  for (size_t b = 0; b < buckets_.size(); ++b) finish_bucket(b);
+  if (last_arrival_.empty()) {
+    for (size_t i = 0; i < parameters_.size(); ++i) last_arrival_.push_back(i);
+  }
+  round_.active = false;
+}
+
+}  // namespace serried::detail

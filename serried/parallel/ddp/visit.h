@@ -1,0 +1,94 @@
+// Finds the tensors in what a forward takes and returns: containers of the standard library, and your own structs.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/modules/adaptive.h>
+
+#include <array>
+#include <map>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace serried {
+namespace detail {
+
+template <class T>
+inline constexpr bool is_tensor_free =
+    std::is_arithmetic_v<T> || std::is_enum_v<T> || std::is_same_v<T, std::string> || std::is_same_v<T, at::Scalar> ||
+    std::is_same_v<T, const char*> || std::is_same_v<T, std::nullopt_t> || std::is_same_v<T, at::ScalarType>;
+
+template <class T, class Fn>
+concept HasVisitor = requires(T& value, Fn& fn) {
+  value.visit_tensors(fn);
+};
+
+// Found in the namespace of T only.
+template <class T, class Fn>
+concept HasFreeVisitor = requires(T& value, Fn& fn) {
+  visit_tensors(value, fn);
+};
+
+template <class T>
+concept IsMap = requires {
+  typename T::mapped_type;
+};
+
+template <class T>
+concept IsTuple = requires {
+  std::tuple_size<T>::value;
+};
+
+template <class T>
+concept IsRange = requires(T& value) {
+  value.begin();
+  value.end();
+};
+
+template <class T>
+concept IsOptional = requires(T& value) {
+  value.has_value();
+  *value;
+};
+
+template <class T>
+inline constexpr bool no_visitor = false;
+
+/// Calls `fn(at::Tensor&)` for every tensor in `value`, in order.
+template <class T, class Fn>
+void for_each_tensor(T& value, Fn& fn) {
+  using Plain = std::remove_cv_t<T>;
+  if constexpr (std::is_same_v<Plain, at::Tensor>) {
+    fn(value);
+  } else if constexpr (std::is_base_of_v<at::Tensor, Plain>) {
+    fn(static_cast<at::Tensor&>(value));
+  } else if constexpr (is_tensor_free<Plain>) {
+    return;
+  } else if constexpr (HasVisitor<T, Fn>) {
+    value.visit_tensors(fn);
+  } else if constexpr (HasFreeVisitor<T, Fn>) {
+    visit_tensors(value, fn);
+  } else if constexpr (std::is_same_v<Plain, torch::nn::ASMoutput>) {
+    fn(value.output);
+  } else if constexpr (IsMap<Plain>) {
+    for (auto& [key, element] : value) for_each_tensor(element, fn);
+  } else if constexpr (IsOptional<Plain>) {
+    if (value.has_value()) for_each_tensor(*value, fn);
+  } else if constexpr (IsRange<Plain>) {
+    for (auto& element : value) for_each_tensor(element, fn);
+  } else if constexpr (IsTuple<Plain>) {
+    std::apply([&](auto&... element) { (for_each_tensor(element, fn), ...); }, value);
+  } else {
+    static_assert(no_visitor<T>,
+                  "DistributedDataParallel cannot see the tensors of this type. Give it a visitor: a member "
+                  "`template <class F> void visit_tensors(F& fn) { fn(first); fn(second); }`, or a free function "
+                  "`visit_tensors(T&, F&)` in its namespace; an empty one if it holds no tensors.");
+  }
+}
+
+}  // namespace detail
+}  // namespace serried
