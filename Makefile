@@ -2,15 +2,16 @@
 BUILD := build
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 BENCH ?= all
+RANKS ?= 2
 export CMAKE_COLOR_DIAGNOSTICS := ON
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-bench configure demo test bench format docs clean
 
 help:
-	@echo 'make demo          build, start 4 ranks, check every collective, print bandwidths beside Gloo'
+	@echo 'make demo          build, check every collective, print bandwidths beside Gloo, train a GPT; RANKS=2 train it'
 	@echo 'make test          build everything and run all tests'
-	@echo 'make bench         run every benchmark beside its reference; one of them: make bench BENCH=comm'
+	@echo 'make bench         run every benchmark beside its reference; one of them: make bench BENCH=ddp'
 	@echo 'make format        format all sources in place'
 	@echo 'make docs          check the links, tables and code blocks of README and docs'
 	@echo 'make clean         remove the build; what the set-up has installed in $(BUILD)/deps stays'
@@ -30,8 +31,10 @@ configure: setup
 	@$(CONFIGURED) || $(call CONFIGURE,default)
 
 demo: configure
-	@cmake --build $(BUILD) -j $(JOBS) --target serried_demo serried_cli 02_data_parallel_by_hand
+	@cmake --build $(BUILD) -j $(JOBS) --target serried_demo serried_cli 06_gpt
 	@$(BUILD)/bin/serried run -n 4 $(BUILD)/bin/serried_demo
+	@$(BUILD)/bin/serried run -n $(RANKS) $(BUILD)/bin/06_gpt --trace $(BUILD)/gpt_trace.json
+	@echo 'Next: docs/quickstart.md, a training program of your own in five minutes.'
 
 test: configure
 	@cmake --build $(BUILD) -j $(JOBS)

@@ -2,7 +2,7 @@
 # Runs the benchmarks beside their references and leaves <build>/bench/results.json: run.sh <build> [name|all]. A missed goal is shown, not an error.
 set -euo pipefail
 
-readonly names=(comm start dtensor redistribute)
+readonly names=(comm start dtensor redistribute ddp)
 readonly build=${1:?usage: run.sh <build> [name|all]; names: ${names[*]}}
 readonly wanted=${2:-all}
 readonly results=$build/bench/results.json
@@ -25,8 +25,10 @@ bench_start() {
 }
 
 # PyTorch's numbers stand beside ours where a Python with torch is at hand.
+has_pytorch() { python3 -c 'import torch' 2>/dev/null; }
+
 beside_pytorch() {
-  if python3 -c 'import torch' 2>/dev/null; then
+  if has_pytorch; then
     say "PyTorch's DTensor on the same programs"
     python3 "$(dirname "$0")/dtensor/pytorch.py" "$1"
   fi
@@ -42,6 +44,24 @@ bench_redistribute() {
   say "redistribute: 2 ranks beside the raw collectives"
   "$build/bin/serried" run -n 2 "$build/benchmarks/bench_redistribute" "$results"
   beside_pytorch redistribute
+}
+
+# Both programs in turn, often: the machine's speed drifts.
+bench_ddp() {
+  local -r lines=$build/bench/ddp.jsonl run=("$build/bin/serried" run -n 2)
+  local theirs=() round model mode
+  if has_pytorch; then theirs=("${run[@]}" --master-port 29619 python3 "$(dirname "$0")/ddp/pytorch.py"); fi
+  say "ddp: training steps on 2 ranks, in turn with PyTorch where python3 has it (some minutes)"
+  rm -f "$lines"
+  for round in 1 2 3; do
+    for model in mlp transformer resnet gpt deep; do
+      for mode in first step; do
+        SERRIED_BENCH_START=$(date +%s%N) "${run[@]}" "$build/benchmarks/bench_ddp" "$mode" "$model" "$lines"
+        if [[ ${#theirs[@]} -gt 0 ]]; then SERRIED_BENCH_START=$(date +%s%N) "${theirs[@]}" "$mode" "$model" "$lines"; fi
+      done
+    done
+  done
+  "$build/benchmarks/bench_ddp_report" "$lines" "$results"
 }
 
 known=" ${names[*]} all "

@@ -11,12 +11,13 @@ namespace serried::bench {
 
 void print_table(const std::vector<Row>& rows) {
   if (rows.empty()) return;
-  std::printf("\n%-42s %12s %12s  %-12s %7s %7s\n", rows.front().bench.c_str(), "ours, us", "theirs, us", "reference",
-              "ratio", "goal");
+  const std::string& unit = rows.front().unit;
+  std::printf("\n%-42s %12s %12s  %-22s %7s %7s\n", rows.front().bench.c_str(), ("ours, " + unit).c_str(),
+              ("theirs, " + unit).c_str(), "reference", "ratio", "goal");
   for (const Row& row : rows) {
     char goal[32] = "-";
     if (row.goal > 0) std::snprintf(goal, sizeof(goal), "%.2f %s", row.goal, row.ratio() <= row.goal ? "ok" : "MISSED");
-    std::printf("%-42s %12.2f %12.2f  %-12s %7.2f  %s\n", row.name.c_str(), row.ours, row.reference,
+    std::printf("%-42s %12.2f %12.2f  %-22s %7.2f  %s\n", row.name.c_str(), row.ours, row.reference,
                 row.reference_name.c_str(), row.ratio(), goal);
   }
   std::fflush(stdout);
@@ -32,6 +33,7 @@ void append_json(const std::vector<Row>& rows, const std::string& path) {
                    {"reference", row.reference},
                    {"reference_name", row.reference_name},
                    {"ratio", row.ratio()},
+                   {"unit", row.unit},
                    {"goal", row.goal > 0 ? nlohmann::json(row.goal) : nlohmann::json()}});
   }
   std::ofstream(path) << all.dump(1) << "\n";

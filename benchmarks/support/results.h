@@ -8,11 +8,12 @@ namespace serried::bench {
 
 struct Row {
   std::string bench;
-  std::string name;      // the case
-  double ours = 0;       // microseconds
-  double reference = 0;  // microseconds
+  std::string name;  // the case
+  double ours = 0;
+  double reference = 0;
   std::string reference_name;
-  double goal = 0;  // the ratio to reach; 0: none is set
+  double goal = 0;          // the ratio to reach; 0: none is set
+  std::string unit = "us";  // of ours and the reference; one table, one unit
 
   double ratio() const { return ours / reference; }
 };

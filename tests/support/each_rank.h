@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "serried/base/error.h"
 #include "serried/comm/ranks.h"
 
 namespace serried::testing {

@@ -1,3 +1,4 @@
+// Three or more ranks in a row become a range.
 #include "serried/comm/detail/rank_list.h"
 
 #include <c10/util/StringUtil.h>

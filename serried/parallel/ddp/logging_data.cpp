@@ -4,11 +4,16 @@
 #include <c10/util/StringUtil.h>
 #include <torch/csrc/distributed/c10d/debug.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <ostream>
 #include <set>
 
+#include "serried/base/env.h"
+#include "serried/base/log.h"
 #include "serried/parallel/ddp/ddp.h"
 #include "serried/parallel/ddp/reducer.h"
+#include "serried/parallel/sync_batchnorm.h"
 
 namespace serried {
 namespace {
@@ -79,6 +84,31 @@ void add_run_time(Values& values, const detail::Reducer& reducer) {
 
 }  // namespace
 
+std::string LoggingData::to_string() const {
+  std::string text;
+  for (const auto& [key, value] : values_) text += c10::str(key, ": ", value, "\n");
+  return text;
+}
+
+void dump_distributed_environment(std::ostream& out) {
+  for (const char* name : {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+                           "CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT", "GLOO_NUM_THREADS",
+                           "NCCL_SOCKET_IFNAME", "NCCL_DEBUG", "NCCL_IB_DISABLE", "NCCL_P2P_DISABLE", "NCCL_ALGO",
+                           "NCCL_PROTO", "TORCH_DISTRIBUTED_DEBUG", "OMP_NUM_THREADS"}) {
+    out << "env:" << name << "=" << environment(name) << "\n";
+  }
+  for (const env::Variable& variable : env::table()) {
+    out << "env:" << variable.name << "=" << environment(variable.name) << "\n";
+  }
+}
+
+void DataParallelBase::print_if_debugging() {
+  if (c10d::debug_level() == c10d::DebugLevel::Off || reducer_->statistics().iteration() == printed_iteration_) return;
+  printed_iteration_ = reducer_->statistics().iteration();
+  log::write(log::Topic::comm, c10::str("DistributedDataParallel after iteration ", printed_iteration_, "\n",
+                                        logging_data().to_string()));
+}
+
 LoggingData DataParallelBase::logging_data() const {
   const detail::Reducer& reducer = *reducer_;
   Values values;
@@ -95,7 +125,7 @@ LoggingData DataParallelBase::logging_data() const {
   values["find_unused_parameters"] = int64_t(options_.find_unused_parameters);
   values["gradient_as_bucket_view"] = int64_t(options_.gradient_as_bucket_view);
   values["static_graph"] = int64_t(reducer.is_static_graph());
-  values["has_sync_bn"] = int64_t(0);
+  values["has_sync_bn"] = int64_t(has_sync_batchnorm(*wrapped_));
   values["is_multi_device_module"] = int64_t(0);
   values["comm_hook"] = reducer.comm_hook() ? reducer.comm_hook()->name() : std::string();
   values["join_uneven_inputs"] = joined_;

@@ -2,16 +2,13 @@
 #include "serried/parallel/ddp/verify.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
 #include <algorithm>
-#include <functional>
 
 #include "serried/base/error.h"
-#include "serried/comm/collectives.h"
+#include "serried/parallel/detail/rank_texts.h"
 
 namespace serried::detail {
 namespace {
@@ -38,26 +35,6 @@ std::vector<std::string> split_lines(const std::string& text) {
   return lines;
 }
 
-at::Tensor as_bytes(const std::string& text) {
-  at::Tensor bytes = at::empty({int64_t(text.size())}, at::kByte);
-  std::copy(text.begin(), text.end(), bytes.data_ptr<uint8_t>());
-  return bytes;
-}
-
-// All ranks' texts; sizes differ.
-std::vector<std::string> gather_texts(const std::string& text, const at::Tensor& sizes, const Group& group) {
-  const at::Tensor all = all_gather(as_bytes(text), group);
-  std::vector<std::string> texts;
-  int64_t begin = 0;
-  for (int rank = 0; rank < group->getSize(); ++rank) {
-    const int64_t size = sizes.data_ptr<int64_t>()[rank * 2];
-    const auto* data = reinterpret_cast<const char*>(all.data_ptr<uint8_t>()) + begin;
-    texts.emplace_back(data, size_t(size));
-    begin += size;
-  }
-  return texts;
-}
-
 [[noreturn]] void raise_different(const std::vector<std::string>& first, const std::vector<std::string>& other,
                                   int other_rank) {
   size_t i = 0;
@@ -76,15 +53,7 @@ std::vector<std::string> gather_texts(const std::string& text, const at::Tensor&
 void verify_same_parameters(const std::vector<ManagedParameter>& parameters, const Group& group) {
   std::string text;
   for (const std::string& line : describe(parameters)) text += line + "\n";
-  at::Tensor mine = at::empty({2}, at::kLong);
-  mine.data_ptr<int64_t>()[0] = int64_t(text.size());
-  mine.data_ptr<int64_t>()[1] = int64_t(std::hash<std::string>()(text));
-  const at::Tensor all = all_gather(mine, group);
-  const auto* values = all.data_ptr<int64_t>();
-  bool same = true;
-  for (int i = 2; i < 2 * group->getSize(); ++i) same &= values[i] == values[i % 2];
-  if (same) return;
-  const std::vector<std::string> texts = gather_texts(text, all, group);
+  const std::vector<std::string> texts = all_gather_bytes(text, group);
   for (size_t rank = 1; rank < texts.size(); ++rank) {
     if (texts[rank] != texts[0]) raise_different(split_lines(texts[0]), split_lines(texts[rank]), int(rank));
   }

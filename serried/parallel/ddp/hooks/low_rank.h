@@ -1,0 +1,72 @@
+// The mean of one bucket with its large gradients approximated by products of narrow matrices.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "serried/parallel/ddp/hooks/hooks.h"
+
+namespace serried::hooks::detail {
+
+/// Gradients that are approximated together, each as one matrix. One that is smaller is padded with zeros.
+struct Stack {
+  std::vector<at::Tensor> gradients;  // flat views of the bucket
+  int64_t rows = 0;
+  int64_t cols = 0;
+  int64_t rank = 0;
+
+  int64_t batch() const { return int64_t(gradients.size()); }
+  std::vector<int64_t> sizes() const { return {batch(), rows, cols, rank}; }
+};
+
+/// A bucket's gradients by what is done with them.
+struct Parts {
+  std::vector<Stack> stacks;
+  std::vector<at::Tensor> plain;  // flat views: averaged as they are
+};
+
+/// What stays of a bucket from one iteration to the next.
+struct BucketMemory {
+  std::vector<std::vector<int64_t>> sizes;  // of the stacks it was made for
+  at::Tensor right;                         // the right factors, the same on every rank; undefined: start at random
+  std::vector<at::Tensor> errors;           // per stack: what this rank's gradients had and the result had not
+};
+
+/// One run of PowerSGD's algorithm: P = M Q, summed and orthogonalised; Q = M^T P, averaged; the result is P Q^T.
+class LowRankMean : public std::enable_shared_from_this<LowRankMean> {
+ public:
+  /// `group` must outlive the future.
+  LowRankMean(c10d::ProcessGroup& group, at::Tensor buffer, Parts parts, std::shared_ptr<BucketMemory> memory,
+              const PowerSGDOptions& options);
+
+  /// Fills the bucket; the future holds its buffer. `seed` makes the first Q if the memory has none.
+  HookFuture run(uint64_t seed);
+
+ private:
+  void lay_out();
+  void load();
+  void start_from(uint64_t seed);
+  HookFuture sum_left();
+  HookFuture sum_right();
+  at::Tensor finish();
+  void store(size_t stack);
+  void remember();
+
+  c10d::ProcessGroup& group_;
+  const int world_size_;
+  const at::Tensor buffer_;
+  const Parts parts_;
+  const std::shared_ptr<BucketMemory> memory_;
+  const PowerSGDOptions options_;
+
+  at::Tensor left_;                   // plain gradients, then every P: what the first sum carries
+  at::Tensor right_;                  // every Q
+  std::vector<at::Tensor> plain_;     // views of left_
+  std::vector<at::Tensor> ps_;        // [batch, rows, rank], views of left_
+  std::vector<at::Tensor> qs_;        // [batch, cols, rank], views of right_
+  std::vector<at::Tensor> matrices_;  // [batch, rows, cols]
+};
+
+}  // namespace serried::hooks::detail

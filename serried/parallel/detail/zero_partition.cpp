@@ -1,0 +1,125 @@
+// Greedy, and checked before anything depends on it.
+#include "serried/parallel/detail/zero_partition.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <functional>
+#include <sstream>
+#include <string>
+
+#include "serried/base/error.h"
+#include "serried/comm/collectives.h"
+#include "serried/comm/watch.h"
+#include "serried/parallel/detail/rank_texts.h"
+
+namespace serried::detail {
+namespace {
+
+// One line per parameter: "f32[4,3] in group 0".
+std::string lines_of(const ParamGroups& groups) {
+  std::string lines;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    for (const at::Tensor& parameter : groups[g].params()) {
+      lines += c10::str(watch::describe_tensor(parameter), " in group ", g, "\n");
+    }
+  }
+  return lines;
+}
+
+std::string next_line(std::istringstream& lines) {
+  std::string line;
+  return std::getline(lines, line) ? line : "missing";
+}
+
+// "parameter 3 is f32[4,3] in group 0 on rank 0 and f32[4,2] in group 0 on rank 2"
+std::string first_difference(const std::string& first, const std::string& other, size_t other_rank) {
+  std::istringstream ours(first);
+  std::istringstream theirs(other);
+  for (int64_t index = 0;; ++index) {
+    const std::string a = next_line(ours);
+    const std::string b = next_line(theirs);
+    if (a != b) return c10::str("parameter ", index, " is ", a, " on rank 0 and ", b, " on rank ", other_rank);
+  }
+}
+
+}  // namespace
+
+void ZeroPartition::give(const at::Tensor& parameter) {
+  const auto least = std::min_element(num_bytes_.begin(), num_bytes_.end());
+  *least += int64_t(parameter.nbytes());
+  owners_[parameter.unsafeGetTensorImpl()] = int(least - num_bytes_.begin());
+}
+
+std::vector<at::Tensor> ZeroPartition::extend(const ParamGroups& groups) {
+  std::vector<at::Tensor> added;
+  for (const auto& group : groups) {
+    std::vector<at::Tensor> fresh;
+    for (const at::Tensor& parameter : group.params()) {
+      if (owner_of(parameter.unsafeGetTensorImpl()) < 0) fresh.push_back(parameter);
+    }
+    added.insert(added.end(), fresh.begin(), fresh.end());
+    // Stable: equal sizes stay in the order of the group, which is the same on all ranks.
+    std::stable_sort(fresh.begin(), fresh.end(),
+                     [](const at::Tensor& a, const at::Tensor& b) { return a.nbytes() > b.nbytes(); });
+    for (const at::Tensor& parameter : fresh) give(parameter);
+  }
+  return added;
+}
+
+int ZeroPartition::owner_of(const void* parameter) const {
+  const auto found = owners_.find(parameter);
+  return found == owners_.end() ? -1 : found->second;
+}
+
+ParamGroups ZeroPartition::part_of(int rank, const ParamGroups& groups) const {
+  ParamGroups part;
+  for (const auto& group : groups) {
+    std::vector<at::Tensor> owned;
+    for (const at::Tensor& parameter : group.params()) {
+      if (owner_of(parameter.unsafeGetTensorImpl()) == rank) owned.push_back(parameter);
+    }
+    part.emplace_back(std::move(owned), group.options().clone());
+  }
+  return part;
+}
+
+size_t num_parameters(const ParamGroups& groups) {
+  size_t count = 0;
+  for (const auto& group : groups) count += group.params().size();
+  return count;
+}
+
+void remove_repeats(ParamGroups& groups) {
+  std::unordered_map<const void*, size_t> group_of;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    std::vector<at::Tensor> once;
+    for (const at::Tensor& parameter : groups[g].params()) {
+      const auto [found, is_new] = group_of.emplace(parameter.unsafeGetTensorImpl(), g);
+      if (is_new) once.push_back(parameter);
+      if (found->second == g) continue;
+      raise<c10::ValueError>({kZero,
+                              c10::str("a parameter ", watch::describe_tensor(parameter), " stands in group ",
+                                       found->second, " and in group ", g),
+                              "put it into one group: it can have one learning rate only"});
+    }
+    groups[g].params() = std::move(once);
+  }
+}
+
+void check_same_on_all_ranks(const ParamGroups& groups, const Group& group) {
+  const std::string mine = lines_of(groups);
+  // A hash first: the text of a large model is only sent where it is needed.
+  const auto hash = int64_t(std::hash<std::string>{}(mine));
+  const at::Tensor hashes = all_gather(at::full({1}, hash, at::kLong), group);
+  if (!hashes.eq(hashes[0]).all().item<bool>()) {
+    const std::vector<std::string> all = all_gather_bytes(mine, group);
+    const auto other = std::find_if(all.begin(), all.end(), [&](const std::string& text) { return text != all[0]; });
+    raise<c10::ValueError>({kZero, first_difference(all[0], *other, size_t(other - all.begin())),
+                            "pass the parameters of the same module, in the same order, on every rank"});
+  }
+  if (num_parameters(groups) > 0) return;
+  raise<c10::ValueError>({kZero, "there are no parameters", "pass module->parameters()"});
+}
+
+}  // namespace serried::detail

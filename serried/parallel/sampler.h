@@ -1,0 +1,69 @@
+// Which samples of a dataset each rank sees: for torch::data::make_data_loader.
+#pragma once
+
+#include <torch/data/samplers/base.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "serried/comm/group.h"
+
+namespace serried {
+
+struct DistributedSamplerOptions {
+  Group process_group = {};  // default: the current group; not needed with num_replicas and rank
+  bool shuffle = true;
+  uint64_t seed = 0;       // the same on every rank
+  bool drop_last = false;  // leave the tail out that does not divide by the ranks, instead of repeating samples
+  std::optional<int64_t> num_replicas = std::nullopt;  // instead of the size of the group
+  std::optional<int64_t> rank = std::nullopt;          // instead of the rank in the group
+};
+
+/// Deals a dataset of `size` samples out to the ranks: the same number to each, every sample to one, except that the
+/// first are dealt again where the last round would not be full. The order is that of PyTorch's DistributedSampler,
+/// sample by sample: torch::randperm of a generator seeded with seed + epoch, whatever thread asks and whatever other
+/// generators did. Communicates nothing. Copies share their epoch, because a data loader keeps a copy:
+///     DistributedSampler sampler(dataset.size().value(), {.process_group = world, .seed = 7});
+///     auto loader = torch::data::make_data_loader(dataset, sampler, 32);
+///     for (int epoch = 0; epoch < 10; ++epoch) {
+///       sampler.set_epoch(epoch);
+///       for (auto& batch : *loader) ...
+///     }
+/// LibTorch's DistributedRandomSampler has no seed, cannot be told the epoch once a loader has it, leaves out the same
+/// tail in every epoch, and asks for samples that are not there where the dataset is much smaller than the world.
+class DistributedSampler : public torch::data::samplers::Sampler<> {
+ public:
+  explicit DistributedSampler(size_t size, const DistributedSamplerOptions& options = {});
+
+  /// Another order from the next reset() on, which a loader calls when it begins. The same on every rank.
+  void set_epoch(int64_t epoch) { epoch_->store(epoch); }
+  int64_t epoch() const { return epoch_->load(); }
+
+  /// How many samples this rank gets per epoch: the same on all.
+  size_t num_samples() const;
+
+  void reset(std::optional<size_t> new_size = std::nullopt) override;
+  std::optional<std::vector<size_t>> next(size_t batch_size) override;
+
+  /// Epoch and position: `load` goes on in the middle of an epoch.
+  void save(torch::serialize::OutputArchive& archive) const override;
+  void load(torch::serialize::InputArchive& archive) override;
+
+ private:
+  void deal();
+
+  size_t size_;
+  bool shuffle_;
+  uint64_t seed_;
+  bool drop_last_;
+  size_t num_replicas_ = 1;
+  size_t rank_ = 0;
+  std::shared_ptr<std::atomic<int64_t>> epoch_;
+  std::vector<size_t> mine_;  // this rank's samples of the epoch
+  size_t position_ = 0;       // in mine_
+};
+
+}  // namespace serried

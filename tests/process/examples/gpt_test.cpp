@@ -1,0 +1,67 @@
+// The GPT of the examples in a short form: the same loss on any number of ranks, and one trace of all of them.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include <filesystem>
+#include <set>
+
+#include "tests/process/command.h"
+
+namespace serried::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+Result gpt(int num_ranks, std::vector<std::string> arguments) {
+  std::vector<std::string> command = {"run", "-n", std::to_string(num_ranks), GPT_BINARY};
+  command.insert(command.end(), arguments.begin(), arguments.end());
+  return serried(command);
+}
+
+double final_loss(int num_ranks) {
+  const Result result = gpt(num_ranks, {"--steps", "12"});
+  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  const std::string label = "final loss ";
+  const size_t at = result.out.find(label);
+  if (at == std::string::npos) return -1;
+  return std::stod(result.out.substr(at + label.size()));
+}
+
+TEST(Gpt, ReachesTheSameLossOnAnyNumberOfRanks) {
+  const double alone = final_loss(1);
+  EXPECT_GT(alone, 1);
+  EXPECT_LT(alone, 3.5);  // 4.1 is that of guessing
+  for (int num_ranks : {2, 3, 4}) EXPECT_NEAR(final_loss(num_ranks), alone, 1e-5) << num_ranks << " ranks";
+}
+
+TEST(Gpt, ShowsSamplesAndProgressAndWritesOneTraceOfAllRanks) {
+  const TemporaryFolder folder;
+  const std::string trace = folder.path() + "/trace.json";
+  const Result result = gpt(2, {"--steps", "3", "--trace", trace});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  for (const char* part : {"Before:", "3/3  loss ", " tokens/s  exposed communication ", "After:", "A wise man "}) {
+    EXPECT_THAT(result.out, HasSubstr(part));
+  }
+  std::set<std::pair<int, std::string>> spans;
+  const auto json = nlohmann::json::parse(read_file(trace));
+  for (const auto& event : json["traceEvents"]) {
+    spans.emplace(event["pid"].get<int>(), event["name"].get<std::string>());
+  }
+  for (int rank : {0, 1}) {
+    for (const char* name : {"forward", "backward", "optimizer", "all_reduce"}) {
+      EXPECT_EQ(spans.count({rank, name}), 1u) << "rank " << rank << ": " << name;
+    }
+  }
+  const auto files = std::filesystem::directory_iterator(folder.path());
+  EXPECT_EQ(std::distance(begin(files), end(files)), 1);
+}
+
+TEST(Gpt, SaysWhatItCannotDo) {
+  EXPECT_THAT(gpt(1, {"--stops", "3"}).err, HasSubstr("usage: 06_gpt [--steps 700] [--text FILE] [--trace FILE]"));
+  EXPECT_THAT(gpt(1, {"--text", "/nowhere"}).err, HasSubstr("there is no text to learn from in /nowhere"));
+}
+
+}  // namespace
+}  // namespace serried::testing
