@@ -1,3 +1,4 @@
+// Lays gradients side by side.
 #include "serried/parallel/ddp/bucket.h"
 
 #include <ATen/ops/empty.h>
@@ -5,6 +6,7 @@
 #include <torch/csrc/autograd/utils/grad_layout_contract.h>
 
 #include "serried/base/log.h"
+#include "serried/parallel/ddp/dtensor_parameters.h"
 
 namespace serried::detail {
 namespace {
@@ -29,7 +31,7 @@ at::Tensor alias_at(const at::Tensor& flat, size_t offset, const at::Tensor& lik
 
 int64_t Bucket::num_bytes(const std::vector<ManagedParameter>& parameters) const {
   int64_t bytes = 0;
-  for (size_t index : members) bytes += int64_t(parameters[index].tensor.nbytes());
+  for (size_t index : members) bytes += int64_t(part_of(parameters[index].tensor).nbytes());
   return bytes;
 }
 
@@ -46,21 +48,28 @@ at::Tensor allocate_for(const Group& group, int64_t num_elements, const at::Tens
   return at::empty({num_elements}, options);
 }
 
-Bucket make_bucket(std::vector<size_t> members, const std::vector<ManagedParameter>& parameters, const Group& group) {
+Bucket make_bucket(std::vector<size_t> members, const std::vector<ManagedParameter>& parameters, const Group& group,
+                   std::optional<at::ScalarType> dtype) {
   at::NoGradGuard no_grad;
-  Bucket bucket{.members = std::move(members)};
+  Bucket bucket;
+  bucket.members = std::move(members);
   const ManagedParameter& first = parameters[bucket.members.at(0)];
   bucket.sparse = first.sparse_gradient;
   if (bucket.sparse) return bucket;
   size_t offset = 0;
   for (size_t index : bucket.members) {
     bucket.offsets.push_back(offset);
-    bucket.lengths.push_back(size_t(parameters[index].tensor.numel()));
+    bucket.lengths.push_back(size_t(part_of(parameters[index].tensor).numel()));
     offset += bucket.lengths.back();
   }
-  bucket.flat = allocate_for(group, int64_t(offset), first.tensor.options().requires_grad(false));
+  at::TensorOptions options = part_of(first.tensor).options().requires_grad(false);
+  if (dtype && first.tensor.is_floating_point()) options = options.dtype(*dtype);
+  bucket.flat = allocate_for(group, int64_t(offset), options);
   for (size_t i = 0; i < bucket.members.size(); ++i) {
-    bucket.views.push_back(alias_at(bucket.flat, bucket.offsets[i], parameters[bucket.members[i]].tensor));
+    const at::Tensor& parameter = parameters[bucket.members[i]].tensor;
+    bucket.views.push_back(alias_at(bucket.flat, bucket.offsets[i], part_of(parameter)));
+    if (bucket.flat.scalar_type() != parameter.scalar_type()) continue;
+    bucket.gradients.push_back(as_gradient(bucket.views.back(), parameter));
   }
   return bucket;
 }
@@ -70,8 +79,8 @@ c10d::GradBucket as_grad_bucket(const Bucket& bucket, size_t index, size_t count
   std::vector<c10::IntArrayRef> sizes;
   std::vector<at::Tensor> tensors;
   for (size_t member : bucket.members) {
-    tensors.push_back(parameters[member].tensor);
-    sizes.push_back(parameters[member].tensor.sizes());
+    tensors.push_back(part_of(parameters[member].tensor));
+    sizes.push_back(tensors.back().sizes());
   }
   return c10d::GradBucket(index, count, bucket.flat, bucket.offsets, bucket.lengths, std::move(sizes),
                           std::move(tensors), std::nullopt);

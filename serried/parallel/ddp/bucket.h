@@ -3,6 +3,7 @@
 
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
+#include <optional>
 #include <vector>
 
 #include "serried/comm/group.h"
@@ -14,7 +15,8 @@ struct Bucket {
   std::vector<size_t> members;    // indices of parameters
   at::Tensor flat;                // all their gradients; for one sparse gradient, that one while it is reduced
   std::vector<at::Tensor> views;  // of `flat`, per member, in the layout of the parameter; empty for a sparse gradient
-  std::vector<size_t> offsets;    // elements
+  std::vector<at::Tensor> gradients;  // the views as .grad has them; empty where the dtype is not the parameters'
+  std::vector<size_t> offsets;        // elements
   std::vector<size_t> lengths;
   bool sparse = false;
 
@@ -36,7 +38,9 @@ struct Bucket {
 /// Memory from the group where it has some to give (shared with the other ranks), else ordinary memory.
 at::Tensor allocate_for(const Group& group, int64_t num_elements, const at::TensorOptions& options);
 
-Bucket make_bucket(std::vector<size_t> members, const std::vector<ManagedParameter>& parameters, const Group& group);
+/// `dtype` is that of the memory for floating parameters; none: their own.
+Bucket make_bucket(std::vector<size_t> members, const std::vector<ManagedParameter>& parameters, const Group& group,
+                   std::optional<at::ScalarType> dtype = {});
 
 /// What a communication hook sees of `bucket`.
 c10d::GradBucket as_grad_bucket(const Bucket& bucket, size_t index, size_t count,

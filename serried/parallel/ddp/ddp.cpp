@@ -5,6 +5,9 @@
 
 #include "serried/base/error.h"
 #include "serried/base/log.h"
+#include "serried/parallel/ddp/delayed_all_reduce.h"
+#include "serried/parallel/ddp/dtensor_parameters.h"
+#include "serried/parallel/ddp/mixed_precision.h"
 #include "serried/parallel/ddp/reducer.h"
 #include "serried/parallel/ddp/verify.h"
 
@@ -33,6 +36,8 @@ detail::ReducerOptions reducer_options(const DistributedDataParallelOptions& opt
           .skip_unused_allreduce = options.skip_unused_allreduce,
           .batched_grad_copy = options.batched_grad_copy,
           .stats_every = options.stats_every,
+          .reduce_dtype = options.mixed_precision.reduce_dtype ? options.mixed_precision.reduce_dtype
+                                                               : options.mixed_precision.param_dtype,
           .limits = detail::bucket_limits(options)};
 }
 
@@ -49,16 +54,21 @@ DataParallelBase::DataParallelBase(std::shared_ptr<torch::nn::Module> module, Di
     raise<c10::ValueError>({"DistributedDataParallel", "no parameter of " + wrapped_->name() + " requires a gradient",
                             "use the module as it is, there is nothing to average"});
   }
+  check_device(parameters[0].tensor.device());
+  if (options_.mesh) detail::check_apart(parameters, *options_.mesh);
   if (options_.init_sync) {
-    detail::verify_same_parameters(parameters, group_);
-    sync_initial_state();
+    detail::verify_same_parameters(detail::parts_of(parameters), group_);
+    sync_state(0);
   }
   if (options_.static_graph && options_.find_unused_parameters) {
     log::warn_once("[DistributedDataParallel] find_unused_parameters is not needed with static_graph");
   }
+  detail::DelayedParameters delayed = detail::take_delayed(parameters, options_.delay_all_reduce);
+  if (!delayed.parameters.empty()) delayed_ = std::make_shared<detail::DelayedReducer>(std::move(delayed), group_);
   reducer_ = std::make_shared<Reducer>(std::move(parameters), group_, reducer_options(options_));
-  reducer_->install_hooks();
+  install_hooks();
   initial_bucket_sizes_ = reducer_->bucket_sizes();
+  print_if_debugging();
 }
 
 DataParallelBase::~DataParallelBase() = default;
@@ -74,10 +84,42 @@ void DataParallelBase::check_options() const {
   detail::check_names_exist(*wrapped_, options_.ignore);
 }
 
-void DataParallelBase::sync_initial_state() {
+void DataParallelBase::check_device(at::Device of_module) const {
+  if (!options_.device || options_.device->type() == of_module.type()) return;
+  raise<c10::ValueError>({"DistributedDataParallel",
+                          c10::str("device is ", *options_.device, ", but the module is on ", of_module),
+                          "leave out .device, or move the module there before wrapping it"});
+}
+
+// Gradients in low precision come through nodes of their own, so hooks belong there.
+void DataParallelBase::install_hooks() {
+  const MixedPrecision& precision = options_.mixed_precision;
+  if (precision.buffer_dtype) detail::cast_buffers(*wrapped_, ignored_, *precision.buffer_dtype);
+  if (precision.param_dtype) {
+    low_precision_ = std::make_shared<detail::LowPrecision>(*wrapped_, ignored_, *precision.param_dtype);
+    low_precision_->lower();
+    low_precision_->install_hooks();
+  }
+  if (delayed_) delayed_->install_hooks();
+  reducer_->install_hooks();
+  if (low_precision_) low_precision_->restore();
+}
+
+void DataParallelBase::prepare_input(at::Tensor& t) const {
+  if (!t.defined()) return;
+  if (options_.device) t = t.to(*options_.device);
+  const auto& dtype = options_.mixed_precision.param_dtype;
+  if (dtype && t.is_floating_point()) t = t.to(*dtype);
+}
+
+void DataParallelBase::abandon_forward() {
+  if (low_precision_) low_precision_->restore();
+}
+
+void DataParallelBase::sync_state(int source) {
   std::vector<at::Tensor> tensors;
-  for (auto& [name, tensor] : detail::module_state(*wrapped_, ignored_)) tensors.push_back(tensor);
-  detail::broadcast_tensors(tensors, group_, 0);
+  for (auto& [name, tensor] : detail::module_state(*wrapped_, ignored_)) tensors.push_back(detail::part_of(tensor));
+  detail::broadcast_tensors(tensors, group_, source);
 }
 
 std::map<std::string, at::Tensor> DataParallelBase::buffers_to_sync() const {
@@ -92,10 +134,10 @@ bool DataParallelBase::will_sync_buffers() const {
   return sync_buffers_next_ && options_.sync_buffers && !buffers_to_sync().empty();
 }
 
-void DataParallelBase::sync_buffers() {
+void DataParallelBase::sync_buffers(int source) {
   std::vector<at::Tensor> tensors;
-  for (auto& [name, tensor] : buffers_to_sync()) tensors.push_back(tensor);
-  detail::broadcast_tensors(tensors, group_, 0);
+  for (auto& [name, tensor] : buffers_to_sync()) tensors.push_back(detail::part_of(tensor));
+  detail::broadcast_tensors(tensors, group_, source);
 }
 
 void DataParallelBase::run_buffer_hook(BufferHookLocation location) {
@@ -104,20 +146,37 @@ void DataParallelBase::run_buffer_hook(BufferHookLocation location) {
 }
 
 void DataParallelBase::before_forward() {
-  if (c10::GradMode::is_enabled()) reducer_->prepare_forward(sync_gradients_);
-  if (buffer_hook_) return run_buffer_hook(BufferHookLocation::pre_forward);
-  if (sync_buffers_next_ && options_.sync_buffers) sync_buffers();
+  print_if_debugging();
+  if (low_precision_) low_precision_->restore();
+  const int source = announce_forward();
+  if (c10::GradMode::is_enabled()) reducer_->prepare_forward(sync_gradients_, source);
+  if (buffer_hook_) {
+    run_buffer_hook(BufferHookLocation::pre_forward);
+  } else if (sync_buffers_next_ && options_.sync_buffers) {
+    sync_buffers(source);
+  }
+  if (low_precision_) low_precision_->lower();
 }
 
 void DataParallelBase::after_forward(const std::vector<at::Tensor>& outputs) {
   run_buffer_hook(BufferHookLocation::post_forward);
+  if (low_precision_) low_precision_->follow(outputs);
   if (!c10::GradMode::is_enabled()) {
     sync_buffers_next_ = false;
     return;
   }
   // Buffers that an unsynchronised forward has changed stay this rank's own until gradients are shared again.
   sync_buffers_next_ = sync_gradients_;
+  if (delayed_) delayed_->follow(outputs, sync_gradients_);
   reducer_->prepare_backward(outputs, sync_gradients_);
+}
+
+DataParallelBase::NoSync DataParallelBase::no_sync() {
+  if (reducer_->is_watched()) {
+    raise<c10::ValueError>({"no_sync", "with optimizer_in_backward, gradients are used up by each backward",
+                            "make one backward per step: add the losses, or step an optimizer after backward"});
+  }
+  return NoSync(sync_gradients_);
 }
 
 void DataParallelBase::register_comm_hook(CommHook hook) {
@@ -135,6 +194,8 @@ void DataParallelBase::set_process_group(Group group) {
     raise<c10::ValueError>({"set_process_group", "the group is null", "pass the group that this rank is in"});
   }
   group_ = std::move(group);
+  if (low_precision_) low_precision_->restore();
+  if (delayed_) delayed_->set_group(group_);
   reducer_->set_group(group_);
 }
 
@@ -144,6 +205,8 @@ void DataParallelBase::set_static_graph() {
 }
 
 void DataParallelBase::reset() {
+  if (low_precision_) low_precision_->restore();
+  if (delayed_) delayed_->reset();
   reducer_->reset();
 }
 
@@ -152,12 +215,15 @@ void DataParallelBase::check_finalized() const {
 }
 
 void DataParallelBase::remove_hooks() {
+  if (delayed_) delayed_->remove_hooks();
   reducer_->remove_hooks();
 }
 
 std::vector<at::Tensor> DataParallelBase::data_parallel_parameters() const {
   std::vector<at::Tensor> tensors;
   for (const auto& parameter : reducer_->parameters()) tensors.push_back(parameter.tensor);
+  if (!delayed_) return tensors;
+  for (const auto& parameter : delayed_->parameters()) tensors.push_back(parameter.tensor);
   return tensors;
 }
 

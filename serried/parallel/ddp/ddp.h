@@ -3,6 +3,7 @@
 
 #include <torch/nn/module.h>
 
+#include <exception>
 #include <map>
 #include <memory>
 #include <set>
@@ -11,15 +12,19 @@
 #include <vector>
 
 #include "serried/parallel/ddp/comm_hook.h"
+#include "serried/parallel/ddp/inputs.h"
 #include "serried/parallel/ddp/logging_data.h"
 #include "serried/parallel/ddp/options.h"
 #include "serried/parallel/ddp/visit.h"
+#include "serried/parallel/join.h"
 
 namespace serried {
 
 namespace detail {
+class DelayedReducer;
+class LowPrecision;
 class Reducer;
-}
+}  // namespace detail
 
 /// When a hook on buffers runs.
 enum class BufferHookLocation { pre_forward, post_forward };
@@ -28,7 +33,7 @@ enum class BufferHookLocation { pre_forward, post_forward };
 using BufferHook = std::function<std::vector<HookFuture>(const Group&, const std::map<std::string, at::Tensor>&)>;
 
 /// What does not depend on the type of the module.
-class DataParallelBase : public torch::nn::Module {
+class DataParallelBase : public torch::nn::Module, public Joinable {
  public:
   DataParallelBase(std::shared_ptr<torch::nn::Module> module, DistributedDataParallelOptions options);
   ~DataParallelBase() override;
@@ -46,7 +51,7 @@ class DataParallelBase : public torch::nn::Module {
     bool& switch_;
     bool previous_;
   };
-  [[nodiscard]] NoSync no_sync() { return NoSync(sync_gradients_); }
+  [[nodiscard]] NoSync no_sync();
 
   /// Does with full buckets what `hook` says instead of averaging them; once, before the first backward.
   void register_comm_hook(CommHook hook);
@@ -78,14 +83,46 @@ class DataParallelBase : public torch::nn::Module {
   const DistributedDataParallelOptions& options() const { return options_; }
   detail::Reducer& reducer() { return *reducer_; }
 
+  /// For join. Not with delay_all_reduce; with SyncBatchNorm, whose statistics need all ranks, only if
+  /// throw_on_early_termination is set.
+  void main_hook(const JoinNotice& notice) override;
+  void post_hook(int last_joiner) override;
+  Group join_group() const override { return group_; }
+  at::Device join_device() const override;
+  void join_begins(const JoinOptions& options) override;
+  void join_ends() override;
+
  protected:
   void before_forward();
   void after_forward(const std::vector<at::Tensor>& outputs);
 
+  bool prepares_inputs() const { return options_.device || options_.mixed_precision.param_dtype; }
+  void prepare_input(at::Tensor& t) const;
+
+  /// Gives parameters back their precision where forward throws.
+  class ForwardScope {
+   public:
+    explicit ForwardScope(DataParallelBase& base) : base_(base) { base_.before_forward(); }
+    ~ForwardScope() {
+      if (std::uncaught_exceptions() > num_exceptions_) base_.abandon_forward();
+    }
+    ForwardScope(const ForwardScope&) = delete;
+
+   private:
+    DataParallelBase& base_;
+    const int num_exceptions_ = std::uncaught_exceptions();
+  };
+
  private:
+  void abandon_forward();
   void check_options() const;
-  void sync_initial_state();
-  void sync_buffers();
+  void check_device(at::Device of_module) const;
+  void install_hooks();
+  void print_if_debugging();
+  void sync_state(int source);
+  void sync_buffers(int source);
+  int announce_forward();
+  void take_divisor(const JoinNotice& notice);
   void run_buffer_hook(BufferHookLocation location);
   std::map<std::string, at::Tensor> buffers_to_sync() const;
 
@@ -94,10 +131,14 @@ class DataParallelBase : public torch::nn::Module {
   Group group_;
   std::set<std::string> ignored_;
   std::shared_ptr<detail::Reducer> reducer_;
+  std::shared_ptr<detail::DelayedReducer> delayed_;      // null: nothing is delayed
+  std::shared_ptr<detail::LowPrecision> low_precision_;  // null: parameters keep their precision
   bool sync_gradients_ = true;
   bool sync_buffers_next_ = true;
   bool joined_ = false;
+  JoinOptions join_options_;
   std::string initial_bucket_sizes_;
+  int64_t printed_iteration_ = -1;
   BufferHook buffer_hook_;
   BufferHookLocation buffer_hook_location_ = BufferHookLocation::post_forward;
 };
@@ -118,7 +159,20 @@ class DistributedDataParallel : public DataParallelBase {
 
   template <class... Args>
   auto forward(Args&&... args) {
-    before_forward();
+    const auto run = [this](auto&&... inputs) { return this->run(std::forward<decltype(inputs)>(inputs)...); };
+    if (!prepares_inputs()) return run(std::forward<Args>(args)...);
+    return detail::with_prepared([this](at::Tensor& t) { prepare_input(t); }, run, std::forward<Args>(args)...);
+  }
+
+  template <class... Args>
+  auto operator()(Args&&... args) {
+    return forward(std::forward<Args>(args)...);
+  }
+
+ private:
+  template <class... Args>
+  auto run(Args&&... args) {
+    const ForwardScope scope(*this);
     std::vector<at::Tensor> tensors;
     if constexpr (std::is_void_v<decltype(module_->forward(std::forward<Args>(args)...))>) {
       module_->forward(std::forward<Args>(args)...);
@@ -132,12 +186,6 @@ class DistributedDataParallel : public DataParallelBase {
     }
   }
 
-  template <class... Args>
-  auto operator()(Args&&... args) {
-    return forward(std::forward<Args>(args)...);
-  }
-
- private:
   template <class Impl>
   static std::shared_ptr<torch::nn::Module> shared(const std::shared_ptr<Impl>& module) {
     return module;

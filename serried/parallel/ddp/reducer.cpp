@@ -10,12 +10,14 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/csrc/autograd/variable.h>
+#include <torch/csrc/distributed/c10d/debug.h>
 
 #include <algorithm>
 
 #include "serried/base/error.h"
 #include "serried/comm/collectives.h"
 #include "serried/comm/detail/direct.h"
+#include "serried/parallel/ddp/dtensor_parameters.h"
 
 namespace serried::detail {
 
@@ -27,7 +29,8 @@ Reducer::Reducer(std::vector<ManagedParameter> parameters, Group group, ReducerO
       group_(std::move(group)),
       options_(std::move(options)),
       statistics_(options_.stats_every) {
-  make_buckets(initial_buckets(parameters_, options_.limits));
+  // Without parameters (all are reduced elsewhere) no round ever begins.
+  if (!parameters_.empty()) make_buckets(initial_buckets(parts_of(parameters_), options_.limits));
 }
 
 Reducer::~Reducer() {
@@ -56,20 +59,21 @@ void Reducer::make_buckets(const BucketAssignment& assignment) {
   buckets_.clear();
   locations_.assign(parameters_.size(), {});
   for (size_t b = 0; b < assignment.size(); ++b) {
-    buckets_.push_back(make_bucket(assignment[b], parameters_, group_));
+    buckets_.push_back(make_bucket(assignment[b], parameters_, group_, options_.reduce_dtype));
     for (size_t slot = 0; slot < assignment[b].size(); ++slot) locations_[assignment[b][slot]] = {b, slot};
   }
 }
 
-void Reducer::prepare_forward(bool synchronise) {
+void Reducer::prepare_forward(bool synchronise, int source) {
   if (round_.active) reset();
   if (!synchronise) return;
   ++num_iterations_;
   times_.forward_start = StepTimes::now();
-  rebuild_buckets();
+  rebuild_buckets(source);
 }
 
 void Reducer::prepare_backward(const std::vector<at::Tensor>& outputs, bool synchronise) {
+  if (parameters_.empty()) return;
   auto pass = std::make_shared<ForwardPass>();
   pass->synchronise = synchronise;
   for (const at::Tensor& output : outputs) {
@@ -109,6 +113,7 @@ void Reducer::start_round() {
 }
 
 void Reducer::begin_round() {
+  if (before_round_) before_round_();
   start_round();
   Engine::get_default_engine().queue_callback([self = weak_from_this()] {
     if (const auto reducer = self.lock()) reducer->end_round();
@@ -131,6 +136,7 @@ void Reducer::mark_unused(const std::vector<bool>& used) {
 }
 
 void Reducer::on_gradient(size_t index) {
+  if (c10::GradMode::is_enabled()) warn_of_second_order();
   std::lock_guard<std::mutex> lock(mutex_);
   if (!round_.active) {
     if (!synchronise_) return;
@@ -176,7 +182,8 @@ void Reducer::contribute(size_t index) {
       raise<c10::ValueError>({"backward", parameters_[index].name + " should have a sparse gradient but has none",
                               "use it in every forward, or make its embedding dense"});
     }
-    bucket.flat = comm_hook_ ? grad : grad / divisor_.value_or(group_->getSize());
+    bucket.flat = grad.to(options_.reduce_dtype.value_or(grad.scalar_type()));
+    if (!comm_hook_) bucket.flat = bucket.flat / divisor_.value_or(group_->getSize());
     return;
   }
   const at::Tensor& view = bucket.views[at.slot];
@@ -184,14 +191,20 @@ void Reducer::contribute(size_t index) {
     view.zero_();
     return;
   }
-  const bool is_view = grad.is_same(view) || (grad.data_ptr() == view.data_ptr() && grad.strides() == view.strides());
-  if (round_.scale.defined()) {
-    at::mul_out(const_cast<at::Tensor&>(view), grad, round_.scale);
+  const at::Tensor part = gradient_part(grad, parameters_[index].tensor);
+  const bool is_view = part.is_same(view) || (part.data_ptr() == view.data_ptr() && part.strides() == view.strides());
+  if (round_.scale.defined() && part.scalar_type() == view.scalar_type()) {
+    at::mul_out(const_cast<at::Tensor&>(view), part, round_.scale);
   } else if (!is_view) {
-    view.copy_(grad);
+    view.copy_(part);
+    if (round_.scale.defined()) view.mul_(round_.scale);
   }
   // Frees what backward has computed, while later gradients are still to come.
-  if (options_.gradient_as_bucket_view) grad = view;
+  if (holds_gradients(bucket)) grad = bucket.gradients[at.slot];
+}
+
+bool Reducer::holds_gradients(const Bucket& bucket) const {
+  return options_.gradient_as_bucket_view && !bucket.gradients.empty();
 }
 
 void Reducer::launch_ready_buckets() {
@@ -207,7 +220,8 @@ void Reducer::launch(size_t index) {
     for (size_t member : bucket.members) contribute(member);
   }
   bucket.launched = true;
-  if (options_.skip_unused_allreduce && is_unused_here(bucket)) return;
+  // A rank that has joined uses nothing, and cannot know what the others leave out.
+  if (options_.skip_unused_allreduce && !before_round_ && is_unused_here(bucket)) return;
   if (times_.communication_start == 0) times_.communication_start = StepTimes::now();
   if (comm_hook_) {
     c10d::GradBucket seen = as_grad_bucket(bucket, index, buckets_.size(), parameters_);
@@ -218,7 +232,12 @@ void Reducer::launch(size_t index) {
   c10d::AllreduceOptions how;
   if (round_.divides_in_reduction && !bucket.sparse) how.reduceOp = c10d::ReduceOp::AVG;
   std::vector<at::Tensor> tensors = {bucket.flat.is_complex() ? at::view_as_real(bucket.flat) : bucket.flat};
-  bucket.work = group_->allreduce(tensors, how);
+  try {
+    bucket.work = group_->allreduce(tensors, how);
+  } catch (const c10::ValueError&) {
+    raise_if_nan(bucket);
+    throw;
+  }
 }
 
 bool Reducer::is_unused_here(const Bucket& bucket) const {
@@ -232,9 +251,11 @@ bool Reducer::looks_for_unused() const {
 void Reducer::launch_used_map() {
   round_.used_anywhere = at::zeros({int64_t(parameters_.size())}, at::kInt);
   auto* map = round_.used_anywhere.data_ptr<int>();
-  for (size_t i = 0; i < parameters_.size(); ++i) map[i] = round_.used[i];
+  for (size_t i = 0; i < parameters_.size(); ++i) map[i] = round_.used[i] ? round_.num_fired[i] : 0;
   std::vector<at::Tensor> tensors = {round_.used_anywhere};
-  round_.used_work = group_->allreduce(tensors);
+  c10d::AllreduceOptions how;
+  how.reduceOp = c10d::ReduceOp::MAX;
+  round_.used_work = group_->allreduce(tensors, how);
 }
 
 bool Reducer::is_used_anywhere(size_t index) {
@@ -263,6 +284,7 @@ void Reducer::end_round() {
   statistics_.add(num_iterations_, times_);
   can_be_static_ = can_be_static_ && (last_used_.empty() || last_used_ == round_.used);
   last_used_ = round_.used;
+  if (c10d::debug_level() == c10d::DebugLevel::Detail) log_unused();
   last_arrival_ = std::move(round_.arrival);
   open_passes_.clear();
   round_.active = false;
@@ -306,16 +328,17 @@ void Reducer::give_gradient(size_t index, const Location& location) {
   const Bucket& bucket = buckets_[location.bucket];
   at::Tensor& grad = parameters_[index].tensor.mutable_grad();
   if (bucket.sparse) {
-    grad = bucket.flat;
+    grad = bucket.flat.to(parameters_[index].tensor.scalar_type());
     return;
   }
   const at::Tensor& view = bucket.views[location.slot];
-  if (options_.gradient_as_bucket_view) {
-    if (!grad.is_same(view)) grad = view;
-  } else if (grad.defined()) {
+  if (holds_gradients(bucket)) {
+    if (!grad.is_same(bucket.gradients[location.slot])) grad = bucket.gradients[location.slot];
+  } else if (grad.defined() && dtensor_meta(grad) == nullptr) {
     grad.copy_(view);
   } else {
-    grad = view.clone();
+    const at::Tensor& parameter = parameters_[index].tensor;
+    grad = as_gradient(view.to(parameter.scalar_type(), /*non_blocking=*/false, /*copy=*/true), parameter);
   }
 }
 
@@ -329,7 +352,7 @@ void Reducer::reset() {
   }
   for (size_t i = 0; i < parameters_.size(); ++i) {
     // Half of them may be averages already: nobody must take a step with those.
-    if (i < round_.ready.size() && round_.ready[i]) parameters_[i].tensor.mutable_grad().reset();
+    if (round_.active && round_.ready[i]) parameters_[i].tensor.mutable_grad().reset();
   }
   round_ = {};
   open_passes_.clear();

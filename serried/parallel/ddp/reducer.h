@@ -28,6 +28,7 @@ struct ReducerOptions {
   bool skip_unused_allreduce = false;
   bool batched_grad_copy = false;
   int stats_every = 100;
+  std::optional<at::ScalarType> reduce_dtype = {};  // of buckets of floating gradients; none: the parameters'
   BucketLimits limits;
 };
 
@@ -48,7 +49,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void remove_hooks();
 
   /// Before a forward that records gradients: clears what a failed backward left, rebuilds buckets when it is time.
-  void prepare_forward(bool synchronise);
+  void prepare_forward(bool synchronise, int source = 0);
 
   /// After it: backward will come through `outputs`.
   void prepare_backward(const std::vector<at::Tensor>& outputs, bool synchronise);
@@ -59,6 +60,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   /// Called for each parameter after its bucket has been averaged, in the order of buckets.
   void on_averaged(std::function<void(size_t parameter)> callback) { on_averaged_ = std::move(callback); }
+  bool is_watched() const { return bool(on_averaged_); }
+
+  /// Called before each backward communicates: ranks that have joined are told. Empty: nobody has to be.
+  void before_round(std::function<void()> callback) { before_round_ = std::move(callback); }
 
   /// Futures that the end of the next backward waits for.
   void wait_at_end(std::vector<HookFuture> futures);
@@ -78,8 +83,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// Stands in for a rank that has no more input: adds zeros to every bucket of the other ranks' backward.
   void shadow_backward();
 
-  /// Rebuilds the buckets if it is time; every rank calls it at the same point. Whether it did.
-  bool rebuild_buckets();
+  /// Rebuilds the buckets if it is time, as rank `source` finds best; every rank calls it at the same point. Whether it
+  /// did.
+  bool rebuild_buckets(int source = 0);
+  bool is_rebuild_due() const;
 
   /// ValueError if the last backward did not finish.
   void check_finalized() const;
@@ -129,6 +136,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void begin_round();
   void on_gradient(size_t index);
   void check_count(size_t index) const;
+  void warn_of_second_order() const;
   void mark_ready(size_t index);
   void mark_unused(const std::vector<bool>& used);
   std::vector<bool> used_by_this_backward() const;
@@ -145,6 +153,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool looks_for_unused() const;
   bool is_unused_here(const Bucket& bucket) const;
   bool divides_in_reduction() const;
+  bool holds_gradients(const Bucket& bucket) const;
+  void log_unused() const;
+  void raise_if_nan(const Bucket& bucket) const;
   [[noreturn]] void raise_missing() const;
   [[noreturn]] void raise_ready_twice(size_t index) const;
 
@@ -153,6 +164,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   ReducerOptions options_;
   std::optional<CommHook> comm_hook_;
   std::function<void(size_t)> on_averaged_;
+  std::function<void()> before_round_;
   std::optional<double> divisor_;
 
   std::vector<Hook> hooks_;

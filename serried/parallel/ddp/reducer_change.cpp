@@ -1,11 +1,12 @@
 // What changes a reducer between two backwards: new buckets, another group, a hook, a rank without input.
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros_like.h>
+#include <ATen/ops/sparse_coo_tensor.h>
 #include <c10/core/GradMode.h>
 
 #include "serried/base/error.h"
 #include "serried/base/log.h"
 #include "serried/comm/collectives.h"
+#include "serried/parallel/ddp/dtensor_parameters.h"
 #include "serried/parallel/ddp/reducer.h"
 
 namespace serried::detail {
@@ -35,11 +36,22 @@ BucketAssignment from_tensor(const at::Tensor& table) {
   return assignment;
 }
 
+// A sparse gradient of zeros, with one sparse dim as embeddings have.
+at::Tensor no_rows(const at::Tensor& parameter) {
+  at::NoGradGuard no_grad;
+  const at::Tensor rows = parameter.detach().narrow(0, 0, 0);
+  return at::sparse_coo_tensor(at::empty({1, 0}, rows.options().dtype(at::kLong)), rows, parameter.sizes());
+}
+
 }  // namespace
 
-bool Reducer::rebuild_buckets() {
+bool Reducer::is_rebuild_due() const {
   const bool rebuilds = options_.static_graph || !options_.find_unused_parameters;
-  if (has_rebuilt_ || !rebuilds || last_arrival_.empty()) return false;
+  return !has_rebuilt_ && rebuilds && !last_arrival_.empty();
+}
+
+bool Reducer::rebuild_buckets(int source) {
+  if (!is_rebuild_due()) return false;
   has_rebuilt_ = true;
   std::vector<size_t> arrival = last_arrival_;
   std::vector<bool> arrived(parameters_.size());
@@ -48,8 +60,9 @@ bool Reducer::rebuild_buckets() {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (!arrived[i]) arrival.push_back(i);
   }
-  const at::Tensor agreed = to_tensor(rebuilt_buckets(parameters_, options_.limits, arrival), parameters_.size());
-  broadcast_(agreed, group_);
+  const BucketAssignment mine = rebuilt_buckets(parts_of(parameters_), options_.limits, arrival);
+  const at::Tensor agreed = to_tensor(mine, parameters_.size());
+  broadcast_(agreed, group_, {.src = source});
   replace_buckets(from_tensor(agreed));
   log::line(log::Topic::comm, "buckets rebuilt: ", buckets_.size());
   return true;
@@ -65,15 +78,15 @@ void Reducer::replace_buckets(const BucketAssignment& assignment) {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& grad = parameters_[i].tensor.grad();
     const Location& at = old_locations[i];
-    in_bucket[i] =
-        grad.defined() && !old_buckets[at.bucket].sparse && grad.is_same(old_buckets[at.bucket].views[at.slot]);
+    const Bucket& old = old_buckets[at.bucket];
+    in_bucket[i] = grad.defined() && !old.gradients.empty() && grad.is_same(old.gradients[at.slot]);
   }
   make_buckets(assignment);
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (!in_bucket[i]) continue;
-    const at::Tensor& view = buckets_[locations_[i].bucket].views[locations_[i].slot];
-    view.copy_(parameters_[i].tensor.grad());
-    parameters_[i].tensor.mutable_grad() = view;
+    const Bucket& bucket = buckets_[locations_[i].bucket];
+    bucket.views[locations_[i].slot].copy_(part_of(parameters_[i].tensor.grad()));
+    parameters_[i].tensor.mutable_grad() = bucket.gradients[locations_[i].slot];
   }
 }
 
@@ -122,17 +135,18 @@ void Reducer::check_finalized() const {
 }
 
 void Reducer::shadow_backward() {
+  if (parameters_.empty()) return;
   std::lock_guard<std::mutex> lock(mutex_);
   start_round();
   for (const ManagedParameter& parameter : parameters_) {
     parameter.tensor.mutable_grad().reset();
-    if (parameter.sparse_gradient) {
-      parameter.tensor.mutable_grad() =
-          at::zeros_like(parameter.tensor, parameter.tensor.options().layout(at::kSparse));
-    }
+    if (parameter.sparse_gradient) parameter.tensor.mutable_grad() = no_rows(parameter.tensor);
   }
   if (round_.counting) {
     finish_counting();
+    // Once this rank has input, its graph will be that of the others.
+    const int* fires = round_.used_anywhere.data_ptr<int>();
+    expected_fires_.assign(fires, fires + parameters_.size());
   } else {
     mark_unused(std::vector<bool>(parameters_.size()));
   }

@@ -5,6 +5,7 @@
 
 #include "serried/base/error.h"
 #include "serried/base/log.h"
+#include "serried/comm/detail/nan_check.h"
 #include "serried/parallel/ddp/reducer.h"
 
 namespace serried::detail {
@@ -58,6 +59,12 @@ std::vector<bool> Reducer::used_by_open_passes() const {
   return used;
 }
 
+void Reducer::log_unused() const {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (!round_.used[i]) log::write(log::Topic::comm, parameters_[i].name + " has no gradient in this iteration");
+  }
+}
+
 void Reducer::raise_missing() const {
   const std::vector<bool> in_graph = used_by_open_passes();
   const bool several = open_passes_.size() > 1;
@@ -87,6 +94,18 @@ void Reducer::raise_missing() const {
        fix});
 }
 
+// A group that looks for NaN says where in the bucket it found one; users know parameters.
+void Reducer::raise_if_nan(const Bucket& bucket) const {
+  for (size_t slot = 0; slot < bucket.views.size(); ++slot) {
+    const std::string found = find_nan(bucket.views[slot], group_->getRank());
+    if (found.empty()) continue;
+    const ManagedParameter& parameter = parameters_[bucket.members[slot]];
+    raise<c10::ValueError>(
+        {"backward",
+         c10::str("the gradient of ", parameter.name, " of ", parameter.module, " is not a number: ", found), kNanFix});
+  }
+}
+
 void Reducer::raise_ready_twice(size_t index) const {
   raise<c10::ValueError>(
       {"backward",
@@ -103,6 +122,13 @@ void Reducer::check_count(size_t index) const {
                 parameters_[index].module, " received ", round_.num_fired[index], " gradients, in the first iteration ",
                 expected_fires_[index]),
        "use the same parameters equally often in every iteration, or leave out static_graph"});
+}
+
+void Reducer::warn_of_second_order() const {
+  log::warn_once(
+      "[DistributedDataParallel] backward runs with create_graph: first gradients are averaged, but gradients of "
+      "gradients do not flow through that and stay this rank's own; use the module without the wrapper for such "
+      "losses");
 }
 
 size_t Reducer::unused_bytes() const {

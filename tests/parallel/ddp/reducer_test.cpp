@@ -10,6 +10,7 @@
 #include <numeric>
 
 #include "serried/comm/collectives.h"
+#include "serried/comm/watch.h"
 #include "serried/parallel/ddp/ddp.h"
 #include "tests/support/close.h"
 #include "tests/support/errors.h"
@@ -375,6 +376,27 @@ TEST_P(Reducing, AHookGetsUndividedGradientsAndIsRegisteredOnce) {
       for (size_t b = 0; b < seen.size(); ++b) EXPECT_EQ(seen[b], b) << "buckets come in order";
     }
     EXPECT_GT(seen.size(), 1u);
+  });
+}
+
+TEST_P(Reducing, ANanIsFoundBeforeItIsSentAndItsParameterIsNamed) {
+  on_ranks([&](const Group& group) {
+    const auto train = [&] {
+      Branches net = branches();
+      DistributedDataParallel ddp(net, {.process_group = group});
+      watch::set_nan_check(group, watch::NanCheck::raise);
+      net->b->weight.register_hook([&](const at::Tensor& grad) { return group->getRank() == 0 ? grad / 0 * 0 : grad; });
+      ddp(at::ones({1, 3}), true, true).sum().backward();
+    };
+    // The others find the group aborted, wherever they are by then.
+    if (group->getRank() != 0) {
+      EXPECT_THROW(train(), c10::Error);
+      return;
+    }
+    EXPECT_THAT(
+        error_text<c10::ValueError>(train),
+        AllOf(HasSubstr("the gradient of b.weight of b (torch::nn::LinearImpl) is not a number: rank 0 sends 6 NaN"),
+              HasSubstr("the first at [0,0]")));
   });
 }
 

@@ -1,0 +1,116 @@
+// A parameter keeps its identity and its autograd state; only data, dtype and the node that adds up gradients change.
+#include "serried/parallel/ddp/mixed_precision.h"
+
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/utils/lambda_post_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "serried/parallel/ddp/backward_end.h"
+
+namespace serried::detail {
+namespace {
+
+namespace autograd = torch::autograd::impl;
+using torch::autograd::variable_list;
+
+}  // namespace
+
+LowPrecision::LowPrecision(const torch::nn::Module& module, const std::set<std::string>& ignored, at::ScalarType dtype)
+    : dtype_(dtype) {
+  std::set<const void*> seen;
+  for (const auto& item : module.named_parameters()) {
+    const at::Tensor& parameter = item.value();
+    if (!parameter.defined() || ignored.count(item.key()) != 0 || !parameter.is_floating_point()) continue;
+    if (parameter.scalar_type() == dtype || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
+    twins_.push_back({parameter, parameter.scalar_type()});
+  }
+}
+
+LowPrecision::~LowPrecision() {
+  restore();
+  for (Twin& twin : twins_) {
+    if (twin.accumulator) twin.accumulator->del_post_hook(twin.hook);
+  }
+}
+
+void LowPrecision::install_hooks() {
+  for (Twin& twin : twins_) {
+    if (!twin.accumulator) continue;
+    auto hook = [self = weak_from_this()](const variable_list& outputs, const variable_list&) {
+      if (const auto low = self.lock()) low->restore_at_end();
+      return outputs;
+    };
+    twin.hook =
+        twin.accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(std::move(hook)));
+  }
+}
+
+void LowPrecision::lower() {
+  if (lowered_) return;
+  at::NoGradGuard no_grad;
+  lowered_ = true;
+  for (Twin& twin : twins_) lower(twin);
+}
+
+void LowPrecision::lower(Twin& twin) const {
+  const at::Tensor& parameter = twin.parameter;
+  twin.full = parameter.detach();
+  // A change of dtype makes a parameter forget the node that adds up its gradients, and the hooks there: both nodes
+  // are kept for the next time.
+  twin.full_accumulator = autograd::try_get_grad_accumulator(parameter);
+  parameter.set_data(twin.full.to(dtype_));
+  if (!parameter.requires_grad()) return;
+  if (twin.accumulator) {
+    return autograd::set_grad_accumulator(parameter, c10::weak_intrusive_ptr<Node>(twin.accumulator));
+  }
+  twin.accumulator = autograd::grad_accumulator(parameter);
+}
+
+void LowPrecision::restore() {
+  if (!lowered_) return;
+  at::NoGradGuard no_grad;
+  lowered_ = false;
+  for (Twin& twin : twins_) {
+    twin.parameter.set_data(std::exchange(twin.full, {}));
+    if (twin.parameter.requires_grad()) autograd::set_grad_accumulator(twin.parameter, twin.full_accumulator);
+    at::Tensor& grad = twin.parameter.mutable_grad();
+    if (grad.defined()) grad = grad.to(twin.dtype);
+  }
+}
+
+void LowPrecision::restore_at_end() {
+  if (awaits_end_) return;
+  awaits_end_ = true;
+  when_backward_ends([self = weak_from_this()](bool /*completed*/) {
+    const auto low = self.lock();
+    if (!low) return;
+    low->awaits_end_ = false;
+    low->restore();
+  });
+}
+
+void LowPrecision::follow(const std::vector<at::Tensor>& outputs) {
+  bool any = false;
+  for (const at::Tensor& output : outputs) {
+    if (!output.requires_grad()) continue;
+    any = true;
+    output.register_hook([self = weak_from_this()](const at::Tensor&) {
+      const auto low = self.lock();
+      if (!low) return;
+      low->lower();
+      low->restore_at_end();
+    });
+  }
+  if (!any) restore();
+}
+
+void cast_buffers(const torch::nn::Module& module, const std::set<std::string>& ignored, at::ScalarType dtype) {
+  at::NoGradGuard no_grad;
+  for (const auto& item : module.named_buffers()) {
+    const at::Tensor& buffer = item.value();
+    if (!buffer.defined() || ignored.count(item.key()) != 0 || !buffer.is_floating_point()) continue;
+    if (buffer.scalar_type() != dtype) buffer.set_data(buffer.to(dtype));
+  }
+}
+
+}  // namespace serried::detail
