@@ -3,9 +3,7 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
-#include <torch/csrc/autograd/utils/grad_layout_contract.h>
 
-#include "serried/base/log.h"
 #include "serried/parallel/ddp/dtensor_parameters.h"
 
 namespace serried::detail {
@@ -35,21 +33,7 @@ int64_t Bucket::num_bytes(const std::vector<ManagedParameter>& parameters) const
   return bytes;
 }
 
-at::Tensor allocate_for(const Group& group, int64_t num_elements, const at::TensorOptions& options) {
-  const auto backend = group->getBackend(options.device().type());
-  if (backend->supportsTensorAlloc(options.device().index())) {
-    try {
-      return backend->allocateTensor(num_elements, options);
-    } catch (const c10::Error& error) {
-      log::line(log::Topic::comm, "bucket of ", num_elements,
-                " elements in ordinary memory: ", error.what_without_backtrace());
-    }
-  }
-  return at::empty({num_elements}, options);
-}
-
-Bucket make_bucket(std::vector<size_t> members, const std::vector<ManagedParameter>& parameters, const Group& group,
-                   std::optional<at::ScalarType> dtype) {
+Bucket make_bucket(std::vector<size_t> members, const std::vector<ManagedParameter>& parameters, BucketMemory& memory) {
   at::NoGradGuard no_grad;
   Bucket bucket;
   bucket.members = std::move(members);
@@ -62,9 +46,7 @@ Bucket make_bucket(std::vector<size_t> members, const std::vector<ManagedParamet
     bucket.lengths.push_back(size_t(part_of(parameters[index].tensor).numel()));
     offset += bucket.lengths.back();
   }
-  at::TensorOptions options = part_of(first.tensor).options().requires_grad(false);
-  if (dtype && first.tensor.is_floating_point()) options = options.dtype(*dtype);
-  bucket.flat = allocate_for(group, int64_t(offset), options);
+  bucket.flat = memory.take(int64_t(offset), first.tensor);
   for (size_t i = 0; i < bucket.members.size(); ++i) {
     const at::Tensor& parameter = parameters[bucket.members[i]].tensor;
     bucket.views.push_back(alias_at(bucket.flat, bucket.offsets[i], part_of(parameter)));
@@ -75,7 +57,8 @@ Bucket make_bucket(std::vector<size_t> members, const std::vector<ManagedParamet
 }
 
 c10d::GradBucket as_grad_bucket(const Bucket& bucket, size_t index, size_t count,
-                                const std::vector<ManagedParameter>& parameters) {
+                                const std::vector<ManagedParameter>& parameters,
+                                std::optional<at::Tensor> sparse_rows) {
   std::vector<c10::IntArrayRef> sizes;
   std::vector<at::Tensor> tensors;
   for (size_t member : bucket.members) {
@@ -83,7 +66,7 @@ c10d::GradBucket as_grad_bucket(const Bucket& bucket, size_t index, size_t count
     sizes.push_back(tensors.back().sizes());
   }
   return c10d::GradBucket(index, count, bucket.flat, bucket.offsets, bucket.lengths, std::move(sizes),
-                          std::move(tensors), std::nullopt);
+                          std::move(tensors), std::move(sparse_rows));
 }
 
 }  // namespace serried::detail

@@ -3,10 +3,9 @@
 
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
-#include <optional>
 #include <vector>
 
-#include "serried/comm/group.h"
+#include "serried/parallel/ddp/bucket_memory.h"
 #include "serried/parallel/ddp/parameters.h"
 
 namespace serried::detail {
@@ -35,15 +34,11 @@ struct Bucket {
   int64_t num_bytes(const std::vector<ManagedParameter>& parameters) const;
 };
 
-/// Memory from the group where it has some to give (shared with the other ranks), else ordinary memory.
-at::Tensor allocate_for(const Group& group, int64_t num_elements, const at::TensorOptions& options);
-
-/// `dtype` is that of the memory for floating parameters; none: their own.
-Bucket make_bucket(std::vector<size_t> members, const std::vector<ManagedParameter>& parameters, const Group& group,
-                   std::optional<at::ScalarType> dtype = {});
+Bucket make_bucket(std::vector<size_t> members, const std::vector<ManagedParameter>& parameters, BucketMemory& memory);
 
 /// What a communication hook sees of `bucket`.
 c10d::GradBucket as_grad_bucket(const Bucket& bucket, size_t index, size_t count,
-                                const std::vector<ManagedParameter>& parameters);
+                                const std::vector<ManagedParameter>& parameters,
+                                std::optional<at::Tensor> sparse_rows = {});
 
 }  // namespace serried::detail

@@ -204,6 +204,10 @@ void DataParallelBase::set_static_graph() {
   options_.static_graph = true;
 }
 
+void DataParallelBase::set_sparse_metadata(const std::map<std::string, at::Tensor>& rows) {
+  reducer_->set_sparse_rows(rows);
+}
+
 void DataParallelBase::reset() {
   if (low_precision_) low_precision_->restore();
   if (delayed_) delayed_->reset();

@@ -66,6 +66,10 @@ class DataParallelBase : public torch::nn::Module, public Joinable {
   /// Before the first forward: every iteration will use the same parameters, equally often.
   void set_static_graph();
 
+  /// By name of parameter, the rows of its sparse gradient that any rank touches in the next backward, the same on
+  /// every rank: those rows are averaged as a dense tensor, and hooks see them so. Holds for one backward.
+  void set_sparse_metadata(const std::map<std::string, at::Tensor>& rows);
+
   /// Gives up a backward that did not end, with its gradients; the next forward does it, too.
   void reset();
   void check_finalized() const;

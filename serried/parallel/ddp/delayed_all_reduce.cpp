@@ -19,7 +19,8 @@ namespace {
 
 constexpr const char* kDelay = "delay_all_reduce";
 
-std::vector<ManagedParameter>::iterator find_parameter(std::vector<ManagedParameter>& parameters, const std::string& name) {
+std::vector<ManagedParameter>::iterator find_parameter(std::vector<ManagedParameter>& parameters,
+                                                       const std::string& name) {
   const auto found = std::find_if(parameters.begin(), parameters.end(),
                                   [&](const ManagedParameter& parameter) { return parameter.name == name; });
   if (found != parameters.end()) return found;
@@ -41,7 +42,8 @@ void check_alike(const ManagedParameter& first, const ManagedParameter& other) {
 Bucket bucket_of_all(const std::vector<ManagedParameter>& parameters, const Group& group) {
   std::vector<size_t> members(parameters.size());
   std::iota(members.begin(), members.end(), 0);
-  return make_bucket(std::move(members), parameters, group);
+  BucketMemory memory(parameters, group);
+  return make_bucket(std::move(members), parameters, memory);
 }
 
 }  // namespace

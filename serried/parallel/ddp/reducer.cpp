@@ -28,6 +28,7 @@ Reducer::Reducer(std::vector<ManagedParameter> parameters, Group group, ReducerO
     : parameters_(std::move(parameters)),
       group_(std::move(group)),
       options_(std::move(options)),
+      memory_(parameters_, group_, options_.reduce_dtype),
       statistics_(options_.stats_every) {
   // Without parameters (all are reduced elsewhere) no round ever begins.
   if (!parameters_.empty()) make_buckets(initial_buckets(parts_of(parameters_), options_.limits));
@@ -57,9 +58,10 @@ void Reducer::remove_hooks() {
 
 void Reducer::make_buckets(const BucketAssignment& assignment) {
   buckets_.clear();
+  memory_.rewind();
   locations_.assign(parameters_.size(), {});
   for (size_t b = 0; b < assignment.size(); ++b) {
-    buckets_.push_back(make_bucket(assignment[b], parameters_, group_, options_.reduce_dtype));
+    buckets_.push_back(make_bucket(assignment[b], parameters_, memory_));
     for (size_t slot = 0; slot < assignment[b].size(); ++slot) locations_[assignment[b][slot]] = {b, slot};
   }
 }
@@ -176,16 +178,8 @@ void Reducer::contribute(size_t index) {
   at::NoGradGuard no_grad;
   const Location& at = locations_[index];
   Bucket& bucket = buckets_[at.bucket];
+  if (bucket.sparse) return contribute_sparse(index);
   at::Tensor& grad = parameters_[index].tensor.mutable_grad();
-  if (bucket.sparse) {
-    if (!grad.defined()) {
-      raise<c10::ValueError>({"backward", parameters_[index].name + " should have a sparse gradient but has none",
-                              "use it in every forward, or make its embedding dense"});
-    }
-    bucket.flat = grad.to(options_.reduce_dtype.value_or(grad.scalar_type()));
-    if (!comm_hook_) bucket.flat = bucket.flat / divisor_.value_or(group_->getSize());
-    return;
-  }
   const at::Tensor& view = bucket.views[at.slot];
   if (!grad.defined()) {
     view.zero_();
@@ -224,7 +218,9 @@ void Reducer::launch(size_t index) {
   if (options_.skip_unused_allreduce && !before_round_ && is_unused_here(bucket)) return;
   if (times_.communication_start == 0) times_.communication_start = StepTimes::now();
   if (comm_hook_) {
-    c10d::GradBucket seen = as_grad_bucket(bucket, index, buckets_.size(), parameters_);
+    const auto rows = sparse_rows_.find(bucket.members[0]);
+    c10d::GradBucket seen = as_grad_bucket(bucket, index, buckets_.size(), parameters_,
+                                           rows != sparse_rows_.end() ? std::optional(rows->second) : std::nullopt);
     bucket.future = (*comm_hook_)(group_, seen);
     return;
   }
@@ -287,6 +283,7 @@ void Reducer::end_round() {
   if (c10d::debug_level() == c10d::DebugLevel::Detail) log_unused();
   last_arrival_ = std::move(round_.arrival);
   open_passes_.clear();
+  sparse_rows_.clear();
   round_.active = false;
 }
 
@@ -326,11 +323,8 @@ void Reducer::finish_bucket(size_t index) {
 
 void Reducer::give_gradient(size_t index, const Location& location) {
   const Bucket& bucket = buckets_[location.bucket];
+  if (bucket.sparse) return give_sparse_gradient(index);
   at::Tensor& grad = parameters_[index].tensor.mutable_grad();
-  if (bucket.sparse) {
-    grad = bucket.flat.to(parameters_[index].tensor.scalar_type());
-    return;
-  }
   const at::Tensor& view = bucket.views[location.slot];
   if (holds_gradients(bucket)) {
     if (!grad.is_same(bucket.gradients[location.slot])) grad = bucket.gradients[location.slot];
@@ -357,7 +351,10 @@ void Reducer::reset() {
   round_ = {};
   open_passes_.clear();
   // A late reduction may still write to the old memory.
-  if (on_its_way) make_buckets(assignment);
+  if (on_its_way) {
+    memory_ = BucketMemory(parameters_, group_, options_.reduce_dtype);
+    make_buckets(assignment);
+  }
 }
 
 }  // namespace serried::detail

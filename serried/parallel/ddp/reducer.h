@@ -8,6 +8,7 @@
 #include <torch/csrc/autograd/function.h>
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -67,6 +68,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   /// Futures that the end of the next backward waits for.
   void wait_at_end(std::vector<HookFuture> futures);
+
+  /// By name of parameter, the rows of its sparse gradient that any rank touches in the next backward.
+  void set_sparse_rows(const std::map<std::string, at::Tensor>& rows);
 
   void set_static_graph();
   bool is_static_graph() const { return options_.static_graph; }
@@ -142,6 +146,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<bool> used_by_this_backward() const;
   std::vector<bool> used_by_open_passes() const;
   void contribute(size_t index);
+  void contribute_sparse(size_t index);
+  void give_sparse_gradient(size_t index);
   void launch_ready_buckets();
   void launch(size_t index);
   void launch_used_map();
@@ -168,6 +174,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::optional<double> divisor_;
 
   std::vector<Hook> hooks_;
+  BucketMemory memory_;
   std::vector<Bucket> buckets_;
   std::vector<Location> locations_;  // per parameter
 
@@ -175,7 +182,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   Round round_;
   std::vector<std::shared_ptr<ForwardPass>> open_passes_;  // forwards since the last round began
   std::vector<HookFuture> awaited_at_end_;
-  bool synchronise_ = true;  // as the last forward said
+  std::map<size_t, at::Tensor> sparse_rows_;  // per parameter, sorted; where given, those rows are reduced as dense
+  bool synchronise_ = true;                   // as the last forward said
   std::vector<size_t> last_arrival_;
   bool has_rebuilt_ = false;
   bool warned_none_unused_ = false;

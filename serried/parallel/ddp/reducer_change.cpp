@@ -68,25 +68,21 @@ bool Reducer::rebuild_buckets(int source) {
   return true;
 }
 
-// Gradients that lie in the old buckets move over.
+// Gradients that lie in the old buckets move over, by a copy: the new buckets may have the same memory.
 void Reducer::replace_buckets(const BucketAssignment& assignment) {
   at::NoGradGuard no_grad;
-  std::vector<Bucket> old_buckets;
-  std::vector<Location> old_locations = locations_;
-  old_buckets.swap(buckets_);
-  std::vector<bool> in_bucket(parameters_.size());
+  std::vector<std::pair<size_t, at::Tensor>> saved;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& grad = parameters_[i].tensor.grad();
-    const Location& at = old_locations[i];
-    const Bucket& old = old_buckets[at.bucket];
-    in_bucket[i] = grad.defined() && !old.gradients.empty() && grad.is_same(old.gradients[at.slot]);
+    const Bucket& bucket = buckets_[locations_[i].bucket];
+    if (!grad.defined() || bucket.gradients.empty() || !grad.is_same(bucket.gradients[locations_[i].slot])) continue;
+    saved.emplace_back(i, bucket.views[locations_[i].slot].clone());
   }
   make_buckets(assignment);
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (!in_bucket[i]) continue;
-    const Bucket& bucket = buckets_[locations_[i].bucket];
-    bucket.views[locations_[i].slot].copy_(part_of(parameters_[i].tensor.grad()));
-    parameters_[i].tensor.mutable_grad() = bucket.gradients[locations_[i].slot];
+  for (const auto& [index, values] : saved) {
+    const Bucket& bucket = buckets_[locations_[index].bucket];
+    bucket.views[locations_[index].slot].copy_(values);
+    parameters_[index].tensor.mutable_grad() = bucket.gradients[locations_[index].slot];
   }
 }
 
@@ -117,6 +113,7 @@ void Reducer::set_group(Group group) {
   BucketAssignment assignment;
   for (const Bucket& bucket : buckets_) assignment.push_back(bucket.members);
   group_ = std::move(group);
+  memory_ = BucketMemory(parameters_, group_, options_.reduce_dtype);
   replace_buckets(assignment);
   expected_fires_.clear();
   static_used_anywhere_.clear();

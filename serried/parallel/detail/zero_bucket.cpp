@@ -10,7 +10,7 @@
 #include "serried/base/error.h"
 #include "serried/comm/collectives.h"
 #include "serried/comm/watch.h"
-#include "serried/parallel/ddp/bucket.h"
+#include "serried/parallel/ddp/bucket_memory.h"
 
 namespace serried::detail {
 namespace {

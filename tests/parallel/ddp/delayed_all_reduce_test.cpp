@@ -199,6 +199,7 @@ TEST(DelayedAllReduceOptions, ATriggerThatComesTooEarlyIsAnError) {
     DistributedDataParallel ddp(
         net, {.process_group = group, .delay_all_reduce = {.parameters = {"scale"}, .trigger = "second.bias"}});
     const std::string text = error_text<c10::ValueError>([&] { ddp(batch_of(group)).sum().backward(); });
+    EXPECT_FALSE(net->scale.grad().defined()) << "half an average";
     EXPECT_EQ(text.substr(0, text.find("\n  at:")),
               "[delay_all_reduce] the gradient of scale came after that of the trigger second.bias, too late to be "
               "averaged\n  fix: choose a trigger that forward uses before all delayed parameters");

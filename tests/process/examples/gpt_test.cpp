@@ -21,7 +21,7 @@ Result gpt(int num_ranks, std::vector<std::string> arguments) {
 }
 
 double final_loss(int num_ranks) {
-  const Result result = gpt(num_ranks, {"--steps", "12"});
+  const Result result = gpt(num_ranks, {"--steps", "8"});
   EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
   const std::string label = "final loss ";
   const size_t at = result.out.find(label);
