@@ -68,7 +68,7 @@ void DataParallelBase::post_hook(int last_joiner) {
 }
 
 at::Device DataParallelBase::join_device() const {
-  return reducer_->parameters()[0].tensor.device();
+  return data_parallel_parameters()[0].device();
 }
 
 }  // namespace serried

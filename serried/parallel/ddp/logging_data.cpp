@@ -115,7 +115,7 @@ LoggingData DataParallelBase::logging_data() const {
   values["module_name"] = wrapped_->name();
   values["world_size"] = int64_t(group_->getSize());
   values["rank"] = int64_t(group_->getRank());
-  values["backend_name"] = group_->getBackend(reducer.parameters()[0].tensor.device().type())->getBackendName();
+  values["backend_name"] = group_->getBackend(data_parallel_parameters()[0].device().type())->getBackendName();
   values["device_ids"] = std::string();
   values["output_device"] = int64_t(-1);
   values["broadcast_buffers"] = int64_t(options_.sync_buffers);

@@ -143,6 +143,24 @@ TEST(DdpOfDTensors, BucketsAndHooksSeeThisRanksPart) {
   });
 }
 
+TEST(DdpOfDTensors, ARankMayHoldNoPart) {
+  on_grid({2, 3}, [](const DeviceMesh& mesh) {
+    torch::nn::Linear plain = seeded(0, [] { return torch::nn::Linear(5, 2); });
+    torch::nn::Linear net = seeded(0, [] { return torch::nn::Linear(5, 2); });
+    distribute_parameter(net->weight, mesh["tp"], {Shard(0)});
+    distribute_parameter(net->bias, mesh["tp"], {Shard(0)});
+    DistributedDataParallel ddp(net, {.mesh = mesh["dp"]});
+    for (int step = 0; step < 3; ++step) {
+      plain->zero_grad();
+      ddp.zero_grad();
+      plain(whole_batch(mesh, step)).square().mean().backward();
+      loss_of(ddp(batch_here(mesh, step))).backward();
+      expect_close(full(net->weight.grad()), plain->weight.grad());
+      expect_close(full(net->bias.grad()), plain->bias.grad());
+    }
+  });
+}
+
 struct ScaleImpl : torch::nn::Module {
   explicit ScaleImpl(const DeviceMesh& tp) {
     weight = register_parameter("weight", distribute_tensor(testing::iota({3}, at::kFloat), tp));

@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include "serried/parallel/ddp/ddp.h"
+#include "serried/parallel/ddp/optimizer_in_backward.h"
 #include "serried/tensor/modules.h"
 #include "tests/support/close.h"
 #include "tests/support/errors.h"
@@ -242,6 +243,23 @@ TEST(MixedPrecision, AnExceptionInForwardOrBackwardLeavesFullPrecision) {
     loss_of(ddp(batch_of(group->getRank()))).backward();
     expect_full_precision(*net);
     expect_gradients(*net, average_gradients(net, 2));
+  });
+}
+
+TEST(MixedPrecision, AnOptimizerInBackwardSeesFullPrecision) {
+  run_ranks(2, [&](const Group& group) {
+    Net net = seeded_net(), plain = seeded_net();
+    DistributedDataParallel ddp(net, {.process_group = group, .mixed_precision = kReducedInFloat});
+    optimizer_in_backward(ddp, [](auto parameters) { return std::make_unique<torch::optim::SGD>(parameters, 0.1); });
+    for (int step = 0; step < 2; ++step) {
+      for (const auto& [name, gradient] : average_gradients(plain, 2, step)) {
+        plain->named_parameters()[name].data().sub_(gradient, 0.1);
+      }
+      loss_of(ddp(batch_of(group->getRank(), step))).backward();
+      expect_full_precision(*net);
+      expect_close(net->fc1->weight.detach(), plain->fc1->weight.detach());
+      expect_close(net->fc2->bias.detach(), plain->fc2->bias.detach());
+    }
   });
 }
 
