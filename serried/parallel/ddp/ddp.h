@@ -43,17 +43,17 @@ class DataParallelBase : public torch::nn::Module, public Joinable {
   ///     { auto guard = ddp.no_sync(); ddp(x).sum().backward(); }
   class NoSync {
    public:
-    explicit NoSync(bool& switch_) : switch_(switch_), previous_(std::exchange(switch_, false)) {}
-    ~NoSync() { switch_ = previous_; }
+    explicit NoSync(bool& synchronise) : synchronise_(synchronise), previous_(std::exchange(synchronise, false)) {}
+    ~NoSync() { synchronise_ = previous_; }
     NoSync(const NoSync&) = delete;
 
    private:
-    bool& switch_;
+    bool& synchronise_;
     bool previous_;
   };
   [[nodiscard]] NoSync no_sync();
 
-  /// Does with full buckets what `hook` says instead of averaging them; once, before the first backward.
+  /// Does with full buckets what `hook` says instead of averaging them, from the next backward on; once.
   void register_comm_hook(CommHook hook);
 
   void register_buffer_hook(BufferHook hook, BufferHookLocation location = BufferHookLocation::post_forward);

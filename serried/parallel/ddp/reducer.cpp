@@ -152,8 +152,9 @@ void Reducer::on_gradient(size_t index) {
     if (round_.num_fired[index] < expected_fires_[index]) return;
   }
   if (round_.ready[index]) {
-    // Once more before the bucket has left (a checkpointed part that is used twice): the sum so far is replaced.
-    if (buckets_[locations_[index].bucket].launched) raise_ready_twice(index);
+    // Once more before the bucket has left (a checkpointed part that is used twice): the sum so far is replaced. One
+    // that was divided on its way into the bucket cannot be added to.
+    if (buckets_[locations_[index].bucket].launched || round_.scale.defined()) raise_ready_twice(index);
     return contribute(index);
   }
   mark_ready(index);
@@ -205,7 +206,7 @@ void Reducer::launch_ready_buckets() {
   while (round_.next_bucket < buckets_.size() && buckets_[round_.next_bucket].num_pending == 0) {
     launch(round_.next_bucket++);
   }
-  if (round_.next_bucket == buckets_.size() && looks_for_unused()) launch_used_map();
+  if (round_.next_bucket == buckets_.size() && looks_for_unused() && !round_.used_work) launch_used_map();
 }
 
 void Reducer::launch(size_t index) {
@@ -306,10 +307,11 @@ void Reducer::finish_bucket(size_t index) {
   if (bucket.future) {
     bucket.future->waitAndThrow();
     const at::Tensor result = c10d::detail::parseCppCommHookResult(bucket.future->value());
-    if (bucket.sparse)
+    if (bucket.sparse) {
       bucket.flat = result;
-    else if (result.data_ptr() != bucket.flat.data_ptr())
+    } else if (result.data_ptr() != bucket.flat.data_ptr()) {
       bucket.flat.copy_(result.view_as(bucket.flat));
+    }
   } else if (bucket.work) {
     bucket.work->wait();
   }

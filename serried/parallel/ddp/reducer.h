@@ -186,7 +186,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool synchronise_ = true;                   // as the last forward said
   std::vector<size_t> last_arrival_;
   bool has_rebuilt_ = false;
-  bool warned_none_unused_ = false;
   std::vector<int> expected_fires_;  // per parameter, of a static graph; empty before its first iteration
   std::vector<bool> static_used_anywhere_;
   std::vector<bool> last_used_;

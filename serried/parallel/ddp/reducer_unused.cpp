@@ -110,7 +110,7 @@ void Reducer::raise_ready_twice(size_t index) const {
   raise<c10::ValueError>(
       {"backward",
        c10::str(parameters_[index].name, " of ", parameters_[index].module,
-                " received a second gradient in one backward, after the first had been sent to the other ranks"),
+                " received a second gradient in one backward, when the first was on its way to the other ranks"),
        "pass static_graph = true if a checkpointed part is used several times, or call backward once"});
 }
 

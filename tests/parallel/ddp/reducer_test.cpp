@@ -209,6 +209,39 @@ TEST_P(Reducing, CheckpointedPartsMayBeUsedOnceOrWithAStaticGraphSeveralTimes) {
   });
 }
 
+/// Its first layer's gradients come last: the bucket waits for them.
+struct StemmedImpl : torch::nn::Module {
+  StemmedImpl() {
+    register_module("stem", stem);
+    register_module("rest", rest);
+  }
+  at::Tensor forward(const at::Tensor& x) { return rest(stem(x)); }
+  torch::nn::Linear stem{3, 3};
+  Checkpointed rest{2};
+};
+TORCH_MODULE(Stemmed);
+
+TEST_P(Reducing, AGradientThatComesTwiceIsAddedOrRefusedNeverWrong) {
+  on_ranks([&](const Group& group) {
+    Stemmed net = seeded(1, [] { return Stemmed(); }), plain = seeded(1, [] { return Stemmed(); });
+    plain->rest->recompute = false;
+    DistributedDataParallel ddp(net, {.process_group = group});
+    const auto train = [&] { ddp(at::ones({1, 3})).sum().backward(); };
+    // Gloo does not divide, so gradients are divided on their way into the bucket.
+    if (is("gloo")) {
+      EXPECT_THAT(error_text<c10::ValueError>(train),
+                  AllOf(HasSubstr(" of rest.fc (torch::nn::LinearImpl) received a second gradient in one backward"),
+                        HasSubstr("static_graph = true")));
+      return;
+    }
+    train();
+    plain(at::ones({1, 3})).sum().backward();
+    for (size_t i = 0; i < plain->parameters().size(); ++i) {
+      expect_close(net->parameters()[i].grad(), plain->parameters()[i].grad());
+    }
+  });
+}
+
 struct TiedImpl : torch::nn::Module {
   TiedImpl() {
     register_module("in", in);
