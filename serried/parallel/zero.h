@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "serried/parallel/detail/zero_optimizer.h"
+#include "serried/parallel/zero/optimizer.h"
 
 namespace serried {
 

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "serried/comm/group.h"
-#include "serried/parallel/detail/zero_bucket.h"
-#include "serried/parallel/detail/zero_partition.h"
+#include "serried/parallel/zero/bucket.h"
+#include "serried/parallel/zero/partition.h"
 
 namespace serried {
 

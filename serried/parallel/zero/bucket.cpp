@@ -1,5 +1,5 @@
 // Copies in and out of a flat tensor, or no copies where the parameters live in it.
-#include "serried/parallel/detail/zero_bucket.h"
+#include "serried/parallel/zero/bucket.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>

@@ -1,5 +1,5 @@
 // Greedy, and checked before anything depends on it.
-#include "serried/parallel/detail/zero_partition.h"
+#include "serried/parallel/zero/partition.h"
 
 #include <c10/util/Exception.h>
 

@@ -1,5 +1,5 @@
 // A local optimizer over a part of the parameters, and what keeps the parts together.
-#include "serried/parallel/detail/zero_optimizer.h"
+#include "serried/parallel/zero/optimizer.h"
 
 #include <ATen/core/grad_mode.h>
 #include <torch/serialize.h>
