@@ -364,14 +364,5 @@ TEST(DdpOptions, ASecondGradientAfterTheFirstWasSentNamesTheParameter) {
   });
 }
 
-TEST(DdpOptions, SecondOrderIsWarnedAbout) {
-  ::testing::internal::CaptureStderr();
-  run_ranks(1, [](const Group& group) {
-    DistributedDataParallel ddp(optioned(), {.process_group = group});
-    ddp(row_of(group)).sum().backward({}, /*retain_graph=*/true, /*create_graph=*/true);
-  });
-  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("backward runs with create_graph"));
-}
-
 }  // namespace
 }  // namespace serried
