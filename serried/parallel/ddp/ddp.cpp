@@ -118,7 +118,7 @@ void DataParallelBase::abandon_forward() {
 
 void DataParallelBase::sync_state(int source) {
   std::vector<at::Tensor> tensors;
-  for (auto& [name, tensor] : detail::module_state(*wrapped_, ignored_)) tensors.push_back(detail::part_of(tensor));
+  for (const at::Tensor& t : detail::module_state(*wrapped_, ignored_)) tensors.push_back(detail::part_of(t));
   detail::broadcast_tensors(tensors, group_, source);
 }
 

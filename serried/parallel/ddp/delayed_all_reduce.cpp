@@ -3,8 +3,6 @@
 
 #include <ATen/ops/view_as_real.h>
 #include <c10/core/GradMode.h>
-#include <torch/csrc/autograd/graph_task.h>
-#include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
@@ -70,37 +68,17 @@ DelayedParameters take_delayed(std::vector<ManagedParameter>& parameters, const 
 DelayedReducer::DelayedReducer(DelayedParameters delayed, Group group)
     : delayed_(std::move(delayed)), group_(std::move(group)), bucket_(bucket_of_all(delayed_.parameters, group_)) {}
 
-DelayedReducer::~DelayedReducer() {
-  remove_hooks();
-}
-
 void DelayedReducer::install_hooks() {
+  using torch::autograd::impl::grad_accumulator;
   for (size_t i = 0; i < delayed_.parameters.size(); ++i) {
-    add_hook(delayed_.parameters[i].tensor, [self = weak_from_this(), i] {
+    hooks_.add(grad_accumulator(delayed_.parameters[i].tensor), [self = weak_from_this(), i] {
       if (const auto reducer = self.lock()) reducer->on_gradient(i);
     });
   }
   // The last one, so that the trigger may be one of the parameters.
-  add_hook(delayed_.trigger.tensor, [self = weak_from_this()] {
+  hooks_.add(grad_accumulator(delayed_.trigger.tensor), [self = weak_from_this()] {
     if (const auto reducer = self.lock()) reducer->on_trigger();
   });
-}
-
-void DelayedReducer::add_hook(const at::Tensor& parameter, std::function<void()> fn) {
-  using torch::autograd::variable_list;
-  auto accumulator = torch::autograd::impl::grad_accumulator(parameter);
-  auto hook = [fn = std::move(fn)](const variable_list& outputs, const variable_list&) {
-    fn();
-    return outputs;
-  };
-  const uintptr_t key =
-      accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(std::move(hook)));
-  hooks_.push_back({std::move(accumulator), key});
-}
-
-void DelayedReducer::remove_hooks() {
-  for (Hook& hook : hooks_) hook.accumulator->del_post_hook(hook.key);
-  hooks_.clear();
 }
 
 void DelayedReducer::follow(const std::vector<at::Tensor>& outputs, bool synchronise) {
@@ -108,8 +86,7 @@ void DelayedReducer::follow(const std::vector<at::Tensor>& outputs, bool synchro
   for (const at::Tensor& output : outputs) {
     if (!output.requires_grad()) continue;
     output.register_hook([self = weak_from_this(), synchronise](const at::Tensor&) {
-      const auto* towards = torch::autograd::get_current_graph_task_exec_info();
-      if (towards != nullptr && !towards->empty()) return;
+      if (is_towards_chosen_tensors()) return;
       if (const auto reducer = self.lock()) reducer->enter(synchronise);
     });
   }

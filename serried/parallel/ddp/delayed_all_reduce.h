@@ -1,12 +1,11 @@
 // Gradients of chosen parameters, averaged as one when the gradient of another parameter is there.
 #pragma once
 
-#include <torch/csrc/autograd/function.h>
-
 #include <memory>
 #include <vector>
 
 #include "serried/parallel/ddp/bucket.h"
+#include "serried/parallel/ddp/gradient_hooks.h"
 #include "serried/parallel/ddp/options.h"
 
 namespace serried::detail {
@@ -22,12 +21,11 @@ DelayedParameters take_delayed(std::vector<ManagedParameter>& parameters, const 
 class DelayedReducer : public std::enable_shared_from_this<DelayedReducer> {
  public:
   DelayedReducer(DelayedParameters delayed, Group group);
-  ~DelayedReducer();
   DelayedReducer(const DelayedReducer&) = delete;
 
   /// Apart from construction because hooks hold a weak pointer to this.
   void install_hooks();
-  void remove_hooks();
+  void remove_hooks() { hooks_.clear(); }
 
   /// After each forward: the next backward comes through `outputs`, and averages if `synchronise`.
   void follow(const std::vector<at::Tensor>& outputs, bool synchronise);
@@ -39,14 +37,6 @@ class DelayedReducer : public std::enable_shared_from_this<DelayedReducer> {
   const std::vector<ManagedParameter>& parameters() const { return delayed_.parameters; }
 
  private:
-  using Node = torch::autograd::Node;
-
-  struct Hook {
-    c10::intrusive_ptr<Node> accumulator;
-    uintptr_t key;
-  };
-
-  void add_hook(const at::Tensor& parameter, std::function<void()> fn);
   void enter(bool synchronise);
   void on_gradient(size_t index);
   void on_trigger();
@@ -57,7 +47,7 @@ class DelayedReducer : public std::enable_shared_from_this<DelayedReducer> {
   const DelayedParameters delayed_;
   Group group_;
   Bucket bucket_;
-  std::vector<Hook> hooks_;
+  GradientHooks hooks_;
   bool synchronise_ = true;  // as the last forward said
   bool active_ = false;      // inside a backward that averages
 };

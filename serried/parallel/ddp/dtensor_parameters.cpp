@@ -20,11 +20,6 @@ bool share_other_ranks(const DeviceMesh& a, const DeviceMesh& b) {
 
 }  // namespace
 
-std::vector<at::Tensor> parts_of(std::vector<at::Tensor> tensors) {
-  for (at::Tensor& t : tensors) t = at::Tensor(part_of(t));
-  return tensors;
-}
-
 std::vector<ManagedParameter> parts_of(std::vector<ManagedParameter> parameters) {
   for (ManagedParameter& parameter : parameters) parameter.tensor = at::Tensor(part_of(parameter.tensor));
   return parameters;

@@ -15,8 +15,6 @@ inline const at::Tensor& part_of(const at::Tensor& t) {
   return meta != nullptr ? meta->local : t;
 }
 
-std::vector<at::Tensor> parts_of(std::vector<at::Tensor> tensors);
-
 /// The same parameters with their parts for tensors.
 std::vector<ManagedParameter> parts_of(std::vector<ManagedParameter> parameters);
 

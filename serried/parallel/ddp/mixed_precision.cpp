@@ -2,7 +2,6 @@
 #include "serried/parallel/ddp/mixed_precision.h"
 
 #include <c10/core/GradMode.h>
-#include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include "serried/parallel/ddp/backward_end.h"
@@ -11,7 +10,6 @@ namespace serried::detail {
 namespace {
 
 namespace autograd = torch::autograd::impl;
-using torch::autograd::variable_list;
 
 }  // namespace
 
@@ -28,20 +26,14 @@ LowPrecision::LowPrecision(const torch::nn::Module& module, const std::set<std::
 
 LowPrecision::~LowPrecision() {
   restore();
-  for (Twin& twin : twins_) {
-    if (twin.accumulator) twin.accumulator->del_post_hook(twin.hook);
-  }
 }
 
 void LowPrecision::install_hooks() {
   for (Twin& twin : twins_) {
     if (!twin.accumulator) continue;
-    auto hook = [self = weak_from_this()](const variable_list& outputs, const variable_list&) {
+    hooks_.add(twin.accumulator, [self = weak_from_this()] {
       if (const auto low = self.lock()) low->restore_at_end();
-      return outputs;
-    };
-    twin.hook =
-        twin.accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(std::move(hook)));
+    });
   }
 }
 

@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "serried/parallel/ddp/gradient_hooks.h"
+
 namespace serried::detail {
 
 /// Swaps the memory behind parameters: modules, optimizers and autograd keep the tensors they know. A twin lives from
@@ -38,7 +40,6 @@ class LowPrecision : public std::enable_shared_from_this<LowPrecision> {
     at::Tensor full = {};                       // while lowered
     c10::intrusive_ptr<Node> accumulator = {};  // of gradients in low precision; none: the parameter is frozen
     c10::weak_intrusive_ptr<Node> full_accumulator{c10::intrusive_ptr<Node>()};
-    uintptr_t hook = 0;
   };
 
   void lower(Twin& twin) const;
@@ -46,6 +47,7 @@ class LowPrecision : public std::enable_shared_from_this<LowPrecision> {
 
   const at::ScalarType dtype_;
   std::vector<Twin> twins_;
+  GradientHooks hooks_;
   bool lowered_ = false;
   bool awaits_end_ = false;
 };

@@ -8,7 +8,6 @@
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
-#include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/distributed/c10d/debug.h>
 
@@ -17,12 +16,12 @@
 #include "serried/base/error.h"
 #include "serried/comm/collectives.h"
 #include "serried/comm/detail/direct.h"
+#include "serried/parallel/ddp/backward_end.h"
 #include "serried/parallel/ddp/dtensor_parameters.h"
 
 namespace serried::detail {
 
 using torch::autograd::Engine;
-using torch::autograd::variable_list;
 
 Reducer::Reducer(std::vector<ManagedParameter> parameters, Group group, ReducerOptions options)
     : parameters_(std::move(parameters)),
@@ -34,26 +33,12 @@ Reducer::Reducer(std::vector<ManagedParameter> parameters, Group group, ReducerO
   if (!parameters_.empty()) make_buckets(initial_buckets(parts_of(parameters_), options_.limits));
 }
 
-Reducer::~Reducer() {
-  remove_hooks();
-}
-
 void Reducer::install_hooks() {
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    auto accumulator = torch::autograd::impl::grad_accumulator(parameters_[i].tensor);
-    auto hook = [self = weak_from_this(), i](const variable_list& outputs, const variable_list&) {
+    hooks_.add(torch::autograd::impl::grad_accumulator(parameters_[i].tensor), [self = weak_from_this(), i] {
       if (const auto reducer = self.lock()) reducer->on_gradient(i);
-      return outputs;
-    };
-    const uintptr_t key =
-        accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(std::move(hook)));
-    hooks_.push_back({std::move(accumulator), key});
+    });
   }
-}
-
-void Reducer::remove_hooks() {
-  for (Hook& hook : hooks_) hook.accumulator->del_post_hook(hook.key);
-  hooks_.clear();
 }
 
 void Reducer::make_buckets(const BucketAssignment& assignment) {
@@ -92,8 +77,7 @@ void Reducer::prepare_backward(const std::vector<at::Tensor>& outputs, bool sync
 
 void Reducer::enter(const ForwardPass& pass) {
   // A backward towards chosen tensors (autograd::grad) need not reach our parameters; if it does, they will tell.
-  const auto* towards = torch::autograd::get_current_graph_task_exec_info();
-  if (towards != nullptr && !towards->empty()) return;
+  if (is_towards_chosen_tensors()) return;
   std::lock_guard<std::mutex> lock(mutex_);
   if (pass.synchronise && !round_.active) begin_round();
 }

@@ -18,6 +18,7 @@
 #include "serried/parallel/ddp/bucket.h"
 #include "serried/parallel/ddp/buckets.h"
 #include "serried/parallel/ddp/comm_hook.h"
+#include "serried/parallel/ddp/gradient_hooks.h"
 #include "serried/parallel/ddp/step_times.h"
 
 namespace serried::detail {
@@ -42,12 +43,11 @@ struct ForwardPass {
 class Reducer : public std::enable_shared_from_this<Reducer> {
  public:
   Reducer(std::vector<ManagedParameter> parameters, Group group, ReducerOptions options);
-  ~Reducer();
   Reducer(const Reducer&) = delete;
 
   /// Hooks on the parameters; apart from construction because they hold a weak pointer to this.
   void install_hooks();
-  void remove_hooks();
+  void remove_hooks() { hooks_.clear(); }
 
   /// Before a forward that records gradients: clears what a failed backward left, rebuilds buckets when it is time.
   void prepare_forward(bool synchronise, int source = 0);
@@ -114,10 +114,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     size_t bucket;
     size_t slot;
   };
-  struct Hook {
-    c10::intrusive_ptr<Node> accumulator;
-    uintptr_t key;
-  };
   /// What the running backward has done so far.
   struct Round {
     bool active = false;
@@ -173,7 +169,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::function<void()> before_round_;
   std::optional<double> divisor_;
 
-  std::vector<Hook> hooks_;
+  GradientHooks hooks_;  // per parameter
   BucketMemory memory_;
   std::vector<Bucket> buckets_;
   std::vector<Location> locations_;  // per parameter

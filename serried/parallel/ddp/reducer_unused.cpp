@@ -43,7 +43,7 @@ std::vector<bool> Reducer::used_by_this_backward() const {
   std::vector<bool> used(parameters_.size(), true);
   if (nodes == nullptr) return used;
   for (size_t i = 0; i < used.size(); ++i) {
-    Node* accumulator = hooks_[i].accumulator.get();
+    Node* accumulator = hooks_.node(i);
     used[i] = nodes->count(accumulator) != 0;
     if (!used[i] || towards == nullptr || towards->empty()) continue;
     const auto info = towards->find(accumulator);
@@ -55,7 +55,7 @@ std::vector<bool> Reducer::used_by_this_backward() const {
 std::vector<bool> Reducer::used_by_open_passes() const {
   const auto nodes = reachable_from(open_passes_);
   std::vector<bool> used(parameters_.size());
-  for (size_t i = 0; i < used.size(); ++i) used[i] = nodes.count(hooks_[i].accumulator.get()) != 0;
+  for (size_t i = 0; i < used.size(); ++i) used[i] = nodes.count(hooks_.node(i)) != 0;
   return used;
 }
 

@@ -5,8 +5,6 @@
 #include <c10/core/GradMode.h>
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
-#include <algorithm>
-
 #include "serried/base/error.h"
 #include "serried/parallel/detail/rank_texts.h"
 
@@ -16,55 +14,36 @@ namespace {
 constexpr size_t kBroadcastBytes = size_t(250) << 20;
 
 // One line per parameter, the same text where they agree.
-std::vector<std::string> describe(const std::vector<ManagedParameter>& parameters) {
-  std::vector<std::string> lines;
+std::string describe(const std::vector<ManagedParameter>& parameters) {
+  std::string lines;
   for (const ManagedParameter& p : parameters) {
-    lines.push_back(c10::str(p.name, " ", p.tensor.sizes(), " strides ", p.tensor.strides(), " ",
-                             c10::toString(p.tensor.scalar_type()), p.sparse_gradient ? " with sparse gradients" : ""));
+    lines += c10::str(p.name, " ", p.tensor.sizes(), " strides ", p.tensor.strides(), " ",
+                      c10::toString(p.tensor.scalar_type()), p.sparse_gradient ? " with sparse gradients" : "", "\n");
   }
   return lines;
 }
 
-std::vector<std::string> split_lines(const std::string& text) {
-  std::vector<std::string> lines;
-  for (size_t begin = 0; begin < text.size();) {
-    const size_t end = text.find('\n', begin);
-    lines.push_back(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return lines;
-}
-
-[[noreturn]] void raise_different(const std::vector<std::string>& first, const std::vector<std::string>& other,
-                                  int other_rank) {
-  size_t i = 0;
-  while (i < std::min(first.size(), other.size()) && first[i] == other[i]) ++i;
-  const auto line = [&](const std::vector<std::string>& lines) {
-    return i < lines.size() ? lines[i] : c10::str("nothing (it has ", lines.size(), " parameters)");
-  };
-  raise<c10::ValueError>({"DistributedDataParallel",
-                          c10::str("the ranks wrap different models: parameter ", i, " is\n    on rank 0: ",
-                                   line(first), "\n    on rank ", other_rank, ": ", line(other)),
-                          "build the same module on every rank"});
+std::string shown(const std::optional<std::string>& line, size_t count) {
+  return line ? *line : c10::str("nothing (it has ", count, " parameters)");
 }
 
 }  // namespace
 
 void verify_same_parameters(const std::vector<ManagedParameter>& parameters, const Group& group) {
-  std::string text;
-  for (const std::string& line : describe(parameters)) text += line + "\n";
-  const std::vector<std::string> texts = all_gather_bytes(text, group);
-  for (size_t rank = 1; rank < texts.size(); ++rank) {
-    if (texts[rank] != texts[0]) raise_different(split_lines(texts[0]), split_lines(texts[rank]), int(rank));
-  }
+  const auto found = first_difference(describe(parameters), group);
+  if (!found) return;
+  raise<c10::ValueError>({"DistributedDataParallel",
+                          c10::str("the ranks wrap different models: parameter ", found->line,
+                                   " is\n    on rank 0: ", shown(found->first, found->first_count), "\n    on rank ",
+                                   found->rank, ": ", shown(found->other, found->other_count)),
+                          "build the same module on every rank"});
 }
 
-std::vector<std::pair<std::string, at::Tensor>> module_state(const torch::nn::Module& module,
-                                                             const std::set<std::string>& ignored) {
-  std::vector<std::pair<std::string, at::Tensor>> state;
+std::vector<at::Tensor> module_state(const torch::nn::Module& module, const std::set<std::string>& ignored) {
+  std::vector<at::Tensor> state;
   const auto add = [&](const torch::OrderedDict<std::string, at::Tensor>& items) {
     for (const auto& item : items) {
-      if (item.value().defined() && ignored.count(item.key()) == 0) state.emplace_back(item.key(), item.value());
+      if (item.value().defined() && ignored.count(item.key()) == 0) state.push_back(item.value());
     }
   };
   add(module.named_parameters());

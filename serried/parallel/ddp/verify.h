@@ -16,9 +16,8 @@ namespace serried::detail {
 /// that differs, and two ranks with what they have.
 void verify_same_parameters(const std::vector<ManagedParameter>& parameters, const Group& group);
 
-/// All parameters (frozen ones too) and buffers that are not ignored, with their names.
-std::vector<std::pair<std::string, at::Tensor>> module_state(const torch::nn::Module& module,
-                                                             const std::set<std::string>& ignored);
+/// All parameters (frozen ones too) and buffers that are not ignored.
+std::vector<at::Tensor> module_state(const torch::nn::Module& module, const std::set<std::string>& ignored);
 
 /// Gives `tensors` the values of rank `source`; autograd does not see it, version counters stay.
 void broadcast_tensors(const std::vector<at::Tensor>& tensors, const Group& group, int source);

@@ -5,6 +5,9 @@
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
 
+#include <algorithm>
+#include <functional>
+
 #include "serried/comm/collectives.h"
 
 namespace serried::detail {
@@ -21,7 +24,37 @@ std::vector<int64_t> all_sizes(const std::string& mine, const Group& group) {
   return {begin, begin + sizes.numel()};
 }
 
+std::vector<std::string> split_lines(const std::string& text) {
+  std::vector<std::string> lines;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = text.find('\n', begin);
+    lines.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return lines;
+}
+
+LineDifference compare(const std::string& first_text, const std::string& other_text, int rank) {
+  const std::vector<std::string> first = split_lines(first_text), other = split_lines(other_text);
+  size_t i = 0;
+  while (i < std::min(first.size(), other.size()) && first[i] == other[i]) ++i;
+  const auto line = [&](const std::vector<std::string>& lines) {
+    return i < lines.size() ? std::optional(lines[i]) : std::nullopt;
+  };
+  return {i, rank, line(first), line(other), first.size(), other.size()};
+}
+
 }  // namespace
+
+std::optional<LineDifference> first_difference(const std::string& mine, const Group& group) {
+  const auto hash = int64_t(std::hash<std::string>{}(mine));
+  const at::Tensor hashes = all_gather(at::full({1}, hash, at::kLong), group);
+  const auto* begin = hashes.const_data_ptr<int64_t>();
+  if (std::all_of(begin, begin + hashes.numel(), [&](int64_t other) { return other == *begin; })) return std::nullopt;
+  const std::vector<std::string> all = all_gather_bytes(mine, group);
+  const auto other = std::find_if(all.begin(), all.end(), [&](const std::string& text) { return text != all[0]; });
+  return compare(all[0], *other, int(other - all.begin()));
+}
 
 std::vector<std::string> all_gather_bytes(const std::string& mine, const Group& group) {
   const std::vector<int64_t> sizes = all_sizes(mine, group);

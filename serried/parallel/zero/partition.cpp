@@ -4,12 +4,9 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <functional>
-#include <sstream>
 #include <string>
 
 #include "serried/base/error.h"
-#include "serried/comm/collectives.h"
 #include "serried/comm/watch.h"
 #include "serried/parallel/detail/rank_texts.h"
 
@@ -25,22 +22,6 @@ std::string lines_of(const ParamGroups& groups) {
     }
   }
   return lines;
-}
-
-std::string next_line(std::istringstream& lines) {
-  std::string line;
-  return std::getline(lines, line) ? line : "missing";
-}
-
-// "parameter 3 is f32[4,3] in group 0 on rank 0 and f32[4,2] in group 0 on rank 2"
-std::string first_difference(const std::string& first, const std::string& other, size_t other_rank) {
-  std::istringstream ours(first);
-  std::istringstream theirs(other);
-  for (int64_t index = 0;; ++index) {
-    const std::string a = next_line(ours);
-    const std::string b = next_line(theirs);
-    if (a != b) return c10::str("parameter ", index, " is ", a, " on rank 0 and ", b, " on rank ", other_rank);
-  }
 }
 
 }  // namespace
@@ -108,14 +89,11 @@ void remove_repeats(ParamGroups& groups) {
 }
 
 void check_same_on_all_ranks(const ParamGroups& groups, const Group& group) {
-  const std::string mine = lines_of(groups);
-  // A hash first: the text of a large model is only sent where it is needed.
-  const auto hash = int64_t(std::hash<std::string>{}(mine));
-  const at::Tensor hashes = all_gather(at::full({1}, hash, at::kLong), group);
-  if (!hashes.eq(hashes[0]).all().item<bool>()) {
-    const std::vector<std::string> all = all_gather_bytes(mine, group);
-    const auto other = std::find_if(all.begin(), all.end(), [&](const std::string& text) { return text != all[0]; });
-    raise<c10::ValueError>({kZero, first_difference(all[0], *other, size_t(other - all.begin())),
+  // "parameter 3 is f32[4,3] in group 0 on rank 0 and f32[4,2] in group 0 on rank 2"
+  if (const auto found = first_difference(lines_of(groups), group)) {
+    raise<c10::ValueError>({kZero,
+                            c10::str("parameter ", found->line, " is ", found->first.value_or("missing"),
+                                     " on rank 0 and ", found->other.value_or("missing"), " on rank ", found->rank),
                             "pass the parameters of the same module, in the same order, on every rank"});
   }
   if (num_parameters(groups) > 0) return;
