@@ -10,6 +10,8 @@
 #include "serried/comm/rendezvous.h"
 #include "serried/comm/watch.h"
 #include "serried/mesh/mesh.h"
+#include "serried/optim/adam.h"
+#include "serried/optim/sgd.h"
 #include "serried/parallel/ddp/ddp.h"
 #include "serried/parallel/ddp/hooks/hooks.h"
 #include "serried/parallel/ddp/optimizer_in_backward.h"

@@ -18,6 +18,7 @@ namespace serried {
 /// must be the same on every rank, as after a DistributedDataParallel backward. Every rank makes it with the same
 /// parameters, else a ValueError names the first difference. It is a torch::optim::Optimizer: schedulers, closures,
 /// param_groups() and zero_grad() work. A tensor that stands twice in a group, as tied weights do, is updated once.
+/// hooks::with_zero_step makes its steps inside backward; join({&ddp, &opt}, ...) takes inputs of different lengths.
 ///     ZeroRedundancyOptimizer<torch::optim::AdamW> opt(ddp.parameters(), torch::optim::AdamWOptions(1e-3),
 ///                                                      {.process_group = world});
 ///     opt.consolidate_state_dict(0);

@@ -1,5 +1,6 @@
 // The fix-up of lookups in a table of which each rank holds a part.
 #include <ATen/ATen.h>
+#include <torch/library.h>
 
 #include <array>
 
@@ -44,7 +45,7 @@ int index_argument(const Call& call) {
   return -1;
 }
 
-void check_range(const Call& call, const at::Tensor& index, int64_t size) {
+void check_range(const at::Tensor& index, int64_t size, c10::string_view op) {
   if (index.numel() == 0) return;
   const auto [low, high] = at::aminmax(index);
   const int64_t smallest = low.item<int64_t>();
@@ -52,9 +53,22 @@ void check_range(const Call& call, const at::Tensor& index, int64_t size) {
   if (smallest >= -size && largest < size) return;
   const int64_t wrong = largest >= size ? largest : smallest;
   raise<c10::IndexError>(
-      {call.schema().name(),
-       "index " + std::to_string(wrong) + " is out of range for a dim of size " + std::to_string(size),
+      {op, "index " + std::to_string(wrong) + " is out of range for a dim of size " + std::to_string(size),
        "pass indices from 0 to " + std::to_string(size - 1)});
+}
+
+// An op, since a recorded call has to check the indices of each replay.
+TORCH_LIBRARY_FRAGMENT(serried, m) {
+  m.def("check_range(Tensor index, int size, str op) -> ()");
+}
+TORCH_LIBRARY_IMPL(serried, CompositeExplicitAutograd, m) {
+  m.impl("check_range", check_range);
+}
+
+void call_check_range(const at::Tensor& index, int64_t size, const std::string& op) {
+  static const auto handle =
+      c10::Dispatcher::singleton().findSchemaOrThrow("serried::check_range", "").typed<decltype(check_range)>();
+  handle.call(index, size, op);
 }
 
 // Local indices of what this rank holds, 0 for what others hold.
@@ -110,7 +124,7 @@ void shift_indices(const LocalCall& local, const FixupPattern& pattern, Stack& a
   const at::Tensor index = only_tensor(arguments.at(size_t(argument)), in_list);
   if (!index.defined()) return;
   const int64_t size = local.call.tensor(0).sizes[size_t(place)];
-  check_range(local.call, index, size);
+  call_check_range(index, size, local.call.schema().name());
   at::Tensor elsewhere;
   const at::Tensor shifted = localized(index, size, owned_spans(size, place, table, local.at), elsewhere);
   arguments[size_t(argument)] = replaced(arguments[size_t(argument)], in_list, shifted);

@@ -8,6 +8,8 @@
 #include "serried/base/error.h"
 #include "serried/tensor/born_sharded.h"
 #include "serried/tensor/detail/cached_plan.h"
+#include "serried/tensor/detail/local_only.h"
+#include "serried/tensor/local_ops.h"
 
 namespace serried {
 namespace {
@@ -15,14 +17,14 @@ namespace {
 using c10::DispatchKey;
 using torch::jit::Stack;
 
-// Local calls happen below autograd (it has done its part with the DTensors) and below the home key.
-const c10::DispatchKeySet kExcluded =
-    c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::DispatchKeySet(kHomeKey);
-
 // No DTensor among the arguments: the key came from a scope that includes it.
-void run_plain(const c10::OperatorHandle& op, Stack& stack) {
-  c10::impl::ExcludeDispatchKeyGuard below(kHomeKey);
-  if (!make_born_sharded(op, stack)) op.callBoxed(stack);
+void run_plain(const c10::OperatorHandle& op, const detail::OpInfo& info, Stack& stack) {
+  if (!detail::is_local_only() && make_born_sharded(op, stack)) return;
+  // A tap sees what composites are made of.
+  if (info.is_composite && local_op_tap() != nullptr) {
+    return op.callBoxedForDispatchKey(DispatchKey::CompositeImplicitAutograd, stack);
+  }
+  execute_local(op, stack);
 }
 
 void run_by_rules(const c10::OperatorHandle& op, detail::OpInfo& info, const detail::Arguments& arguments,
@@ -34,12 +36,19 @@ void run_by_rules(const c10::OperatorHandle& op, detail::OpInfo& info, const det
   detail::run_planned(op, info, plan, arguments, stack);
 }
 
+void introduce(const detail::Arguments& arguments) {
+  for (const detail::TensorSlot& slot : arguments.tensors) {
+    if (slot.meta != nullptr) local_op_tap()->meet(slot.impl);
+  }
+}
+
 void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
   detail::OpInfo& info = detail::op_info(op);
   detail::Arguments arguments;
   detail::collect(info, *stack, arguments);
+  if (C10_UNLIKELY(local_op_tap() != nullptr)) introduce(arguments);
   if (C10_LIKELY(info.goes_by_rules && arguments.first != nullptr)) return run_by_rules(op, info, arguments, *stack);
-  if (arguments.first == nullptr && !arguments.has_out_dtensor) return run_plain(op, *stack);
+  if (arguments.first == nullptr && !arguments.has_out_dtensor) return run_plain(op, info, *stack);
   c10::impl::ExcludeDispatchKeyGuard below(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
   if (info.handler != nullptr && info.handler(op, *stack)) return;
   if (arguments.first == nullptr) {
@@ -60,11 +69,6 @@ bool home_key_is_free() {
 
 void detail::run_boxed(const c10::OperatorHandle& op, Stack& stack) {
   fallback(op, {}, &stack);
-}
-
-void execute_local(const c10::OperatorHandle& op, Stack& stack) {
-  c10::impl::ExcludeDispatchKeyGuard below(kExcluded);
-  op.callBoxed(stack);
 }
 
 TORCH_LIBRARY_IMPL(_, Fake, m) {

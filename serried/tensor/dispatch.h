@@ -10,9 +10,6 @@
 
 namespace serried {
 
-/// Runs `op` on plain tensors, below autograd and below the home key. Every local op of a DTensor goes through here.
-void execute_local(const c10::OperatorHandle& op, torch::jit::Stack& stack);
-
 /// Counters of this thread since it began, or since `reset_dispatch_stats`.
 struct DispatchStats {
   uint64_t hits = 0;      // plans found in the cache

@@ -7,6 +7,7 @@
 #include "serried/tensor/detail/from_local.h"
 #include "serried/tensor/detail/placing.h"
 #include "serried/tensor/detail/text.h"
+#include "serried/tensor/local_ops.h"
 
 namespace serried::detail {
 namespace {
@@ -22,6 +23,7 @@ struct RankPart {
 };
 
 std::vector<RankPart> parts_of_all(const at::Tensor& local, const DeviceMesh& mesh) {
+  const PauseTap only_checks;
   at::Tensor mine = at::zeros({1, 3 + kMaxDims}, at::kLong);
   int64_t* row = mine.data_ptr<int64_t>();
   row[0] = int64_t(local.scalar_type());

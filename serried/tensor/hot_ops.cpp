@@ -8,6 +8,7 @@
 
 #include "serried/tensor/detail/cached_plan.h"
 #include "serried/tensor/dispatch.h"
+#include "serried/tensor/local_ops.h"
 
 namespace serried {
 namespace {
@@ -105,8 +106,9 @@ struct HotOp<Op, Result(Args...)> {
   }
 
  private:
-  // Only dense CPU tensors, and nothing to write but DTensors.
+  // Only dense CPU tensors, nothing to write but DTensors, and nobody who wants to see the call.
   static bool can_skip_boxing(const Arguments& arguments) {
+    if (C10_UNLIKELY(local_op_tap() != nullptr)) return false;
     if (std::is_reference_v<Result> && arguments.tensors[0].meta == nullptr) return false;
     for (const detail::TensorSlot& slot : arguments.tensors) {
       const c10::TensorImpl* impl = slot.meta != nullptr ? slot.meta->local.unsafeGetTensorImpl() : slot.impl;

@@ -8,6 +8,7 @@
 #include "serried/comm/watch.h"
 #include "serried/tensor/detail/distribute.h"
 #include "serried/tensor/detail/placing.h"
+#include "serried/tensor/library_hook.h"
 #include "serried/tensor/meta.h"
 
 namespace serried {
@@ -31,7 +32,7 @@ void convert(const at::Tensor& plain, const DeviceMesh& mesh, const Placements& 
 
 // Optimizers keep state beside the parameter: a gradient placed otherwise would be moved at every step anyway.
 void bring_gradients_home(const at::Tensor& parameter) {
-  parameter.register_hook([placements = dtensor_meta(parameter)->spec->placements](const at::Tensor& grad) {
+  change_gradient_of(parameter, [placements = dtensor_meta(parameter)->spec->placements](const at::Tensor& grad) {
     return is_dtensor(grad) ? at::Tensor(DTensor(grad).redistribute(placements)) : grad;
   });
 }

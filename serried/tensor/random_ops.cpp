@@ -7,9 +7,9 @@
 #include "serried/base/error.h"
 #include "serried/tensor/detail/like.h"
 #include "serried/tensor/detail/local_only.h"
-#include "serried/tensor/detail/philox_fill.h"
-#include "serried/tensor/detail/stream_fill.h"
+#include "serried/tensor/detail/random_fill.h"
 #include "serried/tensor/handlers.h"
+#include "serried/tensor/local_ops.h"
 #include "serried/tensor/meta.h"
 #include "serried/tensor/random.h"
 #include "serried/tensor/redistribute.h"
@@ -58,8 +58,9 @@ bool finish(const c10::OperatorHandle& op, Stack& stack, std::initializer_list<a
   return true;
 }
 
-uint64_t key_for(const Arguments& arguments, const Spec& spec) {
-  return detail::draw_key(generator_for(arguments.generator(), spec.mesh));
+// What fill_by_key draws from.
+at::Generator source_for(const Arguments& arguments, const Spec& spec) {
+  return generator_for(arguments.generator(), spec.mesh);
 }
 
 // The dispatcher's check comes after handlers.
@@ -95,7 +96,8 @@ bool initialise(const c10::OperatorHandle& op, Stack& stack) {
   if (meta == nullptr) return false;
   detail::reject_partial(op.schema().name(), *meta->spec);
   const at::Generator generator = generator_for(arguments.generator(), meta->spec->mesh);
-  detail::stream_fill(writable(op, *meta).local, *meta->spec, {op, between_self_and_generator(arguments)}, generator);
+  detail::fill_by_stream(writable(op, *meta).local, *meta->spec, {op, between_self_and_generator(arguments)},
+                         generator);
   return finish(op, stack, {arguments.at(0).toTensor()});
 }
 
@@ -109,7 +111,7 @@ bool initialise_new(const c10::OperatorHandle& op, Stack& stack) {
   const detail::StreamOp stream = detail::stream_op((name + "_").c_str(), op.schema().overload_name().c_str(),
                                                     between_self_and_generator(arguments));
   const Part part = detail::empty_beside(*meta->spec);
-  detail::stream_fill(part.local, *part.spec, stream, generator_for(arguments.generator(), part.spec->mesh));
+  detail::fill_by_stream(part.local, *part.spec, stream, generator_for(arguments.generator(), part.spec->mesh));
   return finish(op, stack, {result(part)});
 }
 
@@ -122,6 +124,7 @@ void check_probability(const c10::OperatorHandle& op, double p) {
 
 void check_probabilities(const c10::OperatorHandle& op, const at::Tensor& p) {
   const DTensorMeta* meta = dtensor_meta(p);
+  const PauseTap only_checks;
   const detail::LocalOnly guard;
   const at::Tensor& local = meta != nullptr ? meta->local : p;
   if (!at::is_floating_point(local)) return;
@@ -131,12 +134,13 @@ void check_probabilities(const c10::OperatorHandle& op, const at::Tensor& p) {
 }
 
 // Draws 0 and 1 into a part that may be Partial: dropout's noise has its input's placements.
-void fill_bernoulli(const Part& part, uint64_t key, double p) {
+void fill_bernoulli(const Part& part, const at::Generator& generator, double p) {
+  // Every rank's generator moves on, also where the numbers do not count.
+  detail::fill_by_key(part.local, *part.spec, "bernoulli", {p}, generator);
   if (const auto identity = detail::identity_here(part.spec->placements, part.spec->mesh.position())) {
     const detail::LocalOnly guard;
-    return fill_identity_(part.local, *identity);
+    fill_identity_(part.local, *identity);
   }
-  detail::philox_bernoulli_(part.local, *part.spec, key, p);
 }
 
 bool bernoulli_in_place(const c10::OperatorHandle& op, Stack& stack) {
@@ -145,7 +149,7 @@ bool bernoulli_in_place(const c10::OperatorHandle& op, Stack& stack) {
   if (meta == nullptr) return false;
   const double p = arguments.value("p").toDouble();
   check_probability(op, p);
-  fill_bernoulli({writable(op, *meta).local, meta->spec}, key_for(arguments, *meta->spec), p);
+  fill_bernoulli({writable(op, *meta).local, meta->spec}, source_for(arguments, *meta->spec), p);
   return finish(op, stack, {arguments.at(0).toTensor()});
 }
 
@@ -156,14 +160,14 @@ bool bernoulli_p(const c10::OperatorHandle& op, Stack& stack) {
   const double p = arguments.value("p").toDouble();
   check_probability(op, p);
   const Part part = detail::empty_beside(*meta->spec);
-  fill_bernoulli(part, key_for(arguments, *part.spec), p);
+  fill_bernoulli(part, source_for(arguments, *part.spec), p);
   return finish(op, stack, {result(part)});
 }
 
 // Uniform numbers beside `like`, as fine as probabilities of type `p` need.
-at::Tensor uniform_beside(const Spec& like, at::ScalarType p, uint64_t key) {
+at::Tensor uniform_beside(const Spec& like, at::ScalarType p, const at::Generator& generator) {
   const Part part = detail::empty_beside(like, p == at::kDouble ? at::kDouble : at::kFloat);
-  detail::philox_uniform_(part.local, *part.spec, key);
+  detail::fill_by_key(part.local, *part.spec, "uniform", {}, generator);
   return result(part);
 }
 
@@ -178,7 +182,7 @@ bool bernoulli_tensor(const c10::OperatorHandle& op, Stack& stack) {
   const DTensorMeta* p_meta = dtensor_meta(p);
   if (p_meta != nullptr) p = result(reduced(*p_meta));
   check_probabilities(op, p);
-  const at::Tensor uniform = uniform_beside(*meta->spec, p.scalar_type(), key_for(arguments, *meta->spec));
+  const at::Tensor uniform = uniform_beside(*meta->spec, p.scalar_type(), source_for(arguments, *meta->spec));
   const at::Tensor drawn = at::lt(uniform, p);
   if (op.schema().name() != "aten::bernoulli_") return finish(op, stack, {drawn.to(self.scalar_type())});
   writable(op, *meta);
@@ -191,9 +195,8 @@ bool rand_like(const c10::OperatorHandle& op, Stack& stack) {
   const DTensorMeta* meta = meta_of(arguments.at(0));
   if (meta == nullptr || arguments.is_out_variant()) return false;
   const Part part = detail::empty_beside(*meta->spec, arguments.dtype(), arguments.memory_format());
-  const uint64_t key = key_for(arguments, *part.spec);
-  const bool is_normal = op.schema().name() == "aten::randn_like";
-  (is_normal ? detail::philox_normal_ : detail::philox_uniform_)(part.local, *part.spec, key);
+  const char* kind = op.schema().name() == "aten::randn_like" ? "normal" : "uniform";
+  detail::fill_by_key(part.local, *part.spec, kind, {}, source_for(arguments, *part.spec));
   return finish(op, stack, {result(part)});
 }
 
@@ -212,7 +215,7 @@ bool randint_like(const c10::OperatorHandle& op, Stack& stack) {
         {"randint_like", c10::str("there is no integer from ", low, " up to but not ", high), "pass low < high"});
   }
   const Part part = detail::empty_beside(*meta->spec, arguments.dtype(), arguments.memory_format());
-  detail::philox_integers_(part.local, *part.spec, key_for(arguments, *part.spec), low, high);
+  detail::fill_by_key(part.local, *part.spec, "integers", {low, high}, source_for(arguments, *part.spec));
   return finish(op, stack, {result(part)});
 }
 
@@ -235,7 +238,7 @@ bool native_dropout(const c10::OperatorHandle& op, Stack& stack) {
   const Part mask = detail::empty_beside(*input.spec, at::kBool);
   const c10::IValue train = arguments.value("train");
   const bool drops = train.isNone() || train.toBool();
-  if (drops) detail::philox_bernoulli_(mask.local, *mask.spec, key_for(arguments, *mask.spec), 1 - p);
+  if (drops) detail::fill_by_key(mask.local, *mask.spec, "bernoulli", {1 - p}, source_for(arguments, *mask.spec));
   Part output{{}, input.spec};
   {
     const detail::LocalOnly guard;
@@ -250,7 +253,7 @@ at::Tensor rrelu_part(const Part& self, const Part& noise, const Arguments& argu
   const double lower = arguments.value("lower").toScalar().toDouble();
   const double upper = arguments.value("upper").toScalar().toDouble();
   const Part slope = detail::empty_beside(*self.spec);
-  detail::philox_uniform_(slope.local, *slope.spec, key_for(arguments, *slope.spec));
+  detail::fill_by_key(slope.local, *slope.spec, "uniform", {}, source_for(arguments, *slope.spec));
   const detail::LocalOnly guard;
   slope.local.mul_(upper - lower).add_(lower).masked_fill_(self.local.gt(0), 1);
   noise.local.copy_(slope.local);
@@ -292,7 +295,7 @@ at::Tensor normal_beside(const Arguments& arguments, const DTensorMeta* mean, co
   const SpecPtr spec =
       intern_spec(first.mesh, without_partial(placements), sizes, serried::contiguous_strides(sizes), first.dtype);
   const Part part{detail::empty_part(*spec), spec};
-  detail::philox_normal_(part.local, *spec, key_for(arguments, *spec));
+  detail::fill_by_key(part.local, *spec, "normal", {}, source_for(arguments, *spec));
   return result(part);
 }
 

@@ -10,6 +10,7 @@
 #include "serried/parallel/ddp/mixed_precision.h"
 #include "serried/parallel/ddp/reducer.h"
 #include "serried/parallel/ddp/verify.h"
+#include "serried/tensor/local_ops.h"
 
 namespace serried {
 
@@ -131,7 +132,7 @@ std::map<std::string, at::Tensor> DataParallelBase::buffers_to_sync() const {
 }
 
 bool DataParallelBase::will_sync_buffers() const {
-  return sync_buffers_next_ && options_.sync_buffers && !buffers_to_sync().empty();
+  return sync_->buffers_next && options_.sync_buffers && !buffers_to_sync().empty();
 }
 
 void DataParallelBase::sync_buffers(int source) {
@@ -149,26 +150,48 @@ void DataParallelBase::before_forward() {
   print_if_debugging();
   if (low_precision_) low_precision_->restore();
   const int source = announce_forward();
-  if (c10::GradMode::is_enabled()) reducer_->prepare_forward(sync_gradients_, source);
+  if (c10::GradMode::is_enabled()) {
+    const PauseTap no_part_of_a_step;  // new buckets come once
+    reducer_->prepare_forward(sync_->gradients, source);
+  }
+  tell_tap();
   if (buffer_hook_) {
     run_buffer_hook(BufferHookLocation::pre_forward);
-  } else if (sync_buffers_next_ && options_.sync_buffers) {
+  } else if (sync_->buffers_next && options_.sync_buffers) {
     sync_buffers(source);
   }
   if (low_precision_) low_precision_->lower();
+}
+
+// What decides about the ops of a step and is none itself.
+void DataParallelBase::tell_tap() const {
+  LocalOpTap* tap = local_op_tap();
+  if (tap == nullptr) return;
+  tap->rely_on({"train or eval of the modules in DistributedDataParallel", [modules = wrapped_->modules()] {
+                  uint64_t flags = 1;
+                  for (const auto& module : modules) flags = flags * 31 + uint64_t(module->is_training());
+                  return flags;
+                }});
+  tap->rely_on({"buckets, group and hook of DistributedDataParallel",
+                [reducer = std::weak_ptr<const Reducer>(reducer_)]() -> uint64_t {
+                  const auto alive = reducer.lock();
+                  return alive ? alive->num_changes() : UINT64_MAX;
+                }});
+  tap->rely_on({"what DistributedDataParallel synchronises next",
+                [sync = sync_] { return uint64_t(sync->gradients) + 2 * uint64_t(sync->buffers_next); }});
 }
 
 void DataParallelBase::after_forward(const std::vector<at::Tensor>& outputs) {
   run_buffer_hook(BufferHookLocation::post_forward);
   if (low_precision_) low_precision_->follow(outputs);
   if (!c10::GradMode::is_enabled()) {
-    sync_buffers_next_ = false;
+    sync_->buffers_next = false;
     return;
   }
   // Buffers that an unsynchronised forward has changed stay this rank's own until gradients are shared again.
-  sync_buffers_next_ = sync_gradients_;
-  if (delayed_) delayed_->follow(outputs, sync_gradients_);
-  reducer_->prepare_backward(outputs, sync_gradients_);
+  sync_->buffers_next = sync_->gradients;
+  if (delayed_) delayed_->follow(outputs, sync_->gradients);
+  reducer_->prepare_backward(outputs, sync_->gradients);
 }
 
 DataParallelBase::NoSync DataParallelBase::no_sync() {
@@ -176,7 +199,7 @@ DataParallelBase::NoSync DataParallelBase::no_sync() {
     raise<c10::ValueError>({"no_sync", "with optimizer_in_backward, gradients are used up by each backward",
                             "make one backward per step: add the losses, or step an optimizer after backward"});
   }
-  return NoSync(sync_gradients_);
+  return NoSync(sync_->gradients);
 }
 
 void DataParallelBase::register_comm_hook(CommHook hook) {

@@ -15,8 +15,8 @@
 #include "serried/parallel/ddp/inputs.h"
 #include "serried/parallel/ddp/logging_data.h"
 #include "serried/parallel/ddp/options.h"
-#include "serried/parallel/ddp/visit.h"
 #include "serried/parallel/join.h"
+#include "serried/tensor/visit.h"
 
 namespace serried {
 
@@ -128,6 +128,7 @@ class DataParallelBase : public torch::nn::Module, public Joinable {
   int announce_forward();
   void take_divisor(const JoinNotice& notice);
   void run_buffer_hook(BufferHookLocation location);
+  void tell_tap() const;
   std::map<std::string, at::Tensor> buffers_to_sync() const;
 
   std::shared_ptr<torch::nn::Module> wrapped_;
@@ -137,8 +138,12 @@ class DataParallelBase : public torch::nn::Module, public Joinable {
   std::shared_ptr<detail::Reducer> reducer_;
   std::shared_ptr<detail::DelayedReducer> delayed_;      // null: nothing is delayed
   std::shared_ptr<detail::LowPrecision> low_precision_;  // null: parameters keep their precision
-  bool sync_gradients_ = true;
-  bool sync_buffers_next_ = true;
+  /// Apart, because what a tap was told of them may outlive this.
+  struct Switches {
+    bool gradients = true;     // off inside no_sync
+    bool buffers_next = true;  // in the next forward
+  };
+  const std::shared_ptr<Switches> sync_ = std::make_shared<Switches>();
   bool joined_ = false;
   JoinOptions join_options_;
   std::string initial_bucket_sizes_;

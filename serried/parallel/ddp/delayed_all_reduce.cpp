@@ -11,6 +11,7 @@
 #include "serried/base/error.h"
 #include "serried/parallel/ddp/backward_end.h"
 #include "serried/parallel/ddp/dtensor_parameters.h"
+#include "serried/tensor/library_hook.h"
 
 namespace serried::detail {
 namespace {
@@ -83,13 +84,10 @@ void DelayedReducer::install_hooks() {
 
 void DelayedReducer::follow(const std::vector<at::Tensor>& outputs, bool synchronise) {
   synchronise_ = synchronise;
-  for (const at::Tensor& output : outputs) {
-    if (!output.requires_grad()) continue;
-    output.register_hook([self = weak_from_this(), synchronise](const at::Tensor&) {
-      if (is_towards_chosen_tensors()) return;
-      if (const auto reducer = self.lock()) reducer->enter(synchronise);
-    });
-  }
+  on_gradient_of(outputs, [self = weak_from_this(), synchronise] {
+    if (is_towards_chosen_tensors()) return;
+    if (const auto reducer = self.lock()) reducer->enter(synchronise);
+  });
 }
 
 void DelayedReducer::enter(bool synchronise) {

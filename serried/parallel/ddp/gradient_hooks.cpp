@@ -1,18 +1,12 @@
 // Post hooks: they run after the gradient has been added.
 #include "serried/parallel/ddp/gradient_hooks.h"
 
-#include <torch/csrc/autograd/utils/lambda_post_hook.h>
+#include "serried/tensor/library_hook.h"
 
 namespace serried::detail {
 
 void GradientHooks::add(NodePtr accumulator, std::function<void()> fn) {
-  using torch::autograd::variable_list;
-  auto hook = [fn = std::move(fn)](const variable_list& outputs, const variable_list&) {
-    fn();
-    return outputs;
-  };
-  const uintptr_t key =
-      accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(std::move(hook)));
+  const uintptr_t key = accumulator->add_post_hook(library_post_hook(std::move(fn)));
   hooks_.push_back({std::move(accumulator), key});
 }
 

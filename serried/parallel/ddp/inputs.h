@@ -5,7 +5,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "serried/parallel/ddp/visit.h"
+#include "serried/tensor/visit.h"
 
 namespace serried::detail {
 

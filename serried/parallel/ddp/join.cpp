@@ -39,7 +39,7 @@ void DataParallelBase::join_ends() {
 int DataParallelBase::announce_forward() {
   if (!in_join()) return 0;
   int64_t message = kSharesNothing;
-  if (c10::GradMode::is_enabled() && sync_gradients_ && reducer_->is_rebuild_due()) message |= kRebuildsBuckets;
+  if (c10::GradMode::is_enabled() && sync_->gradients && reducer_->is_rebuild_due()) message |= kRebuildsBuckets;
   if (will_sync_buffers()) message |= kSharesBuffers;
   if (message == kSharesNothing && !join_options_.throw_on_early_termination) return 0;
   const auto notice = notify_join(message);
@@ -64,7 +64,7 @@ void DataParallelBase::main_hook(const JoinNotice& notice) {
 void DataParallelBase::post_hook(int last_joiner) {
   sync_state(last_joiner);
   // The same on every rank, whatever its last forward was.
-  sync_buffers_next_ = true;
+  sync_->buffers_next = true;
 }
 
 at::Device DataParallelBase::join_device() const {

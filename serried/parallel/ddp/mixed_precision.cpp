@@ -4,7 +4,9 @@
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "serried/base/log.h"
 #include "serried/parallel/ddp/backward_end.h"
+#include "serried/tensor/library_hook.h"
 
 namespace serried::detail {
 namespace {
@@ -22,6 +24,8 @@ LowPrecision::LowPrecision(const torch::nn::Module& module, const std::set<std::
     if (parameter.scalar_type() == dtype || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
     twins_.push_back({parameter, parameter.scalar_type()});
   }
+  log::line(log::Topic::comm, "mixed precision: forward and backward run with ", twins_.size(), " parameters in ",
+            dtype);
 }
 
 LowPrecision::~LowPrecision() {
@@ -82,22 +86,18 @@ void LowPrecision::restore_at_end() {
 }
 
 void LowPrecision::follow(const std::vector<at::Tensor>& outputs) {
-  bool any = false;
-  for (const at::Tensor& output : outputs) {
-    if (!output.requires_grad()) continue;
-    any = true;
-    output.register_hook([self = weak_from_this()](const at::Tensor&) {
-      const auto low = self.lock();
-      if (!low) return;
-      low->lower();
-      low->restore_at_end();
-    });
-  }
-  if (!any) restore();
+  const bool comes_back = on_gradient_of(outputs, [self = weak_from_this()] {
+    const auto low = self.lock();
+    if (!low) return;
+    low->lower();
+    low->restore_at_end();
+  });
+  if (!comes_back) restore();
 }
 
 void cast_buffers(const torch::nn::Module& module, const std::set<std::string>& ignored, at::ScalarType dtype) {
   at::NoGradGuard no_grad;
+  log::line(log::Topic::comm, "mixed precision: buffers are in ", dtype);
   for (const auto& item : module.named_buffers()) {
     const at::Tensor& buffer = item.value();
     if (!buffer.defined() || ignored.count(item.key()) != 0 || !buffer.is_floating_point()) continue;

@@ -18,8 +18,26 @@
 #include "serried/comm/detail/direct.h"
 #include "serried/parallel/ddp/backward_end.h"
 #include "serried/parallel/ddp/dtensor_parameters.h"
+#include "serried/tensor/library_hook.h"
+#include "serried/tensor/local_ops.h"
 
 namespace serried::detail {
+namespace {
+
+// What gloo's own threads leave in a future says neither rank nor call.
+void wait_for_hook(const HookFuture& future, const std::string& name) {
+  try {
+    future->waitAndThrow();
+  } catch (const c10::Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    raise<c10::DistBackendError>({"backward", c10::str("the communication hook \"", name, "\" failed: ", error.what()),
+                                  "look for the first error of any rank; go on with set_process_group() and a new "
+                                  "group, or start again"});
+  }
+}
+
+}  // namespace
 
 using torch::autograd::Engine;
 
@@ -42,6 +60,7 @@ void Reducer::install_hooks() {
 }
 
 void Reducer::make_buckets(const BucketAssignment& assignment) {
+  ++num_changes_;
   buckets_.clear();
   memory_.rewind();
   locations_.assign(parameters_.size(), {});
@@ -64,12 +83,11 @@ void Reducer::prepare_backward(const std::vector<at::Tensor>& outputs, bool sync
   auto pass = std::make_shared<ForwardPass>();
   pass->synchronise = synchronise;
   for (const at::Tensor& output : outputs) {
-    if (!output.requires_grad()) continue;
-    if (output.grad_fn()) pass->outputs.emplace_back(output.grad_fn());
-    output.register_hook([self = weak_from_this(), pass](const at::Tensor&) {
-      if (const auto reducer = self.lock()) reducer->enter(*pass);
-    });
+    if (output.requires_grad() && output.grad_fn()) pass->outputs.emplace_back(output.grad_fn());
   }
+  on_gradient_of(outputs, [self = weak_from_this(), pass] {
+    if (const auto reducer = self.lock()) reducer->enter(*pass);
+  });
   std::lock_guard<std::mutex> lock(mutex_);
   synchronise_ = synchronise;
   open_passes_.push_back(std::move(pass));
@@ -229,7 +247,9 @@ bool Reducer::looks_for_unused() const {
   return options_.find_unused_parameters && !options_.static_graph;
 }
 
+// Who uses what decides about this step's ops, and is none of them.
 void Reducer::launch_used_map() {
+  const PauseTap only_decides;
   round_.used_anywhere = at::zeros({int64_t(parameters_.size())}, at::kInt);
   auto* map = round_.used_anywhere.data_ptr<int>();
   for (size_t i = 0; i < parameters_.size(); ++i) map[i] = round_.used[i] ? round_.num_fired[i] : 0;
@@ -254,7 +274,7 @@ void Reducer::end_round() {
   try {
     if (round_.counting) finish_counting();
     if (round_.next_bucket < buckets_.size()) raise_missing();
-    for (size_t b = 0; b < buckets_.size(); ++b) finish_bucket(b);
+    finish_buckets();
     for (const HookFuture& future : std::exchange(awaited_at_end_, {})) future->waitAndThrow();
   } catch (const std::exception& error) {
     last_error_ = error.what();
@@ -285,11 +305,23 @@ void Reducer::finish_counting() {
   launch_ready_buckets();
 }
 
+void Reducer::finish_buckets() {
+  try {
+    for (size_t b = 0; b < buckets_.size(); ++b) finish_bucket(b);
+  } catch (...) {
+    // A hook that steps an optimizer may still be at it with later buckets: nobody goes on beside that.
+    for (const Bucket& bucket : buckets_) {
+      if (bucket.future) bucket.future->wait();
+    }
+    throw;
+  }
+}
+
 void Reducer::finish_bucket(size_t index) {
   at::NoGradGuard no_grad;
   Bucket& bucket = buckets_[index];
   if (bucket.future) {
-    bucket.future->waitAndThrow();
+    wait_for_hook(bucket.future, comm_hook_->name());
     const at::Tensor result = c10d::detail::parseCppCommHookResult(bucket.future->value());
     if (bucket.sparse) {
       bucket.flat = result;

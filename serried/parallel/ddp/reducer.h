@@ -82,7 +82,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void set_group(Group group);
 
   /// What the sum over ranks is divided by; none: the size of the group.
-  void set_divisor(std::optional<double> divisor) { divisor_ = divisor; }
+  void set_divisor(std::optional<double> divisor) {
+    if (divisor != divisor_) ++num_changes_;
+    divisor_ = divisor;
+  }
 
   /// Stands in for a rank that has no more input: adds zeros to every bucket of the other ranks' backward.
   void shadow_backward();
@@ -102,6 +105,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool can_be_static() const { return can_be_static_; }
   std::string bucket_sizes() const;  // bytes: "1048576, 26214400"
   size_t unused_bytes() const;
+  /// Counts what changes the way gradients are averaged: new buckets, another group, a hook, another divisor.
+  uint64_t num_changes() const { return num_changes_; }
   int64_t num_iterations() const { return num_iterations_; }
   const StepTimes& times() const { return times_; }
   const StepStatistics& statistics() const { return statistics_; }
@@ -149,6 +154,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void launch_used_map();
   void end_round();
   void finish_counting();
+  void finish_buckets();
   void finish_bucket(size_t index);
   void give_gradient(size_t index, const Location& location);
   bool is_used_anywhere(size_t index);
@@ -182,6 +188,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool synchronise_ = true;                   // as the last forward said
   std::vector<size_t> last_arrival_;
   bool has_rebuilt_ = false;
+  uint64_t num_changes_ = 0;
   std::vector<int> expected_fires_;  // per parameter, of a static graph; empty before its first iteration
   std::vector<bool> static_used_anywhere_;
   std::vector<bool> last_used_;

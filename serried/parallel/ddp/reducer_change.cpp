@@ -92,6 +92,7 @@ void Reducer::set_comm_hook(CommHook hook) {
                             "register one hook, once; hooks::fp16_compress(hook) and others wrap another hook"});
   }
   comm_hook_ = std::move(hook);
+  ++num_changes_;
 }
 
 void Reducer::wait_at_end(std::vector<HookFuture> futures) {
@@ -147,7 +148,7 @@ void Reducer::shadow_backward() {
   } else {
     mark_unused(std::vector<bool>(parameters_.size()));
   }
-  for (size_t b = 0; b < buckets_.size(); ++b) finish_bucket(b);
+  finish_buckets();
   if (last_arrival_.empty()) {
     for (size_t i = 0; i < parameters_.size(); ++i) last_arrival_.push_back(i);
   }

@@ -1,6 +1,7 @@
 // Copies in and out of a flat tensor, or no copies where the parameters live in it.
 #include "serried/parallel/zero/bucket.h"
 
+#include <ATen/core/jit_type.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 
@@ -52,13 +53,25 @@ bool lies_flat(const ZeroBucket& bucket) {
   return true;
 }
 
-void broadcast_copies(const ZeroBucket& bucket, const Group& group) {
+// The memory that travels, filled where the values come from.
+at::Tensor packed(const ZeroBucket& bucket, int rank) {
   const at::Tensor flat = at::empty({num_elements(bucket)}, options_of(bucket));
+  if (bucket.owner != rank) return flat;
   const std::vector<at::Tensor> slots = slots_in(flat, bucket);
-  const bool mine = bucket.owner == group->getRank();
-  for (size_t i = 0; mine && i < slots.size(); ++i) slots[i].copy_(bucket.parameters[i]);
+  for (size_t i = 0; i < slots.size(); ++i) slots[i].copy_(bucket.parameters[i]);
+  return flat;
+}
+
+void unpack(const at::Tensor& flat, const ZeroBucket& bucket, int rank) {
+  if (bucket.owner == rank) return;
+  const std::vector<at::Tensor> slots = slots_in(flat, bucket);
+  for (size_t i = 0; i < slots.size(); ++i) bucket.parameters[i].copy_(slots[i]);
+}
+
+void broadcast_copies(const ZeroBucket& bucket, const Group& group) {
+  const at::Tensor flat = packed(bucket, group->getRank());
   broadcast_(flat, group, {.src = bucket.owner});
-  for (size_t i = 0; !mine && i < slots.size(); ++i) bucket.parameters[i].copy_(slots[i]);
+  unpack(flat, bucket, group->getRank());
 }
 
 void broadcast_in_place(const ZeroBucket& bucket, const Group& group) {
@@ -100,6 +113,25 @@ void broadcast_from_owner(ZeroBucket& bucket, const Group& group) {
   if (!bucket.flat.defined()) return broadcast_copies(bucket, group);
   if (!lies_flat(bucket)) lay_flat(bucket, group);
   broadcast_in_place(bucket, group);
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> start_broadcast(const ZeroBucket& bucket, c10d::ProcessGroup& group) {
+  at::NoGradGuard no_grad;
+  const int rank = group.getRank();
+  const at::Tensor flat = packed(bucket, rank);
+  std::vector<at::Tensor> tensors = {flat};
+  c10d::BroadcastOptions how;
+  how.rootRank = bucket.owner;
+  return group.broadcast(tensors, how)
+      ->getFuture()
+      ->then(
+          [flat, bucket, rank](c10::ivalue::Future& done) -> c10::IValue {
+            done.value();  // raises what went wrong
+            at::NoGradGuard no_grad;
+            unpack(flat, bucket, rank);
+            return flat;
+          },
+          c10::TensorType::get());
 }
 
 }  // namespace serried::detail

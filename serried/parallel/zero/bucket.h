@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 
 #include <vector>
 
@@ -26,5 +27,8 @@ void lay_flat(ZeroBucket& bucket, const Group& group);
 /// The owner's values on every rank. Parameters that lay flat and were given other memory since, as torch::load does,
 /// are laid flat again.
 void broadcast_from_owner(ZeroBucket& bucket, const Group& group);
+
+/// The same by copies, without waiting: the future completes when the parameters here have the owner's values.
+c10::intrusive_ptr<c10::ivalue::Future> start_broadcast(const ZeroBucket& bucket, c10d::ProcessGroup& group);
 
 }  // namespace serried::detail

@@ -11,21 +11,15 @@
 #include "serried/parallel/detail/rank_texts.h"
 
 namespace serried::detail {
-namespace {
 
 using torch::optim::Optimizer;
-
-void copy_options(const ParamGroups& from, ParamGroups& to) {
-  for (size_t g = 0; g < from.size(); ++g) to[g].set_options(from[g].options().clone());
-}
-
-}  // namespace
 
 ZeroOptimizer::ZeroOptimizer(const ParamGroups& groups, MakeLocal make_local, const ZeroOptions& options)
     : Optimizer(groups, make_local({})->defaults().clone()),
       group_(options.process_group ? options.process_group : require_current_process_group()),
       make_local_(std::move(make_local)),
       as_views_(options.parameters_as_bucket_view),
+      overlaps_(options.overlap_with_ddp),
       partition_(group_->getSize()) {
   take_new_parameters();
 }
@@ -63,18 +57,25 @@ void ZeroOptimizer::add_param_group(const torch::optim::OptimizerParamGroup& gro
 }
 
 at::Tensor ZeroOptimizer::step(LossClosure closure) {
+  if (overlaps_) check_backward_steps();
   at::Tensor loss;
   if (closure) {
     at::AutoGradMode with_gradients(true);
     loss = closure();
   }
   take_new_parameters();
+  if (overlaps_) return loss;
   check_gradients_are_dense();
+  if (const auto notice = notify_join()) share_learning_rates(notice->source());
+  step_and_broadcast();
+  return loss;
+}
+
+void ZeroOptimizer::step_and_broadcast() {
   forget_consolidated();
   copy_options(param_groups_, local_->param_groups());
   local_->step();
   for (ZeroBucket& bucket : buckets_) broadcast_from_owner(bucket, group_);
-  return loss;
 }
 
 // All parameters, not only this rank's: every rank raises, none waits for another.

@@ -71,6 +71,10 @@ size_t num_parameters(const ParamGroups& groups) {
   return count;
 }
 
+void copy_options(const ParamGroups& from, ParamGroups& to) {
+  for (size_t g = 0; g < from.size(); ++g) to[g].set_options(from[g].options().clone());
+}
+
 void remove_repeats(ParamGroups& groups) {
   std::unordered_map<const void*, size_t> group_of;
   for (size_t g = 0; g < groups.size(); ++g) {

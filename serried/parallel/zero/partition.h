@@ -38,6 +38,9 @@ class ZeroPartition {
 
 size_t num_parameters(const ParamGroups& groups);
 
+/// Gives each group of `to` the options of its counterpart.
+void copy_options(const ParamGroups& from, ParamGroups& to);
+
 /// Takes out what stands twice in a group, as the weight of tied modules does; ValueError where two groups share one.
 void remove_repeats(ParamGroups& groups);
 

@@ -4,16 +4,27 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <optional>
+
 #include "serried/tensor/meta.h"
 
 namespace serried::detail {
 
 /// While alive ops of this thread record no gradients and never make DTensors, not even inside BornSharded. DTensors
-/// cannot be used then.
+/// cannot be used then. A tap goes on seeing the ops.
 class LocalOnly {
+ public:
+  LocalOnly();
+  ~LocalOnly();
+  LocalOnly(const LocalOnly&) = delete;
+  LocalOnly& operator=(const LocalOnly&) = delete;
+
  private:
   at::AutoDispatchBelowADInplaceOrView below_autograd_;
-  c10::impl::ExcludeDispatchKeyGuard below_home_{c10::DispatchKeySet(kHomeKey)};
+  std::optional<c10::impl::ExcludeDispatchKeyGuard> below_home_;
+  bool was_local_only_;
 };
+
+bool is_local_only();
 
 }  // namespace serried::detail

@@ -5,6 +5,7 @@
 
 #include "serried/base/error.h"
 #include "serried/tensor/detail/local_only.h"
+#include "serried/tensor/detail/random_fill.h"
 #include "serried/tensor/random.h"
 #include "serried/tensor/redistribute.h"
 
@@ -79,7 +80,7 @@ void fill_value(const Part& part, const at::Scalar& value) {
 void fill_random(std::string_view where, const Part& part, const StreamOp& op,
                  const std::optional<at::Generator>& generator) {
   reject_partial(where, *part.spec);
-  stream_fill(part.local, *part.spec, op, generator_for(generator, part.spec->mesh));
+  fill_by_stream(part.local, *part.spec, op, generator_for(generator, part.spec->mesh));
 }
 
 Part cut_whole(std::string_view where, const at::Tensor& whole, const DeviceMesh& mesh, const Placements& placements) {

@@ -65,15 +65,15 @@ struct RowMajorPart {
 
 // `fill` writes a row-major part; here it gets one even where `local` has other strides. Complex numbers are two reals.
 template <class Fill>
-void with_part(const at::Tensor& local, const Spec& spec, const Fill& fill) {
+void with_part(const at::Tensor& local, const PlacedPart& placed, const Fill& fill) {
   const LocalOnly guard;
   if (local.numel() == 0) return;
   const bool in_place = local.is_contiguous();
   const at::Tensor part = in_place ? local : at::empty(local.sizes(), local.options());
-  c10::DimVector sizes = spec.sizes;
+  c10::DimVector sizes(placed.sizes);
   if (local.is_complex()) sizes.push_back(2);
-  fill(RowMajorPart{local.is_complex() ? at::view_as_real(part) : part,
-                    OwnedRuns(sizes, spec.placements, spec.mesh.position())});
+  fill(
+      RowMajorPart{local.is_complex() ? at::view_as_real(part) : part, OwnedRuns(sizes, placed.placements, placed.at)});
   if (!in_place) local.copy_(part);
 }
 
@@ -131,9 +131,9 @@ void fill_normal(const RowMajorPart& target, uint64_t key, double scale) {
 
 }  // namespace
 
-void philox_bernoulli_(const at::Tensor& local, const Spec& spec, uint64_t key, double p) {
+void philox_bernoulli_(const at::Tensor& local, const PlacedPart& placed, uint64_t key, double p) {
   const uint64_t threshold = uint64_t(std::ldexp(p, 32));
-  with_part(local, spec, [&](const RowMajorPart& target) {
+  with_part(local, placed, [&](const RowMajorPart& target) {
     AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, target.part.scalar_type(), "bernoulli", [&] {
       fill_runs<scalar_t, 4>(target.part, target.runs, key, [threshold](const Block& words) {
         std::array<scalar_t, 4> values;
@@ -144,25 +144,25 @@ void philox_bernoulli_(const at::Tensor& local, const Spec& spec, uint64_t key, 
   });
 }
 
-void philox_uniform_(const at::Tensor& local, const Spec& spec, uint64_t key) {
-  with_part(local, spec, [&](const RowMajorPart& target) {
+void philox_uniform_(const at::Tensor& local, const PlacedPart& placed, uint64_t key) {
+  with_part(local, placed, [&](const RowMajorPart& target) {
     AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, target.part.scalar_type(), "uniform",
                                     [&] { fill_uniform<scalar_t>(target, key); });
   });
 }
 
-void philox_normal_(const at::Tensor& local, const Spec& spec, uint64_t key) {
+void philox_normal_(const at::Tensor& local, const PlacedPart& placed, uint64_t key) {
   // A complex number's variance is the sum of its parts'.
   const double scale = local.is_complex() ? std::sqrt(0.5) : 1;
-  with_part(local, spec, [&](const RowMajorPart& target) {
+  with_part(local, placed, [&](const RowMajorPart& target) {
     AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, target.part.scalar_type(), "normal",
                                     [&] { fill_normal<scalar_t>(target, key, scale); });
   });
 }
 
-void philox_integers_(const at::Tensor& local, const Spec& spec, uint64_t key, int64_t low, int64_t high) {
+void philox_integers_(const at::Tensor& local, const PlacedPart& placed, uint64_t key, int64_t low, int64_t high) {
   const uint64_t range = uint64_t(high) - uint64_t(low);
-  with_part(local, spec, [&](const RowMajorPart& target) {
+  with_part(local, placed, [&](const RowMajorPart& target) {
     AT_DISPATCH_ALL_TYPES_AND3(at::kBool, at::kHalf, at::kBFloat16, target.part.scalar_type(), "randint", [&] {
       fill_runs<scalar_t, 2>(target.part, target.runs, key, [range, low](const Block& words) {
         return std::array<scalar_t, 2>{static_cast<scalar_t>(int64_t(wide(words, 0) % range + uint64_t(low))),

@@ -2,11 +2,11 @@
 #include "serried/tensor/detail/redistribute_steps.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include <ATen/ATen.h>
 
 #include "serried/comm/detail/ops.h"
+#include "serried/tensor/detail/packing.h"
 #include "serried/tensor/detail/redistribute_exchange.h"
 #include "serried/tensor/detail/redistribute_reduce.h"
 #include "serried/tensor/detail/redistribute_scratch.h"
@@ -74,64 +74,6 @@ c10::DimVector resized(c10::IntArrayRef sizes, int64_t dim, int64_t size) {
 
 bool leads(c10::IntArrayRef sizes, int64_t dim) {
   return std::all_of(sizes.begin(), sizes.begin() + dim, [](int64_t size) { return size == 1; });
-}
-
-// x with dim cut into `parts`, the parts in front: [parts, ..., size / parts, ...]. A view.
-at::Tensor parts_in_front(const at::Tensor& x, int64_t dim, int64_t parts) {
-  c10::DimVector sizes(x.sizes().begin(), x.sizes().end());
-  c10::DimVector strides(x.strides().begin(), x.strides().end());
-  sizes[dim] /= parts;
-  strides.insert(strides.begin(), strides[dim] * sizes[dim]);
-  sizes.insert(sizes.begin(), parts);
-  return x.as_strided(sizes, strides);
-}
-
-// A contiguous tensor seen as rows of parts: [rows, parts, bytes].
-struct Rows {
-  int64_t rows = 1;
-  int64_t parts;
-  int64_t bytes;  // of one part in one row
-
-  Rows(const at::Tensor& x, int64_t dim, int64_t parts_) : parts(parts_) {
-    for (int64_t d = 0; d < dim; ++d) rows *= x.size(d);
-    bytes = rows == 0 ? 0 : x.numel() / rows / parts * int64_t(x.element_size());
-  }
-  // Below that ATen's copy spends longer on preparing than on copying.
-  bool is_small(const at::Tensor& x) const { return x.is_cpu() && rows * parts * bytes <= 64 << 10; }
-
-  // Calls visit(place in the rows, place in the parts).
-  template <class Visit>
-  void each(Visit visit) const {
-    for (int64_t part = 0; part < parts; ++part) {
-      for (int64_t row = 0; row < rows; ++row) visit((row * parts + part) * bytes, (part * rows + row) * bytes);
-    }
-  }
-};
-
-// The parts of `x` one after the other in memory.
-at::Tensor packed(const at::Tensor& x, int64_t dim, int64_t parts) {
-  c10::DimVector sizes = resized(x.sizes(), dim, x.size(dim) / parts);
-  sizes.insert(sizes.begin(), parts);
-  at::Tensor buffer = scratch(sizes, x.options());
-  const Rows rows(x, dim, parts);
-  if (!rows.is_small(x)) return buffer.copy_(parts_in_front(x, dim, parts));
-  const char* from = static_cast<const char*>(x.const_data_ptr());
-  char* to = static_cast<char*>(buffer.mutable_data_ptr());
-  rows.each([&](int64_t in_row, int64_t in_parts) { std::memcpy(to + in_parts, from + in_row, size_t(rows.bytes)); });
-  return buffer;
-}
-
-// The way back, into `x`.
-void unpack(const at::Tensor& x, int64_t dim, int64_t parts, const at::Tensor& buffer) {
-  const Rows rows(x, dim, parts);
-  if (!rows.is_small(x)) {
-    const at::Tensor view = parts_in_front(x, dim, parts);
-    view.copy_(buffer.view(view.sizes()));
-    return;
-  }
-  const char* from = static_cast<const char*>(buffer.const_data_ptr());
-  char* to = static_cast<char*>(x.mutable_data_ptr());
-  rows.each([&](int64_t in_row, int64_t in_parts) { std::memcpy(to + in_row, from + in_parts, size_t(rows.bytes)); });
 }
 
 at::Tensor all_gather(const at::Tensor& local, const Scene& scene) {

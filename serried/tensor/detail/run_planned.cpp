@@ -11,8 +11,8 @@
 #include "serried/base/log.h"
 #include "serried/tensor/comm_debug.h"
 #include "serried/tensor/detail/cached_plan.h"
-#include "serried/tensor/dispatch.h"
 #include "serried/tensor/guards.h"
+#include "serried/tensor/local_ops.h"
 #include "serried/tensor/random.h"
 #include "serried/tensor/redistribute.h"
 

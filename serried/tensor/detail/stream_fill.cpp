@@ -191,7 +191,7 @@ Target as_real(const Target& target) {
   return real;
 }
 
-void fill(const Target& target, const Spec& spec, const StreamOp& op, const at::Generator& generator) {
+void fill(const Target& target, const PlacedPart& placed, const StreamOp& op, const at::Generator& generator) {
   const at::Tensor& local = target.local;
   if (local.sizes() == c10::IntArrayRef(target.sizes) && local.strides() == c10::IntArrayRef(target.strides)) {
     return call(op, local, generator);
@@ -203,7 +203,7 @@ void fill(const Target& target, const Spec& spec, const StreamOp& op, const at::
   const at::Tensor ordered = local.permute(walk.order);
   const bool in_place = ordered.is_contiguous();
   const at::Tensor part = in_place ? ordered : at::empty(ordered.sizes(), ordered.options());
-  Collector collector(part, OwnedRuns(target.sizes, spec.placements, spec.mesh.position(), walk.order));
+  Collector collector(part, OwnedRuns(target.sizes, placed.placements, placed.at, walk.order));
   Stream(op, generator, local.scalar_type(), walk).run(collector);
   if (!in_place) ordered.copy_(part);
 }
@@ -214,11 +214,12 @@ StreamOp stream_op(const char* name, const char* overload, std::vector<c10::IVal
   return {c10::Dispatcher::singleton().findSchemaOrThrow(name, overload), std::move(arguments)};
 }
 
-void stream_fill(const at::Tensor& local, const Spec& spec, const StreamOp& op, const at::Generator& generator) {
+void stream_fill(const at::Tensor& local, const PlacedPart& placed, const StreamOp& op,
+                 const at::Generator& generator) {
   const LocalOnly guard;
-  const Target target{local, spec.sizes, spec.strides};
-  if (!local.is_complex()) return fill(target, spec, op, generator);
-  fill(as_real(target), spec, real_op(op), generator);
+  const Target target{local, c10::DimVector(placed.sizes), c10::DimVector(placed.strides)};
+  if (!local.is_complex()) return fill(target, placed, op, generator);
+  fill(as_real(target), placed, real_op(op), generator);
 }
 
 }  // namespace serried::detail

@@ -7,7 +7,7 @@
 
 #include <vector>
 
-#include "serried/tensor/spec.h"
+#include "serried/tensor/detail/placed_part.h"
 
 namespace serried::detail {
 
@@ -20,9 +20,9 @@ struct StreamOp {
 /// The op called `name`, such as "aten::random_" "from"; the schema must be (self, ..., *, generator).
 StreamOp stream_op(const char* name, const char* overload, std::vector<c10::IValue> arguments);
 
-/// Fills `local`, this rank's part as `spec` says, with what `op` on a tensor of spec's sizes and strides would give
+/// Fills `local`, this rank's part as `placed` says, with what `op` on a tensor of its sizes and strides would give
 /// there, bit for bit, and moves the generator on as far. Needs a buffer of 64 Ki numbers beside the part; walks the
 /// stream of the whole tensor, about 1 ns for each number of another rank.
-void stream_fill(const at::Tensor& local, const Spec& spec, const StreamOp& op, const at::Generator& generator);
+void stream_fill(const at::Tensor& local, const PlacedPart& placed, const StreamOp& op, const at::Generator& generator);
 
 }  // namespace serried::detail

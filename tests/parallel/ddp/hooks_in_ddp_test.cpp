@@ -7,6 +7,7 @@
 #include "serried/comm/collectives.h"
 #include "serried/parallel/ddp/ddp.h"
 #include "tests/support/close.h"
+#include "tests/support/errors.h"
 #include "tests/support/on_ranks.h"
 
 namespace serried {
@@ -100,6 +101,26 @@ TEST_P(HooksInDdp, NoopLeavesEachRankItsOwn) {
     ddp(at::ones({1, 3}) * (group->getRank() + 1)).sum().backward();
     expect_close(net->weight.grad(), at::full({2, 3}, group->getRank() + 1.0f));
     EXPECT_EQ(ddp.logging_data().to_map().at("comm_hook").toStringRef(), "noop");
+  });
+}
+
+TEST_P(HooksInDdp, AFailureThatNamesNoRankIsPutIntoWords) {
+  on_ranks([&](const Group& group) {
+    torch::nn::Linear net(3, 2);
+    DistributedDataParallel ddp(net, {.process_group = group});
+    // As gloo leaves a connection that broke.
+    ddp.register_comm_hook([](c10d::GradBucket&) {
+      auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
+      future->setError(std::make_exception_ptr(std::runtime_error("connection closed by peer")));
+      return future;
+    });
+    EXPECT_EQ(testing::error_text<c10::DistBackendError>([&] {
+                ddp(at::ones({1, 3})).sum().backward();
+              }),
+              c10::str("[backward] the communication hook \"user\" failed: connection closed by peer\n"
+                       "  fix: look for the first error of any rank; go on with set_process_group() and a new group, "
+                       "or start again\n  at:  rank ",
+                       group->getRank(), "/", group->getSize()));
   });
 }
 

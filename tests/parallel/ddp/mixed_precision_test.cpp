@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "serried/base/log.h"
 #include "serried/parallel/ddp/ddp.h"
 #include "serried/parallel/ddp/optimizer_in_backward.h"
 #include "serried/tensor/modules.h"
@@ -19,6 +20,7 @@ using ::testing::Each;
 using testing::error_text;
 using testing::expect_close;
 using testing::expect_equal;
+using ::testing::HasSubstr;
 
 constexpr auto kBf16 = at::kBFloat16;
 const MixedPrecision kReducedInFloat = {.param_dtype = kBf16, .reduce_dtype = at::kFloat};
@@ -425,6 +427,20 @@ TEST(DdpInputs, AreMovedToTheDeviceGiven) {
               "[DistributedDataParallel] device is cuda:1, but the module is on cpu\n"
               "  fix: leave out .device, or move the module there before wrapping it");
   });
+}
+
+TEST(MixedPrecision, TheLogSaysWhatRunsInWhichDtype) {
+  ::testing::internal::CaptureStderr();
+  log::set_topics("comm");
+  run_ranks(1, [](const Group& group) {
+    Net net = seeded_net();
+    DistributedDataParallel ddp(
+        net, {.process_group = group, .mixed_precision = {.param_dtype = kBf16, .buffer_dtype = at::kHalf}});
+  });
+  log::set_topics("none");
+  const std::string text = ::testing::internal::GetCapturedStderr();
+  EXPECT_THAT(text, HasSubstr("mixed precision: forward and backward run with 5 parameters in BFloat16\n"));
+  EXPECT_THAT(text, HasSubstr("mixed precision: buffers are in Half\n"));
 }
 
 }  // namespace

@@ -6,6 +6,13 @@
 #include <cstdint>
 #include <functional>
 
+namespace serried {
+class DataParallelBase;
+namespace detail {
+class ZeroOptimizer;
+}
+}  // namespace serried
+
 namespace serried::hooks {
 
 /// The mean over the group: divides, then sums. What DistributedDataParallel does without a hook.
@@ -65,6 +72,19 @@ CommHook post_local_sgd(PostLocalSGDOptions options);
 /// Calls `after` with each bucket once `hook` has filled it, on the thread that communicates: the place for an
 /// optimizer that steps bucket by bucket.
 CommHook then(CommHook hook, std::function<void(const c10d::GradBucket&)> after);
+
+/// Backward also steps: once `hook` has averaged a bucket, each rank updates the parameters in it that it owns and
+/// sends them to the others. The result is that of backward() and step(), bit for bit, from the first iteration on; so
+/// gradients cannot be clipped in between. `zero` was made with overlap_with_ddp and outlives `ddp`'s backwards.
+///     ZeroRedundancyOptimizer<torch::optim::AdamW> zero(ddp.parameters(), torch::optim::AdamWOptions(1e-3),
+///                                                       {.process_group = world, .overlap_with_ddp = true});
+///     ddp.register_comm_hook(hooks::with_zero_step(hooks::allreduce(), ddp, zero));
+/// Updates begin when the last bucket is full, beside reductions that are still on their way; interleaved ones at once,
+/// beside the computation of backward, too: better where the ranks do not need all cores for that. ValueError for an
+/// optimizer without overlap_with_ddp, of another group, or with parameters that are in no bucket; with
+/// mixed_precision.param_dtype, skip_unused_allreduce or sparse gradients.
+CommHook with_zero_step(CommHook hook, DataParallelBase& ddp, serried::detail::ZeroOptimizer& zero);
+CommHook with_zero_step_interleaved(CommHook hook, DataParallelBase& ddp, serried::detail::ZeroOptimizer& zero);
 
 enum class CommHookType {
   ALLREDUCE,

@@ -1,4 +1,4 @@
-// Finds the tensors in what a forward takes and returns: containers of the standard library, and your own structs.
+// Finds the tensors in what a function takes and returns: containers of the standard library, and your own structs.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -84,7 +84,7 @@ void for_each_tensor(T& value, Fn& fn) {
     std::apply([&](auto&... element) { (for_each_tensor(element, fn), ...); }, value);
   } else {
     static_assert(no_visitor<T>,
-                  "DistributedDataParallel cannot see the tensors of this type. Give it a visitor: a member "
+                  "serried cannot see the tensors of this type. Give it a visitor: a member "
                   "`template <class F> void visit_tensors(F& fn) { fn(first); fn(second); }`, or a free function "
                   "`visit_tensors(T&, F&)` in its namespace; an empty one if it holds no tensors.");
   }

@@ -1,0 +1,281 @@
+// From eager to recorded to replayed: which of them a call gets.
+#include "serried/graph/capture.h"
+
+#include <list>
+#include <thread>
+
+#include "serried/base/error.h"
+#include "serried/base/log.h"
+#include "serried/graph/effects.h"
+#include "serried/graph/program.h"
+#include "serried/graph/settle.h"
+#include "serried/tensor/meta.h"
+
+namespace serried::graph {
+namespace {
+
+constexpr int kMaxRecordings = 4;  // of one program before it counts as a different one each time
+
+at::Tensor plain_part(const at::Tensor& t) {
+  if (!t.defined()) return t;
+  const DTensorMeta* dtensor = dtensor_meta(t);
+  return dtensor != nullptr ? dtensor->local : t;
+}
+
+std::vector<at::Tensor> plain_parts(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> parts;
+  parts.reserve(tensors.size());
+  for (const at::Tensor& t : tensors) parts.push_back(plain_part(t));
+  return parts;
+}
+
+SpecPtr spec_of(const at::Tensor& t) {
+  const DTensorMeta* dtensor = t.defined() ? dtensor_meta(t) : nullptr;
+  return dtensor != nullptr ? dtensor->spec : SpecPtr();
+}
+
+uint64_t training_flags(const torch::nn::Module& module) {
+  uint64_t flags = module.is_training();
+  for (const auto& child : module.modules(/*include_self=*/false)) flags = flags * 31 + uint64_t(child->is_training());
+  return flags;
+}
+
+// Sets a flag while alive.
+class Busy {
+ public:
+  explicit Busy(bool& flag) : flag_(flag) { flag_ = true; }
+  ~Busy() { flag_ = false; }
+  Busy(const Busy&) = delete;
+  Busy& operator=(const Busy&) = delete;
+
+ private:
+  bool& flag_;
+};
+
+}  // namespace
+
+/// One way the function was called: recorded once, or ready to replay.
+struct CaptureState::Entry {
+  explicit Entry(CallGuards guards) : call_guards(std::move(guards)) {}
+
+  CallGuards call_guards;
+  int num_recordings = 0;
+  std::optional<Recording> recording;  // the last one, until two agree
+  // Once they do:
+  std::unique_ptr<Program> program;
+  Graph graph;
+  std::optional<StateGuards> state_guards;
+  Effects effects;
+  std::vector<SpecPtr> output_specs;
+  std::shared_ptr<void> form;
+
+  bool is_ready() const { return program != nullptr; }
+  bool state_holds() const { return state_guards->hold() && effects.hold(); }
+  std::string why_not() const {
+    const std::string why = state_guards->why_not();
+    return why.empty() ? effects.why_not() : why;
+  }
+};
+
+struct CaptureState::Impl {
+  CaptureOptions options;
+  std::list<Entry> entries;  // the newest used first
+  bool is_warm = false;
+  bool gave_up = false;
+  bool is_busy = false;
+  std::thread::id owner;
+  int64_t captures = 0;
+  int64_t replays = 0;
+  std::string reason;
+
+  void check_caller();
+  Entry* find(const CallArguments& arguments);
+  void note_reason(const CallArguments& arguments);
+  Outcome replay(Entry& entry, const CallArguments& arguments);
+  void record(Entry& entry, const CallArguments& arguments, Run run, MakeForm make_form);
+  void finish(Entry& entry, Recorder& recorder, const std::vector<GradientState>& before,
+              const std::vector<at::Tensor>& outputs);
+  void make_ready(Entry& entry, Recording recording);
+  void refuse(const CaptureError& error);
+};
+
+CaptureState::CaptureState(CaptureOptions options) : impl_(std::make_unique<Impl>()) {
+  if (options.dynamic) {
+    raise<c10::NotImplementedError>({"capture", "dynamic = true: graphs of varying shapes are not built",
+                                     "leave dynamic false: another shape is recorded once and then replayed as well"});
+  }
+  impl_->options = std::move(options);
+}
+
+CaptureState::~CaptureState() = default;
+
+void CaptureState::Impl::check_caller() {
+  const std::thread::id here = std::this_thread::get_id();
+  if (owner == std::thread::id()) owner = here;
+  if (owner != here) {
+    raise<c10::ValueError>({"capture", "a captured function was called from another thread than before",
+                            "capture the function once per thread; ranks that are threads each capture their own"});
+  }
+  if (is_busy || local_op_tap() != nullptr) {
+    raise<c10::ValueError>({"capture", "a captured function was called inside of a captured function",
+                            "capture the outer function only, and let it call the plain inner one"});
+  }
+}
+
+// A new entry where no old one fits.
+CaptureState::Entry* CaptureState::Impl::find(const CallArguments& arguments) {
+  for (auto entry = entries.begin(); entry != entries.end(); ++entry) {
+    if (!entry->call_guards.hold(arguments)) continue;
+    if (entry->is_ready() && !entry->state_holds()) continue;
+    entries.splice(entries.begin(), entries, entry);
+    return &entries.front();
+  }
+  return nullptr;
+}
+
+void CaptureState::Impl::note_reason(const CallArguments& arguments) {
+  for (const Entry& entry : entries) {
+    if (!entry.is_ready()) continue;
+    const std::string why = entry.call_guards.why_not(arguments);
+    reason = why.empty() ? entry.why_not() : why;
+    return;
+  }
+}
+
+CaptureState::Outcome CaptureState::Impl::replay(Entry& entry, const CallArguments& arguments) {
+  for (const auto& action : entry.recording->before_replay) action();
+  Program& program = *entry.program;
+  program.run(plain_parts(arguments.tensors));
+  Outcome outcome{.is_replay = true, .outputs = {}, .form = entry.form};
+  for (size_t i = 0; i < entry.graph.outputs().size(); ++i) {
+    const ValueId id = entry.graph.outputs()[i];
+    at::Tensor t = id == kNoValue ? at::Tensor() : program.value(id);
+    outcome.outputs.push_back(entry.output_specs[i] ? wrap(t, entry.output_specs[i]) : t);
+  }
+  entry.effects.apply(program);
+  program.clear();
+  for (const auto& action : entry.recording->after_replay) action();
+  ++replays;
+  return outcome;
+}
+
+void CaptureState::Impl::finish(Entry& entry, Recorder& recorder, const std::vector<GradientState>& before,
+                                const std::vector<at::Tensor>& outputs) {
+  entry.output_specs.clear();
+  for (const at::Tensor& t : outputs) {
+    recorder.graph().outputs().push_back(recorder.find(plain_part(t)));
+    entry.output_specs.push_back(spec_of(t));
+  }
+  entry.effects = Effects(recorder, before);
+}
+
+void CaptureState::Impl::make_ready(Entry& entry, Recording recording) {
+  settle(*entry.recording, recording);
+  for (const auto& module : options.modules) {
+    recording.witnesses.push_back({"train/eval of " + module->name(), [module] { return training_flags(*module); }});
+  }
+  entry.graph = recording.graph;
+  for (const Pass& pass : options.passes) pass.run(entry.graph);
+  entry.state_guards.emplace(recording);
+  entry.program = std::make_unique<Program>(entry.graph, recording.groups);
+  recording.graph = {};
+  recording.groups.clear();
+  entry.recording = std::move(recording);
+  ++captures;
+}
+
+void CaptureState::Impl::record(Entry& entry, const CallArguments& arguments, Run run, MakeForm make_form) {
+  const std::vector<GradientState> before =
+      entry.recording ? gradients_of(entry.recording->residents) : std::vector<GradientState>();
+  Recorder recorder(plain_parts(arguments.tensors));
+  std::vector<at::Tensor> outputs;
+  {
+    const TapGuard tap(recorder);
+    outputs = run();
+  }
+  finish(entry, recorder, before, outputs);
+  Recording recording = recorder.take();
+  ++entry.num_recordings;
+  const bool is_first = !entry.recording.has_value();
+  const std::string difference = is_first ? "" : first_difference(*entry.recording, recording);
+  if (!difference.empty() && entry.num_recordings >= kMaxRecordings) {
+    throw CaptureError({CaptureErrorKind::different_program,
+                        "",
+                        "",
+                        "the function runs other ops each time: " + difference,
+                        {"let it do the same at every call: no branch on a counter or on data"}});
+  }
+  if (is_first || !difference.empty()) {
+    entry.recording = std::move(recording);
+    return;
+  }
+  make_ready(entry, std::move(recording));
+  entry.form = make_form();
+}
+
+void CaptureState::Impl::refuse(const CaptureError& error) {
+  entries.clear();
+  if (options.when_refused == WhenRefused::raise) throw error;
+  gave_up = true;
+  log::warn_once(std::string(error.what_without_backtrace()) + "\n  the function runs eagerly from now on");
+}
+
+CaptureState::Outcome CaptureState::call(const CallArguments& arguments, Run run, MakeForm make_form) {
+  Impl& self = *impl_;
+  self.check_caller();
+  const Busy busy(self.is_busy);
+  if (!self.is_warm || self.gave_up) {
+    run();
+    self.is_warm = true;
+    return {};
+  }
+  Entry* entry = self.find(arguments);
+  if (entry != nullptr && entry->is_ready()) return self.replay(*entry, arguments);
+  if (entry == nullptr) {
+    self.note_reason(arguments);
+    self.entries.emplace_front(CallGuards(arguments));
+    entry = &self.entries.front();
+    if (int(self.entries.size()) > self.options.max_graphs) self.entries.pop_back();
+  }
+  try {
+    self.record(*entry, arguments, run, make_form);
+  } catch (const CaptureError& error) {
+    self.refuse(error);
+  } catch (...) {
+    self.entries.pop_front();
+    throw;
+  }
+  return {};
+}
+
+int64_t CaptureState::captures() const {
+  return impl_->captures;
+}
+
+int64_t CaptureState::replays() const {
+  return impl_->replays;
+}
+
+const std::string& CaptureState::last_recapture_reason() const {
+  return impl_->reason;
+}
+
+const Graph& CaptureState::graph() const {
+  for (const Entry& entry : impl_->entries) {
+    if (entry.is_ready()) return entry.graph;
+  }
+  raise<c10::ValueError>({"capture", "there is no graph yet", "call the captured function three times first"});
+}
+
+std::vector<Guard> CaptureState::guards() const {
+  for (const Entry& entry : impl_->entries) {
+    if (!entry.is_ready()) continue;
+    std::vector<Guard> guards = entry.call_guards.list();
+    const std::vector<Guard> state = entry.state_guards->list();
+    guards.insert(guards.end(), state.begin(), state.end());
+    return guards;
+  }
+  return {};
+}
+
+}  // namespace serried::graph

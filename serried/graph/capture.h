@@ -1,0 +1,166 @@
+// capture(fn): runs a function eagerly, records it, and from then on replays what it did while the guards hold.
+#pragma once
+
+#include <c10/util/FunctionRef.h>
+
+#include <memory>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <torch/nn/module.h>
+
+#include "serried/graph/error.h"
+#include "serried/graph/graph.h"
+#include "serried/graph/guards.h"
+#include "serried/graph/passes.h"
+#include "serried/tensor/visit.h"
+
+namespace serried {
+
+enum class WhenRefused : uint8_t {
+  raise,      // CaptureError
+  run_eager,  // warn once, and never try again
+};
+
+struct CaptureOptions {
+  /// Run in this order.
+  std::vector<Pass> passes = serried::passes::defaults();
+  /// Shapes may vary without a new graph. Not built: true is a NotImplementedError.
+  bool dynamic = false;
+  WhenRefused when_refused = WhenRefused::raise;
+  /// Graphs kept per function; the one unused for longest goes first.
+  int max_graphs = 8;
+  /// After so many recaptures the function runs eagerly, with a warning.
+  int max_recaptures = 64;
+  /// Whose train() and eval() the function depends on: nothing else shows them.
+  std::vector<std::shared_ptr<torch::nn::Module>> modules = {};
+};
+
+namespace graph {
+
+/// The part of a captured function that knows nothing of its types.
+class CaptureState {
+ public:
+  explicit CaptureState(CaptureOptions options);
+  ~CaptureState();
+
+  /// Runs the function and returns the tensors of its result.
+  using Run = c10::function_ref<std::vector<at::Tensor>()>;
+  /// Copies the result of the last `Run`, as a form for replays.
+  using MakeForm = c10::function_ref<std::shared_ptr<void>()>;
+  struct Outcome {
+    bool is_replay = false;
+    std::vector<at::Tensor> outputs;   // of a replay
+    std::shared_ptr<const void> form;  // of a replay
+  };
+  Outcome call(const CallArguments& arguments, Run run, MakeForm make_form);
+
+  int64_t captures() const;
+  int64_t replays() const;
+  const std::string& last_recapture_reason() const;
+  const Graph& graph() const;
+  std::vector<Guard> guards() const;
+
+ private:
+  struct Entry;
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+template <class T>
+void collect_argument(CallArguments& arguments, T& value) {
+  using Plain = std::remove_cvref_t<T>;
+  if constexpr (detail::is_tensor_free<Plain>) {
+    std::ostringstream text;
+    text.precision(17);
+    if constexpr (std::is_enum_v<Plain>) {
+      text << int64_t(value);
+    } else {
+      text << value;
+    }
+    arguments.constants.push_back(text.str());
+  } else {
+    auto add = [&](const at::Tensor& t) { arguments.tensors.push_back(t); };
+    detail::for_each_tensor(value, add);
+  }
+}
+
+}  // namespace graph
+
+/// A function that replays. Belongs to the thread that calls it first.
+template <class Fn>
+class Captured {
+ public:
+  Captured(Fn fn, CaptureOptions options)
+      : fn_(std::move(fn)), state_(std::make_unique<graph::CaptureState>(std::move(options))) {}
+
+  template <class... Args>
+  std::invoke_result_t<Fn&, Args&...> operator()(Args&&... args) {
+    using Result = std::invoke_result_t<Fn&, Args&...>;
+    graph::CallArguments arguments;
+    (graph::collect_argument(arguments, args), ...);
+    if constexpr (std::is_void_v<Result>) {
+      const auto run = [&] {
+        fn_(args...);
+        return std::vector<at::Tensor>();
+      };
+      state_->call(arguments, run, [] { return std::shared_ptr<void>(); });
+    } else {
+      return call_for<std::remove_cvref_t<Result>>(arguments, [&] { return fn_(args...); });
+    }
+  }
+
+  /// How often the function was recorded to the end, and how often replayed.
+  int64_t captures() const { return state_->captures(); }
+  int64_t replays() const { return state_->replays(); }
+  /// Which guard failed, with both values; empty before the first recapture.
+  const std::string& last_recapture_reason() const { return state_->last_recapture_reason(); }
+  /// As the last replay ran it; ValueError before there is one.
+  const graph::Graph& graph() const { return state_->graph(); }
+  std::vector<graph::Guard> guards() const { return state_->guards(); }
+
+ private:
+  template <class Result, class Run>
+  Result call_for(const graph::CallArguments& arguments, Run run_function) {
+    std::optional<Result> result;
+    const auto run = [&] {
+      result.emplace(run_function());
+      std::vector<at::Tensor> tensors;
+      auto add = [&](at::Tensor& t) { tensors.push_back(t); };
+      detail::for_each_tensor(*result, add);
+      return tensors;
+    };
+    const auto make_form = [&]() -> std::shared_ptr<void> {
+      auto form = std::make_shared<Result>(*result);
+      auto drop = [](at::Tensor& t) { t.reset(); };
+      detail::for_each_tensor(*form, drop);
+      return form;
+    };
+    const auto outcome = state_->call(arguments, run, make_form);
+    if (!outcome.is_replay) return std::move(*result);
+    Result replayed = *static_cast<const Result*>(outcome.form.get());
+    size_t next = 0;
+    auto fill = [&](at::Tensor& t) { t = outcome.outputs[next++]; };
+    detail::for_each_tensor(replayed, fill);
+    return replayed;
+  }
+
+  Fn fn_;
+  std::unique_ptr<graph::CaptureState> state_;
+};
+
+///     auto step = capture([&](const at::Tensor& x, const at::Tensor& y) {
+///       opt.zero_grad(); auto loss = loss_fn(net->forward(x), y); loss.backward(); opt.step(); return loss; });
+///     at::Tensor loss = step(x, y);
+/// The first call runs as it is (optimizer state comes to life), the next two are recorded and compared, later ones
+/// replay. Results carry no autograd graph then.
+template <class Fn>
+Captured<std::decay_t<Fn>> capture(Fn&& fn, CaptureOptions options = {}) {
+  return {std::forward<Fn>(fn), std::move(options)};
+}
+
+}  // namespace serried

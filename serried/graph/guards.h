@@ -1,0 +1,98 @@
+// What must hold for a captured graph to stand for its function again.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "serried/comm/group.h"
+#include "serried/graph/recorder.h"
+#include "serried/tensor/spec.h"
+
+namespace serried::graph {
+
+/// One condition, for readers.
+struct Guard {
+  std::string name;      // "input 0 sizes", "grad mode", "group dp"
+  std::string expected;  // "[8, 64]"
+};
+
+/// The arguments of one call: tensors in order, and all other values as text.
+struct CallArguments {
+  std::vector<at::Tensor> tensors;
+  std::vector<std::string> constants;
+};
+
+/// How this thread computes: what else decides which ops run.
+struct Ambient {
+  bool grad_mode;
+  bool inference_mode;
+  bool autocast;
+  at::ScalarType autocast_dtype;
+  at::ScalarType default_dtype;
+  bool deterministic;
+  const c10d::ProcessGroup* group;  // the current one
+  uint64_t mesh;                    // of the current mesh, 0: none
+  static Ambient here();
+  bool operator==(const Ambient&) const = default;
+};
+
+/// A tensor argument as the graph was recorded with it.
+struct InputFacts {
+  bool is_defined = false;
+  TensorMeta meta = {};
+  bool requires_grad = false;
+  int same_as = -1;   // an earlier argument that is the same tensor
+  SpecPtr spec = {};  // of a DTensor
+};
+
+/// Conditions on arguments and surroundings: known before a call runs.
+class CallGuards {
+ public:
+  explicit CallGuards(const CallArguments& arguments);
+  /// Cheap; `why_not` says what it was.
+  bool hold(const CallArguments& arguments) const;
+  /// "input 0 sizes were [8, 64] and are [4, 64]"; empty where they hold.
+  std::string why_not(const CallArguments& arguments) const;
+  std::vector<Guard> list() const;
+
+ private:
+  std::vector<InputFacts> inputs_;
+  std::vector<std::string> constants_;
+  Ambient ambient_;
+};
+
+/// Conditions on what the function found by itself: parameters, groups, and what code reported with rely_on.
+class StateGuards {
+ public:
+  /// `settled` is the recording that the graph was made of.
+  explicit StateGuards(const Recording& settled);
+  bool hold() const { return failing() < 0; }
+  std::string why_not() const;
+  std::vector<Guard> list() const;
+
+ private:
+  struct Tenant {  // a tensor that must still be where it was
+    WeakTensor tensor;
+    const void* memory;  // storage of a plain tensor, part of a DTensor
+    bool requires_grad;
+    std::string text;
+  };
+  struct LiveGroup {
+    c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
+    std::string text;
+  };
+  struct Reported {
+    Witness witness;
+    uint64_t value;
+  };
+  int failing() const;  // index into tenants, groups, reported in a row; -1: none
+
+  std::vector<Tenant> tenants_;
+  std::vector<LiveGroup> groups_;
+  std::vector<Reported> reported_;
+};
+
+}  // namespace serried::graph

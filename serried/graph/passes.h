@@ -1,0 +1,53 @@
+// Rewrites of a captured graph, each a value with a name: list them, leave some out, write your own.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "serried/graph/graph.h"
+
+namespace serried {
+
+/// Changes how a graph runs, not what it computes.
+struct Pass {
+  std::string name;
+  std::function<void(graph::Graph&)> run;
+};
+
+namespace passes {
+
+/// What `capture` runs unless told otherwise: all below but those that change the order of collectives.
+std::vector<Pass> defaults();
+
+/// Nodes whose results nobody needs go, unless they write, communicate or draw random numbers; detach() and other
+/// second names of a tensor go too.
+Pass drop_dead();
+
+/// Views of parameters, constants and buffers are made once.
+Pass hoist_views();
+
+/// The same in-place op on many tensors becomes one _foreach_ op.
+Pass fuse_foreach();
+
+/// Ops write into fixed buffers where they have an out= form. Outputs and gradients stay new tensors at each run.
+Pass freeze();
+
+/// Buffers that are never needed at the same time share memory.
+Pass plan_memory();
+
+/// Collectives of one kind, group, reduction and dtype that follow each other become one over at most `megabytes`
+/// (MiB), as long as nothing between them needs a result. All ranks have to run it with the same limit.
+///     auto step = capture(fn, {.passes = {passes::drop_dead(), passes::bucket_collectives(), passes::overlap()}});
+Pass bucket_collectives(double megabytes = 25);
+
+/// Collectives start as soon as their operands are there and are waited for where their results are needed. Starts keep
+/// their order. At most `max_bytes_in_flight` are on their way, but always one collective.
+Pass overlap(int64_t max_bytes_in_flight = int64_t(256) << 20);
+
+/// "12 buffers: 1.250 MiB planned, 3.000 MiB without reuse".
+std::string memory_report(const graph::Graph& graph);
+
+}  // namespace passes
+}  // namespace serried

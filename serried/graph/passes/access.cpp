@@ -1,0 +1,155 @@
+// Reads and writes per node, by number of storage.
+#include "serried/graph/passes/access.h"
+
+#include <c10/util/strides.h>
+
+#include <algorithm>
+#include <unordered_map>
+
+namespace serried::graph {
+namespace {
+
+bool is_aten(const Node& node) {
+  return node.op.operator_name().name.starts_with("aten::");
+}
+
+bool is_wait(const Node& node) {
+  return node.op.operator_name().name == "serried::wait";
+}
+
+bool restrides(const Node& node) {
+  const std::string& name = node.op.operator_name().name;
+  return node.op.hasTag(at::Tag::inplace_view) || name.starts_with("aten::set_") || name.starts_with("aten::resize");
+}
+
+void add_unique(std::vector<int32_t>& numbers, int32_t number) {
+  if (std::find(numbers.begin(), numbers.end(), number) == numbers.end()) numbers.push_back(number);
+}
+
+bool share_one(const std::vector<int32_t>& a, const std::vector<int32_t>& b) {
+  return std::any_of(a.begin(), a.end(), [&](int32_t x) { return std::find(b.begin(), b.end(), x) != b.end(); });
+}
+
+// What collectives on their way touch.
+using InFlight = std::unordered_map<ValueId, std::vector<int32_t>>;
+
+void add_operands(const Graph& graph, const Node& node, const InFlight& in_flight, Access& access) {
+  for (size_t i = 0; i < node.arguments.size(); ++i) {
+    const bool is_written = writes_argument(node, i);
+    for (ValueId id : node.arguments[i].ids) {
+      if (id == kNoValue) continue;
+      const Value& value = graph.value(id);
+      if (value.kind == ValueKind::work) {
+        const auto found = in_flight.find(id);
+        if (found == in_flight.end()) continue;
+        for (int32_t storage : found->second) add_unique(access.writes, storage);
+      } else if (value.storage < 0) {
+        access.is_barrier = true;
+      } else {
+        add_unique(is_written ? access.writes : access.reads, value.storage);
+      }
+    }
+  }
+}
+
+Access access_of(const Graph& graph, const Node& node, InFlight& in_flight) {
+  Access access;
+  access.is_barrier = is_opaque(node);
+  add_operands(graph, node, in_flight, access);
+  const std::vector<int32_t> read = access.reads;
+  for_each_result(node, [&](ValueId id) {
+    const Value& value = graph.value(id);
+    if (value.kind == ValueKind::work) return;
+    access.is_barrier |= value.storage < 0;
+    // A view writes nothing.
+    if (std::find(read.begin(), read.end(), value.storage) == read.end()) add_unique(access.writes, value.storage);
+  });
+  for_each_result(node, [&](ValueId id) {
+    if (graph.value(id).kind != ValueKind::work) return;
+    std::vector<int32_t>& touched = in_flight[id];
+    touched = access.writes;
+    for (int32_t storage : access.reads) add_unique(touched, storage);
+  });
+  return access;
+}
+
+}  // namespace
+
+bool is_opaque(const Node& node) {
+  return !is_aten(node) && !is_wait(node) && !node.is_collective();
+}
+
+bool writes_argument(const Node& node, size_t i) {
+  if (is_written(node.op.schema(), i)) return true;
+  return node.op.schema().arguments()[i].name().starts_with("running_");
+}
+
+bool has_effects(const Node& node) {
+  if (!is_aten(node) || is_random(node.op) || node.results.empty()) return true;
+  for (size_t i = 0; i < node.arguments.size(); ++i) {
+    if (writes_argument(node, i)) return true;
+  }
+  return false;
+}
+
+bool is_alias(const Graph& graph, const Node& node) {
+  if (has_effects(node) || node.arguments.empty()) return false;
+  const Argument& base = node.arguments[0];
+  if (base.kind != Argument::Kind::value || base.ids[0] == kNoValue) return false;
+  const int32_t storage = graph.value(base.ids[0]).storage;
+  bool shares = storage >= 0;
+  for_each_result(node, [&](ValueId id) { shares &= graph.value(id).storage == storage; });
+  return shares;
+}
+
+bool is_dense_cpu(const TensorMeta& meta) {
+  return meta.device.is_cpu() && meta.strides.size() == meta.sizes.size() && !c10::isComplexType(meta.dtype);
+}
+
+bool is_contiguous(const TensorMeta& meta) {
+  return meta.strides == c10::contiguous_strides(meta.sizes);
+}
+
+int32_t new_storage(const Graph& graph) {
+  int32_t last = -1;
+  for (const Value& value : graph.values()) last = std::max(last, value.storage);
+  return last + 1;
+}
+
+std::vector<Access> accesses_of(const Graph& graph) {
+  std::vector<Access> accesses;
+  accesses.reserve(graph.nodes().size());
+  InFlight in_flight;
+  for (const Node& node : graph.nodes()) accesses.push_back(access_of(graph, node, in_flight));
+  return accesses;
+}
+
+bool in_conflict(const Access& a, const Access& b) {
+  if (a.is_barrier || b.is_barrier) return true;
+  return share_one(a.writes, b.writes) || share_one(a.writes, b.reads) || share_one(a.reads, b.writes);
+}
+
+Storages::Storages(const Graph& graph)
+    : graph_(graph), escaping_(size_t(new_storage(graph))), restrided_(escaping_.size()) {
+  const std::vector<bool> escapes = graph.escaping();
+  for (size_t id = 0; id < escapes.size(); ++id) {
+    if (escapes[id]) mark(ValueId(id), escaping_);
+  }
+  for (const Node& node : graph.nodes()) {
+    // What is opaque may keep its operands.
+    if (is_opaque(node)) for_each_operand(node, [&](ValueId id) { mark(id, escaping_); });
+    if (restrides(node)) for_each_operand(node, [&](ValueId id) { mark(id, restrided_); });
+  }
+}
+
+void Storages::mark(ValueId id, std::vector<bool>& flags) {
+  const int32_t storage = graph_.value(id).storage;
+  if (storage >= 0) flags[size_t(storage)] = true;
+}
+
+bool Storages::test(ValueId id, const std::vector<bool>& flags) const {
+  const int32_t storage = graph_.value(id).storage;
+  return storage < 0 || flags[size_t(storage)];
+}
+
+}  // namespace serried::graph

@@ -1,0 +1,61 @@
+// Which memory each node reads and writes: what every pass has to know before it moves or drops one.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "serried/graph/graph.h"
+
+namespace serried::graph {
+
+/// An op of which nothing is known but its schema, such as a user's hook: it may keep what it is given.
+bool is_opaque(const Node& node);
+
+/// Whether argument `i` is written, also where the schema does not say so (running statistics of batch norm).
+bool writes_argument(const Node& node, size_t i);
+
+/// Whether the node does more than give results: writes, communicates, draws random numbers, or may do anything.
+bool has_effects(const Node& node);
+
+/// Whether the results are other names for the memory of the first argument, and nothing is written.
+bool is_alias(const Graph& graph, const Node& node);
+
+/// Dense on the CPU: what the passes know how to lay out.
+bool is_dense_cpu(const TensorMeta& meta);
+bool is_contiguous(const TensorMeta& meta);
+
+/// A number that no value's storage has yet.
+int32_t new_storage(const Graph& graph);
+
+/// Numbers of storages.
+struct Access {
+  std::vector<int32_t> reads;
+  std::vector<int32_t> writes;  // those that the node makes included
+  bool is_barrier = false;      // touches memory that cannot be told
+};
+
+/// Per node. Whoever waits for a collective on its way writes what that collective touches.
+std::vector<Access> accesses_of(const Graph& graph);
+
+/// Whether two nodes have to stay in their order.
+bool in_conflict(const Access& a, const Access& b);
+
+/// What holds for a storage during the whole run.
+class Storages {
+ public:
+  explicit Storages(const Graph& graph);
+  /// Whether somebody may see the memory after the run. True where the storage is unknown.
+  bool escapes(ValueId id) const { return test(id, escaping_); }
+  /// Whether a node gives a tensor on it other sizes, strides or memory. True where the storage is unknown.
+  bool changes_layout(ValueId id) const { return test(id, restrided_); }
+
+ private:
+  bool test(ValueId id, const std::vector<bool>& flags) const;
+  void mark(ValueId id, std::vector<bool>& flags);
+
+  const Graph& graph_;
+  std::vector<bool> escaping_;
+  std::vector<bool> restrided_;
+};
+
+}  // namespace serried::graph

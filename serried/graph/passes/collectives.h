@@ -1,0 +1,26 @@
+// What passes on collectives have to know of one.
+#pragma once
+
+#include <string>
+
+#include "serried/graph/graph.h"
+
+namespace serried::graph {
+
+/// A functional or in-place collective of ours whose pieces are equal and lie side by side: one that can be joined with
+/// others like it, or started without waiting.
+struct SimpleCollective {
+  enum class Kind : uint8_t { none, all_reduce, all_reduce_in_place, all_gather, reduce_scatter };
+  Kind kind = Kind::none;  // none: any other node
+  ValueId operand = kNoValue;
+  ValueId result = kNoValue;  // the operand, in place
+  int64_t num_ranks = 0;      // of gathers and scatters
+  int64_t bytes = 0;          // the larger of operand and result
+  std::string likeness = "";  // same text: same kind, group, reduction, dtype and device
+
+  explicit operator bool() const { return kind != Kind::none; }
+};
+
+SimpleCollective simple_collective(const Graph& graph, const Node& node);
+
+}  // namespace serried::graph

@@ -1,0 +1,11 @@
+// The passes that every captured function gets, in order.
+#include "serried/graph/passes.h"
+
+namespace serried::passes {
+
+std::vector<Pass> defaults() {
+  // Buffers exist after freeze, and views of them are hoisted too.
+  return {drop_dead(), fuse_foreach(), freeze(), hoist_views(), plan_memory()};
+}
+
+}  // namespace serried::passes

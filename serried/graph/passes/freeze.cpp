@@ -1,0 +1,143 @@
+// Lets ops write into memory that stays, by their out= forms, instead of allocating at each run.
+#include <ATen/ScalarOps.h>
+
+#include <algorithm>
+#include <optional>
+#include <unordered_map>
+
+#include "serried/graph/passes.h"
+#include "serried/graph/passes/access.h"
+#include "serried/graph/passes/plan.h"
+
+namespace serried::passes {
+namespace {
+
+using namespace serried::graph;
+using c10::OperatorHandle;
+
+bool is_out_form(const c10::FunctionSchema& plain, const c10::FunctionSchema& candidate) {
+  const size_t num_arguments = plain.arguments().size(), num_results = plain.returns().size();
+  if (candidate.arguments().size() != num_arguments + num_results) return false;
+  if (candidate.returns().size() != num_results) return false;
+  for (size_t i = 0; i < num_arguments; ++i) {
+    if (*candidate.arguments()[i].type() != *plain.arguments()[i].type()) return false;
+    if (candidate.arguments()[i].name() != plain.arguments()[i].name() || is_written(candidate, i)) return false;
+  }
+  for (size_t i = num_arguments; i < candidate.arguments().size(); ++i) {
+    if (!is_written(candidate, i)) return false;
+  }
+  return true;
+}
+
+// Those that are written for the CPU: the generated ones allocate inside and copy.
+std::optional<OperatorHandle> find_out_form(const OperatorHandle& op) {
+  static const auto overloads = [] {
+    std::unordered_multimap<std::string, c10::OperatorName> all;
+    for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
+      if (name.name.starts_with("aten::") && !name.overload_name.empty()) all.emplace(name.name, name);
+    }
+    return all;
+  }();
+  const auto [begin, end] = overloads.equal_range(op.operator_name().name);
+  for (auto candidate = begin; candidate != end; ++candidate) {
+    const auto handle = c10::Dispatcher::singleton().findSchema(candidate->second);
+    if (handle && handle->hasKernelForDispatchKey(c10::DispatchKey::CPU) &&
+        is_out_form(op.schema(), handle->schema())) {
+      return handle;
+    }
+  }
+  return std::nullopt;
+}
+
+// Losses resize the tensor they are given to the shape before the reduction.
+bool resizes_output(const OperatorHandle& op) {
+  if (op.operator_name().name.ends_with("_backward")) return false;
+  const auto& arguments = op.schema().arguments();
+  return std::any_of(arguments.begin(), arguments.end(),
+                     [](const c10::Argument& argument) { return argument.name() == "reduction"; });
+}
+
+bool is_whole_storage(const TensorMeta& meta) {
+  if (meta.offset != 0 || !is_dense_cpu(meta)) return false;
+  int64_t last = 0;
+  for (size_t d = 0; d < meta.sizes.size(); ++d) {
+    if (meta.sizes[d] == 0) return false;
+    last += (meta.sizes[d] - 1) * meta.strides[d];
+  }
+  return (last + 1) * int64_t(c10::elementSize(meta.dtype)) == meta.num_bytes();
+}
+
+// Each result has memory of its own that nobody sees after the run.
+bool can_stay(const Graph& graph, const Node& node, const Storages& storages, const std::vector<bool>& is_known) {
+  bool fits = true;
+  for (const auto& ids : node.results) fits &= ids.size() == 1 && ids[0] != kNoValue;
+  for_each_result(node, [&](ValueId id) {
+    const Value& value = graph.value(id);
+    fits &= value.kind == ValueKind::computed && is_whole_storage(value.meta) && !storages.escapes(id) &&
+            !storages.changes_layout(id) && !is_known[size_t(value.storage)];
+  });
+  for_each_operand(node, [&](ValueId id) { fits &= is_dense_cpu(graph.value(id).meta); });
+  return fits;
+}
+
+OperatorHandle op_named(const char* name, const char* overload) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
+}
+
+// relu is clamp_min(x, 0) inside, but has no out= form of its own.
+void spell_out(Graph& graph, Node& node) {
+  static const OperatorHandle clamp_min = op_named("aten::clamp_min", ""), add = op_named("aten::add", "Tensor"),
+                              sub = op_named("aten::sub", "Tensor"), mul = op_named("aten::mul", "Tensor"),
+                              div = op_named("aten::div", "Tensor");
+  static const std::unordered_map<std::string, OperatorHandle> on_tensors = {
+      {"aten::add.Scalar", add}, {"aten::sub.Scalar", sub}, {"aten::mul.Scalar", mul}, {"aten::div.Scalar", div}};
+  const std::string name = c10::toString(node.op.operator_name());
+  if (name == "aten::relu") {
+    node.op = clamp_min;
+    node.arguments.push_back(Argument::of(int64_t(0)));
+    return;
+  }
+  const auto found = on_tensors.find(name);
+  // Ops with a number turn it into a 0-dim tensor that yields to the type of the other operand, if that has a dim.
+  if (found == on_tensors.end() || graph.value(node.arguments[0].ids[0]).meta.sizes.empty()) return;
+  const at::Tensor number = at::native::wrapped_scalar_tensor(node.arguments[1].constant.toScalar());
+  node.op = found->second;
+  node.arguments[1] = Argument::of_value(graph.add_value(
+      {.kind = ValueKind::constant, .meta = meta_of(number), .tensor = number, .storage = new_storage(graph)}));
+}
+
+void freeze_node(Graph& graph, Node& node, const OperatorHandle& out_form) {
+  node.op = out_form;
+  for (const auto& ids : node.results) {
+    Value& value = graph.value(ids[0]);
+    value.kind = ValueKind::buffer;
+    value.arena_offset = add_to_arena(graph, value.meta.num_bytes());
+    node.arguments.push_back(Argument::of_value(ids[0]));
+  }
+}
+
+void run_freeze(Graph& graph) {
+  const Storages storages(graph);
+  std::vector<bool> is_known(size_t(new_storage(graph)));  // storages that an earlier node has touched
+  for (Node& node : graph.nodes()) {
+    const bool may_stay = can_stay(graph, node, storages, is_known);
+    for_each_result(node, [&](ValueId id) {
+      if (graph.value(id).storage >= 0) is_known[size_t(graph.value(id).storage)] = true;
+    });
+    if (!may_stay || has_effects(node) || !is_functional(node.op.schema()) || resizes_output(node.op)) continue;
+    Node spelled = node;
+    spell_out(graph, spelled);
+    const auto out_form = find_out_form(spelled.op);
+    if (!out_form) continue;
+    node = std::move(spelled);
+    freeze_node(graph, node, *out_form);
+  }
+}
+
+}  // namespace
+
+Pass freeze() {
+  return {"freeze", run_freeze};
+}
+
+}  // namespace serried::passes

@@ -1,0 +1,102 @@
+// Writes down what a function does to tensors while it runs.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <functional>
+#include <memory>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "serried/comm/group.h"
+#include "serried/graph/graph.h"
+#include "serried/graph/weak_tensor.h"
+#include "serried/tensor/local_ops.h"
+
+namespace serried::graph {
+
+/// A value that left the tensors: item(), equal(), a condition on data.
+struct HostRead {
+  std::string op;
+  size_t before_node;  // index of the next node recorded
+};
+
+/// A tensor that lived before the function ran, as its users hold it.
+struct Resident {
+  WeakTensor tensor;
+  ValueId value;     // of its part, for a DTensor; kNoValue where no op met that
+  uint32_t version;  // when first met
+};
+
+/// One run of a function, before it is trusted.
+struct Recording {
+  Graph graph;
+  std::vector<ValueId> externals;  // met first as operands: persistent or constant, a second recording tells
+  std::vector<Resident> residents;
+  std::vector<HostRead> host_reads;
+  std::vector<Witness> witnesses;
+  std::vector<std::function<void()>> before_replay;
+  std::vector<std::function<void()>> after_replay;
+  std::vector<Group> groups;  // of its collectives, in the order of first use
+  bool ran_backward = false;
+};
+
+class Recorder final : public LocalOpTap {
+ public:
+  /// `inputs` are the plain tensors of the caller's arguments; undefined ones are skipped.
+  explicit Recorder(const std::vector<at::Tensor>& inputs);
+  ~Recorder() override;
+  Recorder(const Recorder&) = delete;
+
+  void run(const c10::OperatorHandle& op, torch::jit::Stack& stack) override;
+  void rely_on(Witness witness) override { recording_.witnesses.push_back(std::move(witness)); }
+  void meet(c10::TensorImpl* dtensor) override;
+  void before_replay(std::function<void()> action) override { recording_.before_replay.push_back(std::move(action)); }
+  void after_replay(std::function<void()> action) override { recording_.after_replay.push_back(std::move(action)); }
+
+  /// The value that `t` is, kNoValue if undefined; unknown tensors become external values.
+  ValueId find(const at::Tensor& t);
+  /// As find, but kNoValue for tensors that no op has met.
+  ValueId find_known(const at::Tensor& t) const;
+
+  const std::vector<Resident>& residents() const { return recording_.residents; }
+  Recording take() { return std::move(recording_); }
+  Graph& graph() { return recording_.graph; }
+
+ private:
+  struct Link;  // what a recorded Work keeps of us
+  class RecordedWork;
+
+  Argument argument_of(const c10::IValue& value);
+  ValueId define(const at::Tensor& t);
+  ValueId define_work(c10::IValue& slot);
+  ValueId restride(ValueId base, const at::Tensor& t);
+  ValueId add_external(const at::Tensor& t);
+  void remember(const at::Tensor& t, ValueId id);
+  std::vector<ValueId> results_of(c10::IValue& value);
+  void note_writes(const Node& node);
+  void adopt_unwritten(const Node& node, const torch::jit::Stack& stack);
+  void adopt(ValueId id, const at::Tensor& t);
+  void note_resident(c10::TensorImpl* impl, ValueId value);
+  std::vector<ValueId> find_all(const std::vector<at::Tensor>& tensors);
+  bool keep_results(Node& node, torch::jit::Stack& stack);
+  void check_supported(const c10::OperatorHandle& op, const Node& node) const;
+  void note_wait(ValueId work);
+
+  Recording recording_;
+  std::unordered_map<const c10::TensorImpl*, ValueId> by_impl_;
+  std::unordered_map<std::string, ValueId> by_layout_;
+  std::unordered_map<const c10::StorageImpl*, ValueId> by_storage_;
+  std::unordered_map<const c10::StorageImpl*, int32_t> storage_numbers_;
+  std::unordered_set<const c10::TensorImpl*> residents_;
+  std::set<int32_t> unwritten_;  // storages made by empty(), into which no op has written
+  // Weak: they keep addresses from being used again without keeping memory, and autograd may still steal gradients.
+  std::vector<WeakTensor> impls_;
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages_;
+  std::shared_ptr<Link> link_;
+};
+
+}  // namespace serried::graph

@@ -1,0 +1,199 @@
+// Text and tensors in one archive.
+#include "serried/graph/serialize.h"
+
+#include <torch/csrc/jit/serialization/pickle.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include "serried/base/error.h"
+#include "serried/graph/literal.h"
+#include "serried/graph/text.h"
+#include "serried/tensor/meta.h"
+
+namespace serried::graph {
+namespace {
+
+using c10::IValue;
+
+std::string numbers_text(c10::IntArrayRef numbers) {
+  std::string text = "[";
+  for (int64_t number : numbers) text += (text.size() > 1 ? ", " : "") + std::to_string(number);
+  return text + "]";
+}
+
+bool is_row_major(const TensorMeta& meta) {
+  int64_t step = 1;
+  for (size_t d = meta.sizes.size(); d-- > 0; step *= std::max<int64_t>(meta.sizes[d], 1)) {
+    if (meta.strides.size() != meta.sizes.size() || meta.strides[d] != step) return false;
+  }
+  return true;
+}
+
+// Only what is not as for most.
+std::string value_line(const Value& value, size_t id) {
+  const TensorMeta& meta = value.meta;
+  std::string text = c10::str("value %", id, " ", kind_name(value.kind));
+  if (value.kind != ValueKind::work) {
+    text += " " + meta_text(meta);
+    if (!is_row_major(meta)) text += " strides " + numbers_text(meta.strides);
+    if (meta.offset != 0) text += c10::str(" offset ", meta.offset);
+    if (meta.device != at::kCPU) text += " device " + meta.device.str();
+  }
+  if (value.storage >= 0) text += c10::str(" storage ", value.storage);
+  if (value.arena_offset != 0) text += c10::str(" at ", value.arena_offset);
+  if (!value.name.empty()) text += " name " + quoted_text(value.name);
+  return text + "\n";
+}
+
+std::string id_text(ValueId id) {
+  return id == kNoValue ? "undefined" : "%" + std::to_string(id);
+}
+
+std::string ids_text(const std::vector<ValueId>& ids) {
+  std::string text = "[";
+  for (ValueId id : ids) text += (text.size() > 1 ? ", " : "") + id_text(id);
+  return text + "]";
+}
+
+void check_has_text(const Node& node) {
+  for (size_t k = 0; k < node.arguments.size(); ++k) {
+    const Argument& argument = node.arguments[k];
+    if (argument.kind != Argument::Kind::constant || has_literal(argument.constant)) continue;
+    raise<c10::ValueError>({"save",
+                            c10::str("argument \"", node.op.schema().arguments()[k].name(), "\" of ",
+                                     c10::toString(node.op.operator_name()), " is a ", literal_text(argument.constant),
+                                     ", which exists in this process only"),
+                            "use the default generator in the captured function, and no op that takes a storage"});
+  }
+}
+
+bool has_saved_data(const Value& value, const SaveOptions& options) {
+  return value.kind == ValueKind::constant || (value.kind == ValueKind::persistent && options.persistent_data);
+}
+
+void write_file(const std::string& path, const std::vector<char>& data) {
+  const std::string partial = path + ".partial";
+  std::ofstream out(partial, std::ios::binary);
+  out.write(data.data(), std::streamsize(data.size()));
+  out.close();
+  std::error_code error;
+  if (out) std::filesystem::rename(partial, path, error);
+  if (out && !error) return;
+  std::filesystem::remove(partial, error);
+  raise<c10::ValueError>({"save", "cannot write " + path, "give the path of a file in a folder that can be written"});
+}
+
+IValue read_archive(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  const std::vector<char> data{std::istreambuf_iterator<char>(in), {}};
+  const std::string fix = "give the path of a file that serried::graph::save wrote";
+  if (!in) raise<c10::ValueError>({"load", "cannot read " + path, fix});
+  try {
+    IValue content = torch::jit::pickle_load(data);
+    if (content.isTuple() && content.toTupleRef().elements().size() == 3) return content;
+  } catch (const std::exception&) {
+    // Whatever LibTorch says of it: not ours, or not whole.
+  }
+  raise<c10::ValueError>(
+      {"load", c10::str(path, " (", data.size(), " bytes) is no saved graph, or only a part of one"), fix});
+}
+
+at::Tensor local_part(const at::Tensor& t) {
+  const DTensorMeta* dtensor = dtensor_meta(t);
+  return dtensor != nullptr ? dtensor->local : t;
+}
+
+std::string name_of(const Graph& graph, ValueId id) {
+  return value_text(graph, id) + " is " + meta_text(graph.value(id).meta);
+}
+
+// Without the tensor's gradient, which the graph must not keep alive.
+at::Tensor fitting(const Graph& graph, ValueId id, const at::Tensor& t) {
+  const std::string fix = "bind the tensors that the function was captured with, or others of the same layout";
+  if (!t.defined()) raise<c10::ValueError>({"bind", name_of(graph, id) + ", and the tensor is undefined", fix});
+  const at::Tensor part = local_part(t);
+  const TensorMeta &want = graph.value(id).meta, got = meta_of(part);
+  if (got.sizes == want.sizes && got.strides == want.strides && got.dtype == want.dtype && got.device == want.device) {
+    return part.variable_data();
+  }
+  raise<c10::ValueError>({"bind",
+                          c10::str(name_of(graph, id), " with strides ", numbers_text(want.strides), " on ",
+                                   want.device.str(), ", and the tensor ", meta_text(got), " with strides ",
+                                   numbers_text(got.strides), " on ", got.device.str()),
+                          fix});
+}
+
+}  // namespace
+
+std::string to_text(const Graph& graph) {
+  std::string text = std::string(kFormat) + "\n";
+  if (graph.arena_bytes() > 0) text += c10::str("arena ", graph.arena_bytes(), "\n");
+  for (size_t id = 0; id < graph.values().size(); ++id) text += value_line(graph.value(ValueId(id)), id);
+  text += "inputs " + ids_text(graph.inputs()) + "\n";
+  for (size_t i = 0; i < graph.nodes().size(); ++i) {
+    check_has_text(graph.nodes()[i]);
+    text += "node " + line_of(graph, i, LineStyle::complete) + "\n";
+  }
+  for (const Gradient& gradient : graph.gradients()) {
+    text += "gradient " + id_text(gradient.value) + " of " + quoted_text(gradient.parameter) + "\n";
+  }
+  return text + "outputs " + ids_text(graph.outputs()) + "\n" + std::string(kEnd) + "\n";
+}
+
+void save(const Graph& graph, const std::string& path, const SaveOptions& options) {
+  c10::List<int64_t> ids;
+  c10::List<at::Tensor> tensors;
+  for (size_t id = 0; id < graph.values().size(); ++id) {
+    const Value& value = graph.value(ValueId(id));
+    if (!value.tensor.defined() || !has_saved_data(value, options)) continue;
+    ids.push_back(int64_t(id));
+    tensors.push_back(value.tensor.detach());
+  }
+  write_file(path, torch::jit::pickle_save(c10::ivalue::Tuple::create(to_text(graph), ids, tensors)));
+}
+
+Graph load(const std::string& path) {
+  const IValue archive = read_archive(path);
+  const auto& parts = archive.toTupleRef().elements();
+  Graph graph = parse_graph(parts[0].toStringRef());
+  const std::vector<int64_t> ids = parts[1].toIntVector();
+  const std::vector<at::Tensor> tensors = parts[2].toTensorVector();
+  for (size_t i = 0; i < ids.size(); ++i) graph.value(ValueId(ids[i])).tensor = tensors.at(i);
+  return graph;
+}
+
+std::vector<ValueId> persistent_values(const Graph& graph) {
+  std::vector<ValueId> found;
+  for (size_t id = 0; id < graph.values().size(); ++id) {
+    if (graph.value(ValueId(id)).kind == ValueKind::persistent) found.push_back(ValueId(id));
+  }
+  return found;
+}
+
+void bind(Graph& graph, const std::vector<at::Tensor>& tensors) {
+  const std::vector<ValueId> ids = persistent_values(graph);
+  if (ids.size() != tensors.size()) {
+    raise<c10::ValueError>({"bind", c10::str(tensors.size(), " tensors for ", ids.size(), " persistent values"),
+                            "give one tensor for each of serried::graph::persistent_values(graph), in that order"});
+  }
+  std::vector<at::Tensor> fitted;
+  for (size_t i = 0; i < ids.size(); ++i) fitted.push_back(fitting(graph, ids[i], tensors[i]));
+  for (size_t i = 0; i < ids.size(); ++i) graph.value(ids[i]).tensor = fitted[i];
+}
+
+void bind_by_name(Graph& graph, const std::map<std::string, at::Tensor>& tensors) {
+  std::vector<at::Tensor> ordered;
+  for (ValueId id : persistent_values(graph)) {
+    const auto found = tensors.find(graph.value(id).name);
+    if (found == tensors.end()) {
+      raise<c10::ValueError>({"bind", "there is no tensor for " + value_text(graph, id),
+                              "name every persistent value, and give a tensor for each name"});
+    }
+    ordered.push_back(found->second);
+  }
+  bind(graph, ordered);
+}
+
+}  // namespace serried::graph

@@ -1,0 +1,219 @@
+// Compares two recordings of one function.
+#include "serried/graph/settle.h"
+
+#include <ATen/core/Generator.h>
+#include <ATen/ops/equal.h>
+#include <torch/csrc/distributed/c10d/Types.hpp>
+
+#include <algorithm>
+#include <cstring>
+#include <set>
+#include <sstream>
+
+#include "serried/graph/error.h"
+#include "serried/graph/text.h"
+
+namespace serried::graph {
+namespace {
+
+using c10::IValue;
+
+bool is_reduce_op(const IValue& value) {
+  return value.isCustomClass() &&
+         value.type()->expectRef<c10::ClassType>().name()->qualifiedName() == "__torch__.torch.classes.c10d.ReduceOp";
+}
+
+// Bit for bit, so that NaN equals itself.
+bool same_double(double a, double b) {
+  return std::memcmp(&a, &b, sizeof(a)) == 0;
+}
+
+bool same_constant(const IValue& a, const IValue& b) {
+  if (a.tagKind() != b.tagKind()) return false;
+  if (a.isDouble()) return same_double(a.toDouble(), b.toDouble());
+  if (a.isList()) {
+    const auto x = a.toListRef(), y = b.toListRef();
+    return x.size() == y.size() && std::equal(x.begin(), x.end(), y.begin(), same_constant);
+  }
+  if (is_reduce_op(a) && is_reduce_op(b)) {
+    return a.toCustomClass<c10d::ReduceOp>()->op_ == b.toCustomClass<c10d::ReduceOp>()->op_;
+  }
+  if (a.isGenerator()) return a.toGenerator() == b.toGenerator();
+  if (a.isPtrType() && a.is(b)) return true;
+  if (a.isCustomClass() || a.isStorage()) return a.is(b);
+  return a == b;
+}
+
+bool same_operands(const Argument& a, const Argument& b) {
+  return a.kind == b.kind && a.ids == b.ids;
+}
+
+bool is_stock_adam(const Node& node) {
+  const std::string& name = node.op.operator_name().name;
+  return name == "aten::addcdiv_" || name == "aten::addcdiv";
+}
+
+std::vector<std::string> hints_for(const Node& node, bool was_read) {
+  std::vector<std::string> hints;
+  if (was_read) hints.push_back("keep the value in a tensor: no item() between the ops that use it");
+  if (is_stock_adam(node)) {
+    hints.push_back(
+        "torch::optim::Adam and AdamW bake their step count into scalars: use serried::AdamW or serried::Adam, which "
+        "keep it in a tensor");
+  }
+  hints.push_back("pass the number as a 0-dim tensor that the function reads");
+  return hints;
+}
+
+[[noreturn]] void raise_changed(const Recording& second, size_t i, size_t k, const IValue& before, const IValue& now) {
+  const Node& node = second.graph.nodes()[i];
+  const HostRead* read = nullptr;
+  for (const HostRead& candidate : second.host_reads) {
+    if (candidate.before_node <= i) read = &candidate;
+  }
+  const std::string op = c10::toString(node.op.operator_name());
+  throw CaptureError(
+      {read != nullptr ? CaptureErrorKind::host_read : CaptureErrorKind::changing_scalar,
+       read != nullptr ? read->op : op, line_of(second.graph, i),
+       c10::str("argument \"", node.op.schema().arguments()[k].name(), "\" of ", op, " was ", constant_text(before),
+                " in one call and ", constant_text(now), " in the next; a replay would repeat the last one"),
+       hints_for(node, read != nullptr)});
+}
+
+void check_constants(const Recording& first, const Recording& second) {
+  for (size_t i = 0; i < second.graph.nodes().size(); ++i) {
+    const Node &a = first.graph.nodes()[i], &b = second.graph.nodes()[i];
+    // The one that says most about its cause.
+    for (size_t k = 0; k < a.arguments.size(); ++k) {
+      if (!same_constant(a.arguments[k].constant, b.arguments[k].constant)) {
+        size_t blamed = i;
+        for (size_t j = i; j < second.graph.nodes().size(); ++j) {
+          if (is_stock_adam(second.graph.nodes()[j])) {
+            blamed = j;
+            break;
+          }
+        }
+        const Node &x = first.graph.nodes()[blamed], &y = second.graph.nodes()[blamed];
+        for (size_t m = 0; m < x.arguments.size(); ++m) {
+          if (!same_constant(x.arguments[m].constant, y.arguments[m].constant)) {
+            raise_changed(second, blamed, m, x.arguments[m].constant, y.arguments[m].constant);
+          }
+        }
+        raise_changed(second, i, k, a.arguments[k].constant, b.arguments[k].constant);
+      }
+    }
+  }
+}
+
+bool same_memory(const at::Tensor& a, const at::Tensor& b) {
+  if (a.is_same(b)) return true;
+  return a.has_storage() && b.has_storage() && a.storage().unsafeGetStorageImpl() == b.storage().unsafeGetStorageImpl();
+}
+
+bool same_data(const at::Tensor& a, const at::Tensor& b) {
+  if (a.sizes() != b.sizes() || a.scalar_type() != b.scalar_type()) return false;
+  if (a.layout() != at::kStrided || !a.device().is_cpu()) return false;
+  const at::Tensor x = a.detach().contiguous(), y = b.detach().contiguous();
+  return std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) == 0;
+}
+
+[[noreturn]] void raise_off_tape(const Recording& second, ValueId id, const at::Tensor& before, const at::Tensor& now) {
+  const std::vector<size_t> uses = second.graph.uses(id);
+  const std::string op = uses.empty() ? "" : c10::toString(second.graph.nodes()[uses[0]].op.operator_name());
+  const bool is_number = before.numel() == 1 && now.numel() == 1 && before.layout() == at::kStrided;
+  const std::string values = is_number ? c10::str(": it was ", before.item().toDouble(), " in one call and ",
+                                                  now.item().toDouble(), " in the next")
+                                       : ": its data differs from call to call";
+  const bool was_read = !second.host_reads.empty();
+  throw CaptureError(
+      {was_read && is_number ? CaptureErrorKind::host_read : CaptureErrorKind::off_tape_tensor,
+       op,
+       uses.empty() ? "" : line_of(second.graph, uses[0]),
+       c10::str("the tensor ", second.graph.value(id).meta.to_string(), " that ", op,
+                " uses was made without an op (from numbers on the host, or outside of the function)", values),
+       {"pass it to the captured function as an argument",
+        "fill a tensor that lives longer than the call, with copy_ or fill_"}});
+}
+
+bool is_made_by_hand(const Recording& recording, ValueId id) {
+  return recording.graph.value(id).kind == ValueKind::constant;
+}
+
+// The function makes it again at each call: a constant if its data stays.
+void settle_external(const Recording& first, Recording& second, size_t i) {
+  const ValueId id = second.externals[i];
+  Value& value = second.graph.value(id);
+  const at::Tensor& before = first.graph.value(first.externals[i]).tensor;
+  if (!is_made_by_hand(second, id) && same_memory(before, value.tensor)) {
+    // An alias: the graph must not keep the user's own tensor, with its gradient, alive.
+    value.tensor = value.tensor.variable_data();
+    return;
+  }
+  if (!same_data(before, value.tensor)) raise_off_tape(second, id, before, value.tensor);
+  value.kind = ValueKind::constant;
+  value.tensor = value.tensor.detach();
+}
+
+std::set<int32_t> written_storages(const Graph& graph) {
+  std::set<int32_t> written;
+  for (const Node& node : graph.nodes()) {
+    for (size_t k = 0; k < node.arguments.size(); ++k) {
+      if (!is_written(node.op.schema(), k)) continue;
+      for (ValueId id : node.arguments[k].ids) {
+        if (id != kNoValue) written.insert(graph.value(id).storage);
+      }
+    }
+  }
+  return written;
+}
+
+// A constant that the function writes starts anew at each call.
+void copy_written_constants(Graph& graph) {
+  static const auto clone = c10::Dispatcher::singleton().findSchemaOrThrow("aten::clone", "");
+  const std::set<int32_t> written = written_storages(graph);
+  std::vector<Node> copies;
+  for (size_t id = 0; id < graph.values().size(); ++id) {
+    Value& value = graph.value(ValueId(id));
+    if (value.kind != ValueKind::constant || written.count(value.storage) == 0) continue;
+    Value original = value;
+    original.storage = -1;
+    value.kind = ValueKind::computed;
+    value.tensor.reset();
+    const ValueId from = graph.add_value(std::move(original));
+    copies.push_back({clone, {Argument::of_value(from), Argument::of(IValue())}, {{ValueId(id)}}});
+  }
+  graph.nodes().insert(graph.nodes().begin(), copies.begin(), copies.end());
+}
+
+// empty() whose memory was filled by hand: the constant stands in its place.
+void drop_makers_of_constants(Graph& graph) {
+  std::erase_if(graph.nodes(), [&](const Node& node) {
+    if (!is_functional(node.op.schema()) || node.results.size() != 1 || node.results[0].size() != 1) return false;
+    const ValueId id = node.results[0][0];
+    return id != kNoValue && graph.value(id).kind == ValueKind::constant;
+  });
+}
+
+}  // namespace
+
+std::string first_difference(const Recording& first, const Recording& second) {
+  const auto &a = first.graph.nodes(), &b = second.graph.nodes();
+  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
+    if (!(a[i].op == b[i].op) || !std::equal(a[i].arguments.begin(), a[i].arguments.end(), b[i].arguments.begin(),
+                                             b[i].arguments.end(), same_operands)) {
+      return c10::str("line ", i, " was \"", line_of(first.graph, i), "\" and then \"", line_of(second.graph, i), "\"");
+    }
+  }
+  if (a.size() != b.size()) return c10::str(a.size(), " ops ran in one call and ", b.size(), " in the next");
+  if (first.externals != second.externals) return "the tensors from outside are used in another order";
+  return "";
+}
+
+void settle(const Recording& first, Recording& second) {
+  check_constants(first, second);
+  for (size_t i = 0; i < second.externals.size(); ++i) settle_external(first, second, i);
+  drop_makers_of_constants(second.graph);
+  copy_written_constants(second.graph);
+}
+
+}  // namespace serried::graph

@@ -1,0 +1,177 @@
+// Sorts parameters into batches for fused ops, and tells a recorder what these ops do not show.
+#include "serried/optim/capturable_optimizer.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <functional>
+#include <iterator>
+#include <limits>
+
+#include "serried/base/error.h"
+#include "serried/base/hash.h"
+#include "serried/tensor/dtensor.h"
+#include "serried/tensor/meta.h"
+
+namespace serried {
+namespace {
+
+bool has_gradient(const at::Tensor& param) {
+  return param.grad().defined();
+}
+
+// Fused kernels walk through memory without a look at strides: all operands have to lie as the parameter does. Parts of
+// DTensors are contiguous anyway.
+at::Tensor laid_out_as(const at::Tensor& like, const at::Tensor& t) {
+  if (t.layout() != at::kStrided || is_dtensor(like)) return t.to(like.scalar_type());
+  if (t.scalar_type() == like.scalar_type() && t.strides() == like.strides()) return t;
+  return at::empty_like(like).copy_(t);
+}
+
+}  // namespace
+
+CapturableOptimizer::CapturableOptimizer(std::string name, const std::vector<torch::optim::OptimizerParamGroup>& groups,
+                                         std::unique_ptr<torch::optim::OptimizerOptions> defaults)
+    : Optimizer(groups, std::move(defaults)), name_(std::move(name)) {}
+
+at::Tensor CapturableOptimizer::step(LossClosure closure) {
+  const at::NoGradGuard no_grad;
+  at::Tensor loss;
+  if (closure) {
+    const at::AutoGradMode grad_mode(true);
+    loss = closure();
+  }
+  sync_options();
+  const std::vector<Batch> all = batches();
+  std::vector<HostWork> host_work;
+  for (const Batch& batch : all) {
+    host_work.push_back(update(batch));
+    for (size_t i = 0; i < batch.params.size(); ++i) {
+      if (!batch.values[i].is_same(batch.params[i])) batch.params[i].copy_(batch.values[i]);
+    }
+  }
+  if (LocalOpTap* tap = local_op_tap()) tell(*tap, all, host_work);
+  return loss;
+}
+
+void CapturableOptimizer::sync_options() {
+  const PauseTap off_tape;
+  while (learning_rates_.size() < param_groups_.size()) {
+    learning_rates_.push_back({at::empty({}, at::kDouble), std::numeric_limits<double>::quiet_NaN()});
+  }
+  for (size_t i = 0; i < param_groups_.size(); ++i) {
+    const double lr = param_groups_[i].options().get_lr();
+    LearningRate& rate = learning_rates_[i];
+    if (rate.written == lr) continue;
+    *rate.tensor.mutable_data_ptr<double>() = lr;
+    rate.written = lr;
+  }
+}
+
+auto CapturableOptimizer::batches() const -> std::vector<Batch> {
+  std::vector<Batch> found;
+  for (size_t group = 0; group < param_groups_.size(); ++group) {
+    for (const at::Tensor& param : param_groups_[group].params()) add_to(found, group, param);
+  }
+  return found;
+}
+
+void CapturableOptimizer::add_to(std::vector<Batch>& batches, size_t group, const at::Tensor& param) const {
+  const at::Tensor& grad = param.grad();
+  if (!grad.defined()) return;
+  if (grad.sizes() != param.sizes()) {
+    raise<c10::ValueError>({name_,
+                            c10::str("a gradient of shape ", grad.sizes(), " for a parameter of shape ", param.sizes()),
+                            "give the gradient the parameter's shape"});
+  }
+  const DTensorMeta* meta = dtensor_meta(param);
+  const Kind kind{param.device(), param.scalar_type(), grad.layout(),
+                  meta == nullptr ? std::nullopt : std::optional(meta->spec->mesh.id())};
+  auto batch =
+      std::find_if(batches.begin(), batches.end(), [&](const Batch& b) { return b.group == group && b.kind == kind; });
+  if (batch == batches.end()) batch = batches.insert(batch, Batch{group, kind});
+  const bool has_gaps = meta == nullptr && !param.is_non_overlapping_and_dense();
+  const at::Tensor value = has_gaps ? param.contiguous() : param;
+  batch->params.push_back(param);
+  batch->values.push_back(value);
+  batch->grads.push_back(laid_out_as(value, grad));
+}
+
+at::Tensor CapturableOptimizer::state_tensor(const at::Tensor& saved, const at::Tensor& value, const char* what) const {
+  const PauseTap off_tape;
+  if (!saved.defined()) return at::zeros_like(value);
+  if (saved.sizes() != value.sizes()) {
+    raise<c10::ValueError>(
+        {name_, c10::str("the state \"", what, "\" has shape ", saved.sizes(), ", its parameter ", value.sizes()),
+         "load a checkpoint of the same model, or erase this parameter's state()"});
+  }
+  // Loaded from a checkpoint of plain tensors, or made before its parameter was distributed: every rank has all of it.
+  if (is_dtensor(value) && !is_dtensor(saved)) {
+    const DTensor like(value);
+    return distribute_tensor(saved.to(value.scalar_type()), like.device_mesh(), like.placements(), {.source = {}});
+  }
+  return laid_out_as(value, saved);
+}
+
+void CapturableOptimizer::tell(LocalOpTap& tap, const std::vector<Batch>& batches,
+                               const std::vector<HostWork>& host_work) {
+  const std::weak_ptr<bool> alive = alive_;
+  const auto while_alive = [alive](std::function<void()> action) {
+    return [alive, action = std::move(action)] {
+      if (!alive.expired()) action();
+    };
+  };
+  tap.before_replay(while_alive([this] { sync_options(); }));
+  for (const HostWork& work : host_work) {
+    if (work.before) tap.before_replay(while_alive(work.before));
+    if (work.after) tap.after_replay(while_alive(work.after));
+  }
+  tap.rely_on({"options of " + name_, [this, alive] { return alive.expired() ? 0 : options_witness(); }});
+  std::vector<at::Tensor> stepped;
+  for (const Batch& batch : batches) stepped.insert(stepped.end(), batch.params.begin(), batch.params.end());
+  tap.rely_on({"parameters and state of " + name_,
+               [this, alive, stepped = std::move(stepped)] { return alive.expired() ? 0 : state_witness(stepped); }});
+  // Those of the others come and go with backward, which a recorder sees.
+  tap.rely_on({"parameters without gradients of " + name_, [idle = without_gradients()] {
+                 return uint64_t(std::count_if(idle.begin(), idle.end(), has_gradient));
+               }});
+}
+
+std::vector<at::Tensor> CapturableOptimizer::without_gradients() const {
+  std::vector<at::Tensor> found;
+  for (const auto& group : param_groups_) {
+    std::copy_if(group.params().begin(), group.params().end(), std::back_inserter(found), std::not_fn(has_gradient));
+  }
+  return found;
+}
+
+uint64_t CapturableOptimizer::options_witness() const {
+  uint64_t hash = 1;
+  for (const auto& group : param_groups_) hash = mix_hash(hash, constants(group.options()));
+  return hash;
+}
+
+uint64_t CapturableOptimizer::state_witness(const std::vector<at::Tensor>& stepped) const {
+  uint64_t hash = 1;
+  for (const at::Tensor& param : stepped) hash = mix_hash(hash, state_identity(param));
+  for (const auto& group : param_groups_) {
+    hash = mix_hash(hash, group.params().size());
+    for (const at::Tensor& param : group.params()) hash = mix_hash(hash, detail::address_of(param));
+  }
+  return hash;
+}
+
+std::vector<at::Tensor> detail::as_real(const std::vector<at::Tensor>& tensors) {
+  if (tensors.empty() || !tensors.front().is_complex()) return tensors;
+  std::vector<at::Tensor> real;
+  for (const at::Tensor& t : tensors) real.push_back(at::view_as_real(t.resolve_conj()));
+  return real;
+}
+
+void detail::bump_versions(const std::vector<at::Tensor>& tensors) {
+  for (const at::Tensor& t : tensors) {
+    if (!t.is_inference()) t.unsafeGetTensorImpl()->bump_version();
+  }
+}
+
+}  // namespace serried

@@ -1,0 +1,139 @@
+// Captured steps over several ranks train bit for bit as eager ones do.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "serried/comm/collectives.h"
+#include "serried/graph/capture.h"
+#include "serried/parallel/ddp/ddp.h"
+#include "serried/tensor/meta.h"
+#include "serried/tensor/modules.h"
+#include "serried/tensor/random.h"
+#include "tests/support/on_ranks.h"
+
+namespace serried {
+namespace {
+
+using testing::OnRanks;
+
+constexpr int kSteps = 12;
+
+struct PerceptronImpl : torch::nn::Module {
+  explicit PerceptronImpl(double dropout = 0) : dropout_(dropout) {
+    register_module("fc1", fc1);
+    register_module("fc2", fc2);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    at::Tensor hidden = torch::gelu(fc1(x));
+    if (dropout_ > 0) hidden = torch::dropout(hidden, dropout_, is_training());
+    return fc2(hidden);
+  }
+  torch::nn::Linear fc1{5, 7}, fc2{7, 3};
+  double dropout_;
+};
+TORCH_MODULE(Perceptron);
+
+Perceptron seeded_perceptron(double dropout = 0) {
+  return seeded(3, [&] { return Perceptron(dropout); });
+}
+
+at::Tensor batch(int step, int rank) {
+  return seeded(100 + 10 * step + rank, [] { return at::randn({4, 5}); });
+}
+
+/// Gives each rank its own losses; `make_step` makes a fresh model and returns its step.
+template <class MakeStep, class Run>
+std::vector<at::Tensor> losses_of(const Group& group, bool same_data, MakeStep make_step, Run run) {
+  std::vector<at::Tensor> losses;
+  auto step = make_step();
+  for (int i = 0; i < kSteps; ++i) losses.push_back(run(step, batch(i, same_data ? 0 : group->getRank())));
+  return losses;
+}
+
+void expect_equal_parameters(torch::nn::Module& actual, torch::nn::Module& expected) {
+  const auto wanted = expected.named_parameters();
+  const auto part = [](const at::Tensor& t) { return dtensor_meta(t) != nullptr ? dtensor_meta(t)->local : t; };
+  for (const auto& item : actual.named_parameters()) {
+    EXPECT_TRUE(at::equal(part(item.value()), part(wanted[item.key()]))) << item.key();
+    ASSERT_EQ(item.value().grad().defined(), wanted[item.key()].grad().defined()) << item.key();
+    if (!item.value().grad().defined()) continue;
+    EXPECT_TRUE(at::equal(part(item.value().grad()), part(wanted[item.key()].grad()))) << item.key();
+  }
+}
+
+class CapturedDdp : public OnRanks {};
+INSTANTIATE_TEST_SUITE_P(Backends, CapturedDdp, ::testing::ValuesIn(testing::settings({1, 2, 3})), testing::name_of);
+
+TEST_P(CapturedDdp, TrainsAsEagerDoes) {
+  on_ranks([&](const Group& group) {
+    for (const bool as_view : {true, false}) {
+      std::vector<Perceptron> nets = {seeded_perceptron(), seeded_perceptron()};
+      std::vector<std::vector<at::Tensor>> losses(2);
+      for (int captured = 0; captured < 2; ++captured) {
+        DistributedDataParallel ddp(nets[captured], {.process_group = group, .gradient_as_bucket_view = as_view});
+        torch::optim::SGD optimizer(nets[captured]->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+        const auto train = [&](const at::Tensor& x) {
+          optimizer.zero_grad();
+          at::Tensor loss = ddp(x).square().mean();
+          loss.backward();
+          optimizer.step();
+          return loss;
+        };
+        auto step = capture(train);
+        for (int i = 0; i < kSteps; ++i) {
+          const at::Tensor x = batch(i, group->getRank());
+          losses[captured].push_back(captured ? step(x) : train(x));
+        }
+        if (!captured) continue;
+        EXPECT_GE(step.replays(), kSteps - 5) << step.last_recapture_reason();
+        if (group->getSize() > 1) {
+          EXPECT_EQ(step.graph().count("all_reduce"), 1) << step.graph().to_string();
+        }
+      }
+      for (int i = 0; i < kSteps; ++i) EXPECT_TRUE(at::equal(losses[0][i], losses[1][i])) << "step " << i;
+      expect_equal_parameters(*nets[1], *nets[0]);
+    }
+  });
+}
+
+class CapturedTensorParallel : public OnRanks {};
+INSTANTIATE_TEST_SUITE_P(Backends, CapturedTensorParallel, ::testing::ValuesIn(testing::settings({1, 2, 3})),
+                         testing::name_of);
+
+TEST_P(CapturedTensorParallel, TrainsAsEagerDoes) {
+  on_ranks([&](const Group& group) {
+    const DeviceMesh mesh = init_device_mesh("cpu", {group->getSize()}, {"tp"}, {.group = group});
+    std::vector<Perceptron> nets = {seeded_perceptron(0.25), seeded_perceptron(0.25)};
+    std::vector<std::vector<at::Tensor>> losses(2);
+    for (int captured = 0; captured < 2; ++captured) {
+      Perceptron& net = nets[captured];
+      distribute_parameter(net->fc1->weight, mesh, {Shard(0)});
+      distribute_parameter(net->fc1->bias, mesh, {Shard(0)});
+      distribute_parameter(net->fc2->weight, mesh, {Shard(1)});
+      distribute_parameter(net->fc2->bias, mesh, {Replicate()});
+      torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+      const auto train = [&](const at::Tensor& x) {
+        optimizer.zero_grad();
+        at::Tensor loss = net(DTensor::from_local(x, mesh, {Replicate()})).square().mean();
+        loss.backward();
+        optimizer.step();
+        return loss;
+      };
+      manual_seed(11, mesh);
+      auto step = capture(train);
+      for (int i = 0; i < kSteps; ++i) {
+        const at::Tensor x = batch(i, 0);
+        losses[captured].push_back(captured ? step(x) : train(x));
+      }
+      if (captured) {
+        EXPECT_EQ(step.replays(), kSteps - 3) << step.last_recapture_reason();
+      }
+    }
+    for (int i = 0; i < kSteps; ++i) {
+      EXPECT_TRUE(at::equal(DTensor(losses[0][i]).to_local(), DTensor(losses[1][i]).to_local())) << "step " << i;
+    }
+    expect_equal_parameters(*nets[1], *nets[0]);
+  });
+}
+
+}  // namespace
+}  // namespace serried

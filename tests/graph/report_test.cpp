@@ -1,0 +1,106 @@
+// What a graph costs, against sums done by hand.
+#include "serried/graph/report.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/graph/sample_graph.h"
+
+namespace serried::graph {
+namespace {
+
+using serried::testing::f32_meta;
+using serried::testing::group_argument;
+using serried::testing::op_named;
+using serried::testing::reduce_op;
+using serried::testing::sample_graph;
+
+TEST(GraphReport, SumsBytesPerCollectiveAndGroup) {
+  Graph g;
+  const ValueId a = g.add_value({.kind = ValueKind::persistent, .meta = f32_meta({5})});
+  const ValueId b = g.add_value({.kind = ValueKind::persistent, .meta = f32_meta({7, 2})});
+  const auto add = [&](ValueId id, const char* group) {
+    g.add_node({op_named("serried::all_reduce_"),
+                {Argument::of_value(id), group_argument(group), reduce_op(c10d::ReduceOp::SUM)},
+                {}});
+  };
+  add(a, "dp");
+  add(b, "tp");
+  add(b, "dp");
+  g.add_node({op_named("serried::barrier"), {group_argument("dp")}, {}});
+  const GraphReport r = report(g);
+  ASSERT_EQ(r.collectives.size(), 3);
+  EXPECT_EQ(r.collectives[0].group, "dp");
+  EXPECT_EQ(r.collectives[0].kind, "all_reduce");
+  EXPECT_EQ(r.collectives[0].count, 2);
+  EXPECT_EQ(r.collectives[0].bytes, 4 * (5 + 14));
+  EXPECT_EQ(r.collectives[1].group, "tp");
+  EXPECT_EQ(r.collectives[1].bytes, 4 * 14);
+  EXPECT_EQ(r.collectives[2].kind, "barrier");
+  EXPECT_EQ(r.collectives[2].bytes, 0);
+  EXPECT_EQ(r.collective_bytes(), 4 * 33);
+}
+
+TEST(GraphReport, CountsOps) {
+  const GraphReport r = report(sample_graph());
+  EXPECT_EQ(r.num_ops, 6);
+  const std::vector<std::pair<std::string, int64_t>> expected = {
+      {"mm", 2}, {"add_", 1}, {"all_reduce", 1}, {"mul", 1}, {"t", 1}};
+  EXPECT_EQ(r.ops, expected);
+}
+
+TEST(GraphReport, FindsThePeakOfWhatLives) {
+  const GraphReport r = report(sample_graph());
+  EXPECT_EQ(r.input_bytes, 4 * 12);  // the transposed view is the same memory
+  EXPECT_EQ(r.persistent_bytes, 4 * 6);
+  EXPECT_EQ(r.constant_bytes, 4);
+  // x @ p and its half, while the latter is computed; each has 8 elements.
+  EXPECT_EQ(r.peak_bytes, 2 * 4 * 8);
+  EXPECT_EQ(r.peak_node, 1);
+}
+
+TEST(GraphReport, CountsResultsToTheEnd) {
+  Graph g;
+  const ValueId x = g.add_value({.kind = ValueKind::input, .meta = f32_meta({3})});
+  for (int i = 0; i < 4; ++i) {
+    const ValueId y = g.add_value({.meta = f32_meta({3})});
+    g.add_node({op_named("aten::neg"), {Argument::of_value(x)}, {{y}}});
+    if (i < 2) g.outputs().push_back(y);
+  }
+  const GraphReport r = report(g);
+  EXPECT_EQ(r.peak_bytes, 3 * 4 * 3);  // two results, and one that nobody reads
+  EXPECT_EQ(r.peak_node, 2);
+}
+
+TEST(GraphReport, CountsBuffersByTheirArena) {
+  Graph g;
+  const ValueId x = g.add_value({.kind = ValueKind::input, .meta = f32_meta({3})});
+  const ValueId buffer = g.add_value({.kind = ValueKind::buffer, .meta = f32_meta({3})});
+  g.add_node({op_named("aten::neg", "out"), {Argument::of_value(x), Argument::of_value(buffer)}, {{buffer}}});
+  g.set_arena_bytes(64);
+  EXPECT_EQ(report(g).arena_bytes, 64);
+  EXPECT_EQ(report(g).peak_bytes, 0);
+}
+
+TEST(GraphReport, ReadsAsTables) {
+  EXPECT_EQ(report(sample_graph()).to_string(),
+            "  collective  group   calls        bytes\n"
+            "  all_reduce  dp          1         32 B\n"
+            "  total                   1         32 B\n"
+            "\n"
+            "  memory\n"
+            "  persistent                      24 B\n"
+            "  constants                        4 B\n"
+            "  inputs                          48 B\n"
+            "  computed, at its peak           64 B\n"
+            "  total                          140 B\n"
+            "\n"
+            "  ops                                6\n"
+            "  mm                                 2\n"
+            "  add_                               1\n"
+            "  all_reduce                         1\n"
+            "  mul                                1\n"
+            "  t                                  1\n");
+}
+
+}  // namespace
+}  // namespace serried::graph

@@ -1,0 +1,72 @@
+// `serried plan`: what a training step costs each rank of a mesh of any size, without ranks.
+#include <CLI/CLI.hpp>
+
+#include <fstream>
+#include <iostream>
+
+#include "serried/base/error.h"
+#include "serried/graph/view.h"
+#include "tools/serried/plan_gpt.h"
+
+namespace {
+
+using serried::tools::Plan;
+using serried::tools::PlanWords;
+
+constexpr const char* kExamples =
+    "Examples:\n"
+    "  serried plan --ranks 4096\n"
+    "  serried plan --ranks 64 --tensor-parallel 4 --layers 12 --width 768 --heads 12 --html step.html\n";
+
+void write(const std::string& path, const std::string& content) {
+  if (path.empty()) return;
+  std::ofstream out(path);
+  out << content;
+  out.close();
+  if (!out) serried::raise<c10::ValueError>({"plan", "cannot write " + path, "give a file in a folder that exists"});
+}
+
+void print(const PlanWords& words, const Plan& plan) {
+  std::cout << "One training step of a GPT of " << plan.num_parameters << " parameters (" << words.layers
+            << " layers, width " << words.width << ", " << words.heads << " heads), " << words.batch << " sequences of "
+            << words.context << " letters per data-parallel rank\n"
+            << "on " << plan.mesh << ", captured here as rank 0; all numbers are per rank.\n\n"
+            << plan.report.to_string();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app(
+      "Captures a training step of the demo GPT as one of many ranks, on this machine alone, and says what it "
+      "costs each rank: bytes per collective, memory, ops.",
+      "serried plan");
+  PlanWords words;
+  std::string graph_file, html_file;
+  app.add_option("--ranks", words.ranks, "Ranks in all")->capture_default_str();
+  app.add_option("--tensor-parallel", words.tensor_parallel, "Ranks that share one copy of the model")
+      ->capture_default_str();
+  app.add_option("--layers", words.layers, "Blocks of the model")->capture_default_str();
+  app.add_option("--width", words.width, "Of the model")->capture_default_str();
+  app.add_option("--heads", words.heads, "Of attention")->capture_default_str();
+  app.add_option("--context", words.context, "Letters of a sequence")->capture_default_str();
+  app.add_option("--vocabulary", words.vocabulary, "Letters that there are")->capture_default_str();
+  app.add_option("--batch", words.batch, "Sequences per data-parallel rank")->capture_default_str();
+  app.add_option("--graph", graph_file, "File for the graph as text");
+  app.add_option("--html", html_file, "File for the graph as a page");
+  app.footer(kExamples);
+  try {
+    app.parse(argc, argv);
+    const Plan plan = serried::tools::make_plan(words);
+    print(words, plan);
+    write(graph_file, plan.graph.to_string());
+    write(html_file, serried::graph::to_html(plan.graph));
+    return 0;
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);
+    std::cerr << "[plan] " << error.what() << "\n  fix: serried plan --help lists the options\n";
+  } catch (const c10::Error& error) {
+    std::cerr << error.what_without_backtrace() << "\n";
+  }
+  return 2;
+}
