@@ -2,7 +2,7 @@
 # Runs the benchmarks beside their references and leaves <build>/bench/results.json: run.sh <build> [name|all]. A missed goal is shown, not an error.
 set -euo pipefail
 
-readonly names=(comm start dtensor redistribute ddp)
+readonly names=(comm start dtensor redistribute ddp capture)
 readonly build=${1:?usage: run.sh <build> [name|all]; names: ${names[*]}}
 readonly wanted=${2:-all}
 readonly results=$build/bench/results.json
@@ -62,6 +62,21 @@ bench_ddp() {
     done
   done
   "$build/benchmarks/bench_ddp_report" "$lines" "$results"
+}
+
+bench_capture() {
+  local -r lines=$build/bench/capture_pytorch.jsonl
+  local name ranks
+  say "capture: captured steps beside eager ones, and beside PyTorch's compiled ones where python3 has it (some minutes)"
+  rm -f "$lines"
+  for name in mlp20 mlp3 mlp20_tp gpt_ddp gpt_tp; do
+    if [[ $name == *_* ]]; then ranks=2; else ranks=1; fi
+    if has_pytorch; then
+      SERRIED_BENCH_START=$(date +%s%N) "$build/bin/serried" run -n $ranks --master-port 29621 \
+        python3 "$(dirname "$0")/graph/pytorch.py" $name "$lines"
+    fi
+    SERRIED_BENCH_START=$(date +%s%N) "$build/bin/serried" run -n $ranks "$build/benchmarks/bench_graph" $name "$results" "$lines"
+  done
 }
 
 known=" ${names[*]} all "

@@ -40,6 +40,21 @@ uint64_t training_flags(const torch::nn::Module& module) {
   return flags;
 }
 
+// A replay gives results without an autograd graph, so nobody could call backward on them.
+void check_results(Recorder& recorder, const std::vector<at::Tensor>& outputs) {
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (!outputs[i].defined() || !outputs[i].requires_grad() || recorder.ran_backward()) continue;
+    throw CaptureError({CaptureErrorKind::pending_gradient,
+                        "",
+                        "",
+                        c10::str("result ", i, " ", meta_of(outputs[i]).to_string(),
+                                 " requires gradients, and the function calls no backward; a replay returns it without "
+                                 "an autograd graph"),
+                        {"call backward inside of the captured function",
+                         "capture under torch::NoGradGuard, or return result.detach()"}});
+  }
+}
+
 // Sets a flag while alive.
 class Busy {
  public:
@@ -97,6 +112,7 @@ struct CaptureState::Impl {
               const std::vector<at::Tensor>& outputs);
   void make_ready(Entry& entry, Recording recording);
   void refuse(const CaptureError& error);
+  void give_up();
 };
 
 CaptureState::CaptureState(CaptureOptions options) : impl_(std::make_unique<Impl>()) {
@@ -193,6 +209,7 @@ void CaptureState::Impl::record(Entry& entry, const CallArguments& arguments, Ru
     const TapGuard tap(recorder);
     outputs = run();
   }
+  check_results(recorder, outputs);
   finish(entry, recorder, before, outputs);
   Recording recording = recorder.take();
   ++entry.num_recordings;
@@ -220,6 +237,14 @@ void CaptureState::Impl::refuse(const CaptureError& error) {
   log::warn_once(std::string(error.what_without_backtrace()) + "\n  the function runs eagerly from now on");
 }
 
+void CaptureState::Impl::give_up() {
+  gave_up = true;
+  entries.clear();
+  log::warn_once(c10::str("[capture] recaptured ", options.max_recaptures, " times, the last time because ", reason,
+                          "; the function runs eagerly from now on\n  fix: call it with few different shapes, or raise "
+                          "CaptureOptions::max_recaptures"));
+}
+
 CaptureState::Outcome CaptureState::call(const CallArguments& arguments, Run run, MakeForm make_form) {
   Impl& self = *impl_;
   self.check_caller();
@@ -233,6 +258,11 @@ CaptureState::Outcome CaptureState::call(const CallArguments& arguments, Run run
   if (entry != nullptr && entry->is_ready()) return self.replay(*entry, arguments);
   if (entry == nullptr) {
     self.note_reason(arguments);
+    if (self.captures > self.options.max_recaptures) {
+      self.give_up();
+      run();
+      return {};
+    }
     self.entries.emplace_front(CallGuards(arguments));
     entry = &self.entries.front();
     if (int(self.entries.size()) > self.options.max_graphs) self.entries.pop_back();

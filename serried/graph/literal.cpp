@@ -111,12 +111,17 @@ Number parse_number(Cursor& in, std::string_view word) {
   in.fail(c10::str("\"", word, "\" is no number"));
 }
 
+uint64_t parse_hex(Cursor& in, std::string_view digits) {
+  uint64_t number = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number, 16);
+  if (error == std::errc() && end == digits.data() + digits.size()) return number;
+  in.fail(c10::str("\"", digits, "\" is no hexadecimal number"));
+}
+
 double parse_double(Cursor& in, std::string_view word) {
   constexpr std::string_view kBits = "nan:0x";
   if (!word.starts_with(kBits)) return parse_number<double>(in, word);
-  uint64_t bits = 0;
-  std::from_chars(word.data() + kBits.size(), word.data() + word.size(), bits, 16);
-  return std::bit_cast<double>(bits);
+  return std::bit_cast<double>(parse_hex(in, word.substr(kBits.size())));
 }
 
 IValue read_number(Cursor& in) {
@@ -174,9 +179,7 @@ char read_escape(Cursor& in) {
   const char c = in.take();
   if (c != 'x') return c;
   const char digits[] = {in.take(), in.take()};
-  int code = 0;
-  std::from_chars(digits, digits + 2, code, 16);
-  return char(code);
+  return char(parse_hex(in, {digits, 2}));
 }
 
 IValue read_device(Cursor& in) {

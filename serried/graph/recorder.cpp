@@ -113,10 +113,17 @@ void Recorder::remember(const at::Tensor& t, ValueId id) {
   graph().value(id).storage = storage_numbers_[storage];
 }
 
+// set_data() gives a tensor other memory without an op.
+bool Recorder::has_memory_of(const at::Tensor& t, ValueId id) const {
+  if (!has_layout(t)) return true;
+  const auto number = storage_numbers_.find(t.storage().unsafeGetStorageImpl());
+  return number != storage_numbers_.end() && number->second == recording_.graph.value(id).storage;
+}
+
 ValueId Recorder::find_known(const at::Tensor& t) const {
   if (!t.defined()) return kNoValue;
   const auto same = by_impl_.find(t.unsafeGetTensorImpl());
-  if (same != by_impl_.end()) return same->second;
+  if (same != by_impl_.end() && has_memory_of(t, same->second)) return same->second;
   if (!has_layout(t)) return kNoValue;
   const auto alike = by_layout_.find(layout_key(t));
   return alike != by_layout_.end() ? alike->second : kNoValue;
@@ -175,7 +182,7 @@ void Recorder::meet(c10::TensorImpl* dtensor) {
 ValueId Recorder::define(const at::Tensor& t) {
   if (!t.defined()) return kNoValue;
   const auto same = by_impl_.find(t.unsafeGetTensorImpl());
-  if (same != by_impl_.end()) return same->second;
+  if (same != by_impl_.end() && has_memory_of(t, same->second)) return same->second;
   const ValueId id = graph().add_value({.kind = ValueKind::computed, .meta = meta_of(t)});
   remember(t, id);
   return id;

@@ -65,12 +65,14 @@ class Recorder final : public LocalOpTap {
   const std::vector<Resident>& residents() const { return recording_.residents; }
   Recording take() { return std::move(recording_); }
   Graph& graph() { return recording_.graph; }
+  bool ran_backward() const { return recording_.ran_backward; }
 
  private:
   struct Link;  // what a recorded Work keeps of us
   class RecordedWork;
 
   Argument argument_of(const c10::IValue& value);
+  bool has_memory_of(const at::Tensor& t, ValueId id) const;
   ValueId define(const at::Tensor& t);
   ValueId define_work(c10::IValue& slot);
   ValueId restride(ValueId base, const at::Tensor& t);

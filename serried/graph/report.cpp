@@ -139,14 +139,19 @@ std::string memory_table(const GraphReport& report) {
 }
 
 std::string ops_table(const GraphReport& report) {
-  std::string text = "  ops" + padded(std::to_string(report.num_ops), 33, true) + "\n";
+  const size_t num_shown = std::min(kShownOps, report.ops.size());
+  size_t width = 28;
+  for (size_t i = 0; i < num_shown; ++i) width = std::max(width, report.ops[i].first.size());
+  const auto row = [&](const std::string& name, int64_t count) {
+    return "  " + padded(name, width) + padded(std::to_string(count), 8, true) + "\n";
+  };
+  std::string text = row("ops", report.num_ops);
   int64_t others = report.num_ops;
-  for (size_t i = 0; i < std::min(kShownOps, report.ops.size()); ++i) {
-    text += "  " + padded(report.ops[i].first, 28) + padded(std::to_string(report.ops[i].second), 8, true) + "\n";
+  for (size_t i = 0; i < num_shown; ++i) {
+    text += row(report.ops[i].first, report.ops[i].second);
     others -= report.ops[i].second;
   }
-  if (others > 0) text += "  " + padded("others", 28) + padded(std::to_string(others), 8, true) + "\n";
-  return text;
+  return others == 0 ? text : text + row("others", others);
 }
 
 }  // namespace

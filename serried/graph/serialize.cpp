@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <optional>
 
 #include "serried/base/error.h"
 #include "serried/graph/literal.h"
@@ -85,17 +86,30 @@ void write_file(const std::string& path, const std::vector<char>& data) {
   raise<c10::ValueError>({"save", "cannot write " + path, "give the path of a file in a folder that can be written"});
 }
 
-IValue read_archive(const std::string& path) {
+struct Archive {
+  std::string text;
+  std::vector<int64_t> ids;
+  std::vector<at::Tensor> tensors;  // one for each id
+};
+
+// None where the data is not what `save` writes.
+std::optional<Archive> unpacked(const std::vector<char>& data) {
+  try {
+    const IValue content = torch::jit::pickle_load(data);
+    const auto& parts = content.toTupleRef().elements();
+    return Archive{parts.at(0).toStringRef(), parts.at(1).toIntVector(), parts.at(2).toTensorVector()};
+  } catch (const std::exception&) {
+    return std::nullopt;  // whatever LibTorch says of it: not ours, or not whole
+  }
+}
+
+Archive read_archive(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   const std::vector<char> data{std::istreambuf_iterator<char>(in), {}};
   const std::string fix = "give the path of a file that serried::graph::save wrote";
   if (!in) raise<c10::ValueError>({"load", "cannot read " + path, fix});
-  try {
-    IValue content = torch::jit::pickle_load(data);
-    if (content.isTuple() && content.toTupleRef().elements().size() == 3) return content;
-  } catch (const std::exception&) {
-    // Whatever LibTorch says of it: not ours, or not whole.
-  }
+  std::optional<Archive> archive = unpacked(data);
+  if (archive && archive->ids.size() == archive->tensors.size()) return std::move(*archive);
   raise<c10::ValueError>(
       {"load", c10::str(path, " (", data.size(), " bytes) is no saved graph, or only a part of one"), fix});
 }
@@ -112,13 +126,14 @@ std::string name_of(const Graph& graph, ValueId id) {
 // Without the tensor's gradient, which the graph must not keep alive.
 at::Tensor fitting(const Graph& graph, ValueId id, const at::Tensor& t) {
   const std::string fix = "bind the tensors that the function was captured with, or others of the same layout";
-  if (!t.defined()) raise<c10::ValueError>({"bind", name_of(graph, id) + ", and the tensor is undefined", fix});
+  if (!t.defined())
+    raise<c10::ValueError>({"bind_persistent", name_of(graph, id) + ", and the tensor is undefined", fix});
   const at::Tensor part = local_part(t);
   const TensorMeta &want = graph.value(id).meta, got = meta_of(part);
   if (got.sizes == want.sizes && got.strides == want.strides && got.dtype == want.dtype && got.device == want.device) {
     return part.variable_data();
   }
-  raise<c10::ValueError>({"bind",
+  raise<c10::ValueError>({"bind_persistent",
                           c10::str(name_of(graph, id), " with strides ", numbers_text(want.strides), " on ",
                                    want.device.str(), ", and the tensor ", meta_text(got), " with strides ",
                                    numbers_text(got.strides), " on ", got.device.str()),
@@ -155,12 +170,9 @@ void save(const Graph& graph, const std::string& path, const SaveOptions& option
 }
 
 Graph load(const std::string& path) {
-  const IValue archive = read_archive(path);
-  const auto& parts = archive.toTupleRef().elements();
-  Graph graph = parse_graph(parts[0].toStringRef());
-  const std::vector<int64_t> ids = parts[1].toIntVector();
-  const std::vector<at::Tensor> tensors = parts[2].toTensorVector();
-  for (size_t i = 0; i < ids.size(); ++i) graph.value(ValueId(ids[i])).tensor = tensors.at(i);
+  const Archive archive = read_archive(path);
+  Graph graph = parse_graph(archive.text);
+  for (size_t i = 0; i < archive.ids.size(); ++i) graph.value(ValueId(archive.ids[i])).tensor = archive.tensors[i];
   return graph;
 }
 
@@ -172,10 +184,11 @@ std::vector<ValueId> persistent_values(const Graph& graph) {
   return found;
 }
 
-void bind(Graph& graph, const std::vector<at::Tensor>& tensors) {
+void bind_persistent(Graph& graph, const std::vector<at::Tensor>& tensors) {
   const std::vector<ValueId> ids = persistent_values(graph);
   if (ids.size() != tensors.size()) {
-    raise<c10::ValueError>({"bind", c10::str(tensors.size(), " tensors for ", ids.size(), " persistent values"),
+    raise<c10::ValueError>({"bind_persistent",
+                            c10::str(tensors.size(), " tensors for ", ids.size(), " persistent values"),
                             "give one tensor for each of serried::graph::persistent_values(graph), in that order"});
   }
   std::vector<at::Tensor> fitted;
@@ -183,17 +196,17 @@ void bind(Graph& graph, const std::vector<at::Tensor>& tensors) {
   for (size_t i = 0; i < ids.size(); ++i) graph.value(ids[i]).tensor = fitted[i];
 }
 
-void bind_by_name(Graph& graph, const std::map<std::string, at::Tensor>& tensors) {
+void bind_persistent_by_name(Graph& graph, const std::map<std::string, at::Tensor>& tensors) {
   std::vector<at::Tensor> ordered;
   for (ValueId id : persistent_values(graph)) {
     const auto found = tensors.find(graph.value(id).name);
     if (found == tensors.end()) {
-      raise<c10::ValueError>({"bind", "there is no tensor for " + value_text(graph, id),
+      raise<c10::ValueError>({"bind_persistent", "there is no tensor for " + value_text(graph, id),
                               "name every persistent value, and give a tensor for each name"});
     }
     ordered.push_back(found->second);
   }
-  bind(graph, ordered);
+  bind_persistent(graph, ordered);
 }
 
 }  // namespace serried::graph

@@ -27,13 +27,13 @@ void save(const Graph& graph, const std::string& path, const SaveOptions& option
 /// What `save` wrote. ValueError for a file that is missing, damaged or of another version.
 Graph load(const std::string& path);
 
-/// Those that `bind` gives tensors to, in this order.
+/// Those that `bind_persistent` gives tensors to, in this order.
 std::vector<ValueId> persistent_values(const Graph& graph);
 
 /// Makes `tensors` the persistent values, in order; DTensors stand for their parts. ValueError, and nothing is bound,
 /// where one does not fit.
-void bind(Graph& graph, const std::vector<at::Tensor>& tensors);
+void bind_persistent(Graph& graph, const std::vector<at::Tensor>& tensors);
 /// The same for graphs whose persistent values all have names.
-void bind_by_name(Graph& graph, const std::map<std::string, at::Tensor>& tensors);
+void bind_persistent_by_name(Graph& graph, const std::map<std::string, at::Tensor>& tensors);
 
 }  // namespace serried::graph

@@ -14,6 +14,7 @@ using c10::IValue;
 using serried::detail::bytes_text;
 
 constexpr int64_t kShownElements = 4;  // of a constant
+constexpr size_t kShownName = 48;      // letters of a group's
 
 const char* letter_of(ValueKind kind) {
   switch (kind) {
@@ -31,6 +32,10 @@ std::string joined(const std::vector<std::string>& words) {
   std::string text;
   for (const std::string& word : words) text += (text.empty() ? "" : ", ") + word;
   return text;
+}
+
+bool is_output_argument(const c10::Argument& declared) {
+  return declared.is_out() || declared.name().starts_with("output");
 }
 
 // One node as a line, in one of the styles.
@@ -66,6 +71,12 @@ class LineWriter {
     return "[" + joined(lists) + "]";
   }
 
+  // Names of split groups list their ranks, which may be thousands.
+  std::string group_name(const std::string& name) const {
+    if (is_complete_ || name.size() <= kShownName) return name;
+    return name.substr(0, kShownName / 2) + "..." + name.substr(name.size() - kShownName / 2);
+  }
+
   std::string argument_text(size_t k) const {
     const Argument& argument = node_.arguments[k];
     switch (argument.kind) {
@@ -73,7 +84,7 @@ class LineWriter {
       case Argument::Kind::values:
       case Argument::Kind::optional_values: return list(argument.ids.begin(), argument.ids.end());
       case Argument::Kind::nested_values: return nested(argument);
-      case Argument::Kind::group: return quoted_text(argument.constant.toStringRef());
+      case Argument::Kind::group: return quoted_text(group_name(argument.constant.toStringRef()));
       case Argument::Kind::constant: return literal_text(argument.constant, literal_type(declared(k)));
     }
     return "";
@@ -87,13 +98,13 @@ class LineWriter {
     return literal_text(*value, literal_type(declared(k))) == argument_text(k);
   }
 
-  // By place as long as they are values, by name from the first constant on.
+  // By place as long as they are values that are read, by name from the first other on.
   std::vector<std::string> arguments() const {
     std::vector<std::string> words;
     bool by_name = false;
     for (size_t k = 0; k < node_.arguments.size(); ++k) {
       const Argument::Kind kind = node_.arguments[k].kind;
-      by_name |= kind == Argument::Kind::constant || kind == Argument::Kind::group;
+      by_name |= kind == Argument::Kind::constant || kind == Argument::Kind::group || is_output_argument(declared(k));
       if (!is_complete_ && is_default(k)) continue;
       const std::string name = kind == Argument::Kind::group && !is_complete_ ? "group" : declared(k).name();
       words.push_back((by_name ? name + "=" : "") + argument_text(k));
@@ -177,10 +188,6 @@ std::string declaration(const Graph& graph, ValueId id) {
   return "  constant " + text + (is_shown ? " = " + elements_of(value.tensor) : "") + "\n";
 }
 
-bool is_output_argument(const c10::Argument& declared) {
-  return declared.name().starts_with("output");
-}
-
 }  // namespace
 
 std::string constant_text(const IValue& constant) {
@@ -222,7 +229,11 @@ std::string Graph::to_string() const {
   }
   std::string text = "graph(" + joined(inputs) + "):\n";
   if (arena_bytes_ > 0) text += "  arena of " + bytes_text(arena_bytes_) + "\n";
-  for (size_t id = 0; id < values_.size(); ++id) text += declaration(*this, ValueId(id));
+  for (ValueKind kind : {ValueKind::persistent, ValueKind::constant, ValueKind::buffer}) {
+    for (size_t id = 0; id < values_.size(); ++id) {
+      if (values_[id].kind == kind) text += declaration(*this, ValueId(id));
+    }
+  }
   for (size_t i = 0; i < nodes_.size(); ++i) text += "  " + line_of(*this, i) + "\n";
   for (const Gradient& gradient : gradients_) {
     text += "  gradient of " + gradient.parameter + " = " + value_text(*this, gradient.value) + "\n";

@@ -1,4 +1,4 @@
-// One fused op per batch of dense gradients, plain ops for sparse ones.
+// One fused op per batch, plain ops for sparse gradients and for short dtypes.
 #include "serried/optim/sgd.h"
 
 #include <ATen/ATen.h>
@@ -85,9 +85,32 @@ void SGD::update_sparse(const Batch& batch) {
   }
 }
 
+// In float, rounding only what is stored, as fused ops do.
+void SGD::update_short(const Batch& batch) {
+  const auto& options = static_cast<const SGDOptions&>(param_groups_[batch.group].options());
+  const std::vector<at::Tensor> buffers = momentum_buffers(batch);
+  const at::Tensor& lr = learning_rate(batch.group);
+  for (size_t i = 0; i < batch.values.size(); ++i) {
+    const at::Tensor& value = batch.values[i];
+    at::Tensor change = batch.grads[i].to(at::kFloat);
+    if (options.weight_decay() != 0) change = change.add(value, options.weight_decay());
+    if (!buffers.empty()) {
+      const at::Tensor sum = buffers[i].to(at::kFloat).mul_(options.momentum()).add_(change, 1 - options.dampening());
+      buffers[i].copy_(sum);
+      change = options.nesterov() ? change.add(sum, options.momentum()) : sum;
+    }
+    value.copy_(value.to(at::kFloat).sub_(change.mul(lr)));
+  }
+}
+
 auto SGD::update(const Batch& batch) -> HostWork {
   if (batch.kind.grad_layout != at::kStrided) {
     update_sparse(batch);
+    return {};
+  }
+  // LibTorch 2.13's fused kernel leaves most of such a parameter as it was: pytorch/pytorch#191763.
+  if (batch.kind.device.is_cpu() && at::isReducedFloatingType(batch.kind.dtype)) {
+    update_short(batch);
     return {};
   }
   const auto& options = static_cast<const SGDOptions&>(param_groups_[batch.group].options());

@@ -8,7 +8,8 @@
 namespace serried {
 
 /// torch::optim::SGD as one fused op per group, with the learning rate in a tensor: capturable, and of plain
-/// parameters, DTensors or both. Sparse gradients may have momentum, but no weight decay: ValueError from step().
+/// parameters, DTensors or both. bfloat16 and half on CPU take several ops per parameter. Sparse gradients may have
+/// momentum, but no weight decay: ValueError from step().
 ///     serried::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
 class SGD final : public CapturableOptimizer {
  public:
@@ -24,6 +25,7 @@ class SGD final : public CapturableOptimizer {
  private:
   std::vector<at::Tensor> momentum_buffers(const Batch& batch);
   void update_sparse(const Batch& batch);
+  void update_short(const Batch& batch);
   HostWork update(const Batch& batch) override;
   uint64_t constants(const torch::optim::OptimizerOptions& options) const override;
   uint64_t state_identity(const at::Tensor& param) const override;

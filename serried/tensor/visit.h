@@ -65,7 +65,7 @@ void for_each_tensor(T& value, Fn& fn) {
   if constexpr (std::is_same_v<Plain, at::Tensor>) {
     fn(value);
   } else if constexpr (std::is_base_of_v<at::Tensor, Plain>) {
-    fn(static_cast<at::Tensor&>(value));
+    fn(static_cast<std::conditional_t<std::is_const_v<T>, const at::Tensor&, at::Tensor&>>(value));
   } else if constexpr (is_tensor_free<Plain>) {
     return;
   } else if constexpr (HasVisitor<T, Fn>) {

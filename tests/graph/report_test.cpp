@@ -2,8 +2,13 @@
 #include "serried/graph/report.h"
 
 #include <gtest/gtest.h>
+#include <torch/torch.h>
 
+#include "serried/graph/capture.h"
+#include "serried/parallel/ddp/ddp.h"
+#include "serried/tensor/modules.h"
 #include "tests/graph/sample_graph.h"
+#include "tests/support/fake_group.h"
 
 namespace serried::graph {
 namespace {
@@ -79,6 +84,50 @@ TEST(GraphReport, CountsBuffersByTheirArena) {
   g.set_arena_bytes(64);
   EXPECT_EQ(report(g).arena_bytes, 64);
   EXPECT_EQ(report(g).peak_bytes, 0);
+}
+
+// A captured step of rank 0, without its peers.
+template <class Module>
+GraphReport report_of_step(Module& module, const at::Tensor& x, torch::optim::Optimizer& optimizer) {
+  auto step = capture([&](const at::Tensor& in) {
+    optimizer.zero_grad();
+    at::Tensor loss = module(in).square().mean();
+    loss.backward();
+    optimizer.step();
+    return loss;
+  });
+  for (int i = 0; i < 10 && step.captures() == 0; ++i) step(x);
+  return report(step.graph());
+}
+
+TEST(GraphReport, PlansDataParallelTrainingOnThousandsOfRanks) {
+  for (int ranks : {8, 4096}) {
+    torch::nn::Linear net(5, 3);
+    DistributedDataParallel ddp(net, {.process_group = serried::testing::fake_group(0, ranks)});
+    torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.1));
+    const GraphReport r = report_of_step(ddp, torch::randn({2, 5}), optimizer);
+    ASSERT_EQ(r.collectives.size(), 1);
+    EXPECT_EQ(r.collectives[0].kind, "all_reduce");
+    EXPECT_EQ(r.collectives[0].bytes, 4 * (5 * 3 + 3));  // the gradients
+    EXPECT_EQ(r.persistent_bytes, 2 * 4 * (5 * 3 + 3));  // and the parameters
+    EXPECT_EQ(r.input_bytes, 4 * 2 * 5);
+  }
+}
+
+TEST(GraphReport, PlansTensorParallelTrainingOnThousandsOfRanks) {
+  for (int ranks : {8, 4096}) {
+    const DeviceMesh mesh = init_device_mesh("cpu", {ranks}, {"tp"}, {.group = serried::testing::fake_group(0, ranks)});
+    torch::nn::Linear net(torch::nn::LinearOptions(2 * ranks, 3).bias(false));
+    distribute_parameter(net->weight, mesh, {Shard(1)});
+    torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.1));
+    const at::Tensor x = DTensor::from_local(torch::randn({5, 2}), mesh, {Shard(1)});
+    const GraphReport r = report_of_step(net, x, optimizer);
+    ASSERT_EQ(r.collectives.size(), 1);
+    EXPECT_EQ(r.collectives[0].kind, "all_reduce");
+    EXPECT_EQ(r.collectives[0].bytes, r.collectives[0].count * 4 * 5 * 3);  // the output
+    EXPECT_EQ(r.input_bytes, 4 * 5 * 2);
+    EXPECT_EQ(r.persistent_bytes, 4 * 2 * 3);
+  }
 }
 
 TEST(GraphReport, ReadsAsTables) {

@@ -194,7 +194,7 @@ TEST(GraphSerialize, KeepsNames) {
   for (size_t i = 0; i < g.nodes().size(); ++i) {
     for (size_t k = 0; k < 6; ++k) EXPECT_EQ(constant_of(read, k, i), constant_of(g, k, i));
   }
-  EXPECT_THAT(to_text(g), HasSubstr("dtype=f32, layout=mkldnn, format=contiguous, device=cuda:2)"));
+  EXPECT_THAT(to_text(g), HasSubstr("dtype=f32, layout=sparse_bsc, format=channels_last, device=cuda:2)"));
 }
 
 TEST(GraphSerialize, KeepsReduceOps) {
@@ -280,9 +280,9 @@ TEST(GraphArchive, TakesOtherParametersByOrderAndByName) {
   EXPECT_FALSE(loaded.value(ids[0]).tensor.defined());
   const Scaled first, second;
   const at::Tensor x = torch::randn({4, 3});
-  bind(loaded, {first.weight});
+  bind_persistent(loaded, {first.weight});
   EXPECT_TRUE(at::equal(run_graph(loaded, x), first(x)));
-  bind_by_name(loaded, {{"weight", second.weight}});
+  bind_persistent_by_name(loaded, {{"weight", second.weight}});
   EXPECT_TRUE(at::equal(run_graph(loaded, x), second(x)));
 }
 
@@ -347,23 +347,25 @@ TEST(GraphArchive, BindRefusesWhatDoesNotFitAndBindsNothing) {
     g.add_value({.kind = ValueKind::persistent, .meta = f32_meta({2, 3}), .name = "w" + std::to_string(i)});
   }
   const at::Tensor good = at::ones({2, 3});
-  EXPECT_EQ(error_text<c10::ValueError>([&] { bind(g, {good}); }),
-            "[bind] 1 tensors for 2 persistent values\n"
+  EXPECT_EQ(error_text<c10::ValueError>([&] { bind_persistent(g, {good}); }),
+            "[bind_persistent] 1 tensors for 2 persistent values\n"
             "  fix: give one tensor for each of serried::graph::persistent_values(graph), in that order");
   const std::string fix = "\n  fix: bind the tensors that the function was captured with, or others of the same layout";
-  EXPECT_EQ(
-      error_text<c10::ValueError>([&] {
-        bind(g, {good, at::ones({3, 2}, at::kDouble).t()});
-      }),
-      "[bind] %w1 is f32[2, 3] with strides [3, 1] on cpu, and the tensor f64[2, 3] with strides [1, 2] on cpu" + fix);
   EXPECT_EQ(error_text<c10::ValueError>([&] {
-              bind(g, {good, at::Tensor()});
+              bind_persistent(g, {good, at::ones({3, 2}, at::kDouble).t()});
             }),
-            "[bind] %w1 is f32[2, 3], and the tensor is undefined" + fix);
+            "[bind_persistent] %w1 is f32[2, 3] with strides [3, 1] on cpu, and the tensor f64[2, 3] with strides [1, "
+            "2] on cpu" +
+                fix);
   EXPECT_EQ(error_text<c10::ValueError>([&] {
-              bind_by_name(g, {{"w0", good}});
+              bind_persistent(g, {good, at::Tensor()});
             }),
-            "[bind] there is no tensor for %w1\n  fix: name every persistent value, and give a tensor for each name");
+            "[bind_persistent] %w1 is f32[2, 3], and the tensor is undefined" + fix);
+  EXPECT_EQ(error_text<c10::ValueError>([&] {
+              bind_persistent_by_name(g, {{"w0", good}});
+            }),
+            "[bind_persistent] there is no tensor for %w1\n  fix: name every persistent value, and give a tensor for "
+            "each name");
   EXPECT_FALSE(g.value(0).tensor.defined());
 }
 
@@ -393,6 +395,8 @@ TEST(GraphParse, NamesTheLineThatItCannotRead) {
             "[graph] line 2: expected a word or a number before \")\"");
   EXPECT_EQ(parse_error("gradient %0 of \"w\n"), "[graph] line 2: there is no value %0");
   EXPECT_EQ(parse_error(x + "gradient %0 of \"w\n"), "[graph] line 3: the line ends in the middle of a string");
+  EXPECT_EQ(parse_error("node serried_graph_test::float(f=nan:0xyz)\n"),
+            "[graph] line 2: \"yz\" is no hexadecimal number");
   EXPECT_EQ(parse_error("poem\n"), "[graph] line 2: there is no such line: \"poem\"");
 }
 

@@ -51,6 +51,15 @@ TEST(GraphText, NamesArgumentsFromTheFirstConstantOn) {
             "  # f32[5, 3], f32[5, 1]");
 }
 
+TEST(GraphText, NamesWhatIsWritten) {
+  Graph g;
+  const ValueId x = g.add_value({.meta = f32_meta({2, 2})});
+  const ValueId out = g.add_value({.kind = ValueKind::buffer, .meta = f32_meta({2, 2})});
+  const Argument value = Argument::of_value(x);
+  g.add_node({op_named("aten::mm", "out"), {value, value, Argument::of_value(out)}, {{out}}});
+  EXPECT_EQ(line_of(g, 0), "mm(%0, %0, out=%b1)");
+}
+
 TEST(GraphText, LeavesOutWhatIsAsByDefault) {
   Graph g;
   const ValueId x = g.add_value({.meta = f32_meta({5})}), y = g.add_value({.meta = f32_meta({5})});
@@ -81,7 +90,13 @@ TEST(GraphText, CallsCollectivesTheSameWhereverTheyComeFrom) {
   EXPECT_EQ(line_of(g, 0), "all_reduce_(%p0, group=\"world\", op=max)  # 48 B");
   EXPECT_EQ(line_of(g, 1), "%w2 = all_reduce_([%p0], group=\"world\", reduce_op=avg, sparse_indices=none)  # 48 B");
   EXPECT_EQ(line_of(g, 2), "serried::wait(%w2)");
-  EXPECT_EQ(line_of(g, 3), "all_gather(%p1, %p0, group=\"world\")  # 48 B");
+  EXPECT_EQ(line_of(g, 3), "all_gather(output=%p1, x=%p0, group=\"world\")  # 48 B");
+}
+
+TEST(GraphText, ShortensTheNamesOfHugeGroups) {
+  Graph g;
+  g.add_node({op_named("serried::barrier"), {group_argument("split:" + std::string(5000, '7') + "@0")}, {}});
+  EXPECT_EQ(line_of(g, 0), "barrier(group=\"split:777777777777777777...7777777777777777777777@0\")");
 }
 
 TEST(GraphText, WritesNumbersToTheLastBit) {

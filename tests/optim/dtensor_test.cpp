@@ -136,6 +136,26 @@ TEST(OptimDTensor, ReplaysTrainAsPlainSteps) {
   compare_captured<SGD, torch::optim::SGD>(SGDOptions(0.1).momentum(0.9).dampening(0.2).weight_decay(0.1));
 }
 
+// Takes another way than longer dtypes.
+TEST(OptimDTensor, SgdTrainsShortDtypesAsPlainOnes) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const at::Tensor start = at::arange(70).view({7, 10}).to(at::kBFloat16);
+    const at::Tensor plain = start.clone().requires_grad_();
+    const at::Tensor sharded = start.clone().requires_grad_();
+    distribute_parameter(sharded, mesh, {Shard(0)});
+    const SGDOptions options = SGDOptions(0.1).momentum(0.9).nesterov(true).weight_decay(0.1);
+    SGD first(Tensors{plain}, options);
+    SGD second(Tensors{sharded}, options);
+    for (int step = 0; step < 5; ++step) {
+      plain.mutable_grad() = gradient(plain, step, 0);
+      sharded.mutable_grad() = distribute_tensor(plain.grad(), mesh, {Shard(0)});
+      first.step();
+      second.step();
+    }
+    EXPECT_TRUE(at::equal(full(sharded), plain));
+  });
+}
+
 TEST(OptimDTensor, StateLiesAsItsParameter) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const Tensors parameters = make_mixed(mesh);

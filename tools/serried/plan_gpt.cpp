@@ -3,6 +3,8 @@
 
 #include <torch/torch.h>
 
+#include <map>
+
 #include "serried/base/error.h"
 #include "serried/graph/capture.h"
 #include "serried/optim/adam.h"
@@ -18,6 +20,11 @@ constexpr int kMaxCalls = 10;  // until a step is captured: buckets are rebuilt 
 
 nn::LayerNorm layer_norm(int64_t width) {
   return nn::LayerNorm(nn::LayerNormOptions({width}));
+}
+
+// Where the parts of a cut model meet: a sum over "tp" here, or in backward.
+at::Tensor whole(const at::Tensor& x) {
+  return is_dtensor(x) ? at::Tensor(DTensor(x).redistribute({Replicate()})) : x;
 }
 
 // As in examples/06_gpt.cpp, but for the order inside of qkv: heads first, so that a cut of its rows is a cut of heads.
@@ -40,8 +47,8 @@ struct BlockImpl : nn::Module {
   }
 
   at::Tensor forward(at::Tensor x) {
-    x = x + attention(norm_1(x));
-    return x + down(torch::gelu(up(norm_2(x))));
+    x = x + whole(attention(norm_1(x)));
+    return x + whole(down(torch::gelu(up(norm_2(x)))));
   }
 
   int64_t heads;
@@ -82,33 +89,43 @@ void cut_block(const std::string&, nn::Module& module, const DeviceMesh& tp) {
   for (const at::Tensor& t : {block->out->weight, block->down->weight}) distribute_parameter(t, tp, {Shard(1)});
 }
 
+struct Division {
+  int64_t number;
+  const char* what;
+  int64_t parts;
+  const char* into;
+  const char* option;  // that can be set right
+};
+
 void check(const PlanWords& words) {
   for (int64_t number : {words.ranks, words.tensor_parallel, words.layers, words.width, words.heads, words.context,
                          words.vocabulary, words.batch}) {
-    if (number < 1) {
-      raise<c10::ValueError>(
-          {"plan", c10::str("there is no model or mesh of size ", number), "give numbers from 1 on"});
-    }
+    if (number >= 1) continue;
+    raise<c10::ValueError>({"plan", c10::str("there is no model or mesh of size ", number), "give numbers from 1 on"});
   }
-  if (words.ranks % words.tensor_parallel != 0) {
+  const Division divisions[] = {
+      {words.ranks, "ranks", words.tensor_parallel, "groups of tensor-parallel ones", "--ranks"},
+      {words.width, "numbers of width", words.heads, "heads", "--width"},
+      {words.heads, "heads", words.tensor_parallel, "tensor-parallel parts", "--heads"},
+  };
+  for (const Division& division : divisions) {
+    if (division.number % division.parts == 0) continue;
     raise<c10::ValueError>(
-        {"plan", c10::str(words.ranks, " ranks are not a multiple of ", words.tensor_parallel, " tensor-parallel ones"),
-         c10::str("pass --ranks ",
-                  words.ranks / words.tensor_parallel * words.tensor_parallel + words.tensor_parallel)});
-  }
-  if (words.heads % words.tensor_parallel != 0 || words.width % words.heads != 0) {
-    raise<c10::ValueError>({"plan",
-                            c10::str(words.heads, " heads divide neither a width of ", words.width,
-                                     " nor themselves over ", words.tensor_parallel, " tensor-parallel ranks"),
-                            "pass --heads that divide --width, and --tensor-parallel that divides --heads"});
+        {"plan",
+         c10::str(division.number, " ", division.what, " do not divide by ", division.parts, ", into ", division.into),
+         c10::str("pass a multiple of ", division.parts, " as ", division.option)});
   }
 }
 
 // "dp" says more than the name that a group is registered under.
-void name_axes(graph::GraphReport& report, const DeviceMesh& mesh) {
-  for (graph::CollectiveUse& use : report.collectives) {
-    for (const std::string& axis : mesh.dim_names()) {
-      if (use.group == mesh.get_group(axis)->getGroupName()) use.group = axis;
+void name_axes(graph::Graph& graph, const DeviceMesh& mesh) {
+  std::map<std::string, std::string> axes;
+  for (const std::string& axis : mesh.dim_names()) axes[mesh.get_group(axis)->getGroupName()] = axis;
+  for (graph::Node& node : graph.nodes()) {
+    for (graph::Argument& argument : node.arguments) {
+      if (argument.kind != graph::Argument::Kind::group) continue;
+      const auto found = axes.find(argument.constant.toStringRef());
+      if (found != axes.end()) argument.constant = found->second;
     }
   }
 }
@@ -145,12 +162,12 @@ Plan make_plan(const PlanWords& words) {
     return loss;
   });
   for (int i = 0; i < kMaxCalls && step.captures() == 0; ++i) {
-    const at::Tensor ids = at::randint(words.vocabulary, {words.batch, words.context}, at::kLong);
-    step(ids, ids);
+    const auto letters = [&] { return at::randint(words.vocabulary, {words.batch, words.context}, at::kLong); };
+    step(letters(), letters());
   }
   plan.graph = step.graph();
+  name_axes(plan.graph, mesh);
   plan.report = report(plan.graph);
-  name_axes(plan.report, mesh);
   return plan;
 }
 

@@ -22,7 +22,7 @@ struct PlanWords {
 };
 
 struct Plan {
-  graph::Graph graph;  // of rank 0
+  graph::Graph graph;  // of rank 0, with axes of the mesh as names of groups
   graph::GraphReport report;
   std::string mesh;  // "mesh dp=4 tp=2"
   int64_t num_parameters = 0;

@@ -39,12 +39,12 @@ class Overlapping {
     for (size_t i = 0; i < accesses_.size(); ++i) {
       const Node node = graph_.nodes()[i];
       const SimpleCollective collective = simple_collective(graph_, node);
+      land(accesses_[i]);
       if (can_start(collective)) {
         start(node, collective, accesses_[i]);
-        continue;
+      } else {
+        placed_.push_back({node, accesses_[i]});
       }
-      land(accesses_[i]);
-      placed_.push_back({node, accesses_[i]});
     }
     for (const Flight& flight : flights_) wait_for(flight);
     return bounded();

@@ -1,0 +1,242 @@
+// Captured training steps beside the same steps run eagerly, taking turns; and what capture itself costs.
+//
+// `serried run -n <ranks> bench_graph <case> <results.json> [pytorch.jsonl]` measures one case from the start of the
+// process on; the last file holds what pytorch.py has measured.
+#include <c10/core/CPUAllocator.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+#include "benchmarks/graph/trainings.h"
+#include "benchmarks/support/results.h"
+#include "serried/comm/collectives.h"
+#include "serried/graph/capture.h"
+
+namespace {
+
+using namespace serried;
+using namespace serried::bench;
+
+constexpr int kCallsToReplay = 4;  // one eager, two recorded, one replayed
+constexpr int kRounds = 12;
+constexpr double kBlockUs = 60e3;        // of steps in a row: short beside the drift of the machine's speed
+constexpr double kStartBudget = 3;       // seconds
+constexpr double kGuardBudget = 2;       // microseconds
+constexpr double kGrowthBudget = 64;     // KiB over 10,000 replays: what the allocator's own pages may do
+constexpr double kLongStepUs = 5e3;      // beyond this 10,000 steps take too long
+constexpr int64_t kIgnoredBytes = 1024;  // numbers and sizes
+
+template <class Fn>
+double us_of(Fn&& fn) {
+  const auto begin = std::chrono::steady_clock::now();
+  fn();
+  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count();
+}
+
+/// The slowest rank's values: a step lasts as long as its last rank.
+std::vector<double> slowest(const std::vector<double>& values, const Group& group) {
+  const Tensor all = at::tensor(values, at::kDouble);
+  all_reduce_(all, group, c10d::ReduceOp::MAX);
+  return {all.data_ptr<double>(), all.data_ptr<double>() + all.numel()};
+}
+
+/// A busy neighbour slows whole stretches by half, more than what is measured here.
+double lower_quartile(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + values.size() / 4, values.end());
+  return values[values.size() / 4];
+}
+
+/// Since the launcher was started; SERRIED_BENCH_START holds when, in nanoseconds since 1970.
+double seconds_since_start() {
+  const char* start = std::getenv("SERRIED_BENCH_START");
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return start == nullptr ? 0 : std::chrono::duration<double>(now).count() - std::atof(start) / 1e9;
+}
+
+/// Microseconds of both steps, in blocks that take turns.
+std::pair<double, double> take_turns(const std::function<void()>& eager, const std::function<void()>& captured,
+                                     const Group& group) {
+  const int steps = std::clamp(int(kBlockUs / slowest({us_of(eager)}, group)[0]), 2, 200);
+  std::vector<double> times[2];
+  for (int round = 0; round < kRounds; ++round) {
+    for (int which = 0; which < 2; ++which) {
+      const auto& step = which == 0 ? eager : captured;
+      step();  // the caches still hold the other model
+      for (int i = 0; i < steps; ++i) {
+        barrier(group);
+        times[which].push_back(us_of(step));
+      }
+    }
+  }
+  return {lower_quartile(slowest(times[0], group)), lower_quartile(slowest(times[1], group))};
+}
+
+struct RecordingCost {
+  double eager, recorded, compared;
+};
+
+/// The first three calls of captures that begin anew: eager, recorded, recorded and made ready to replay.
+RecordingCost recording_cost(const Training& training, const Group& group) {
+  std::vector<double> times[3];
+  for (int i = 0; i < 15; ++i) {
+    auto step = capture(training.step);
+    for (auto& of_call : times) {
+      barrier(group);
+      of_call.push_back(us_of([&] { step(training.batch.input, training.batch.target); }));
+    }
+  }
+  return {median(times[0]), median(times[1]), median(times[2])};
+}
+
+/// What a graph with ten inputs has to look at before it runs.
+double guard_us() {
+  graph::CallArguments arguments;
+  for (int i = 0; i < 10; ++i) arguments.tensors.push_back(at::randn({8, 16 + i}));
+  const graph::CallGuards guards(arguments);
+  std::vector<double> times;
+  bool all_hold = true;
+  for (int round = 0; round < 200; ++round) {
+    times.push_back(us_of([&] {
+                      for (int i = 0; i < 100; ++i) all_hold &= guards.hold(arguments);
+                    }) /
+                    100);
+  }
+  return all_hold ? lower_quartile(times) : -1;
+}
+
+/// KiB of memory that this process has in use.
+double resident_kib() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("VmRSS:")) return std::atof(line.c_str() + 6);
+  }
+  return 0;
+}
+
+double growth_kib(const std::function<void()>& captured) {
+  for (int i = 0; i < 1000; ++i) captured();
+  const double before = resident_kib();
+  for (int i = 0; i < 10000; ++i) captured();
+  return resident_kib() - before;
+}
+
+int64_t live_bytes = 0;
+int64_t peak_bytes = 0;
+
+/// LibTorch's allocator, with a count of what lives. Stays until the process ends.
+class CountingAllocator final : public c10::Allocator {
+ public:
+  static void install() { c10::SetCPUAllocator(new CountingAllocator, 200); }
+
+  c10::DataPtr allocate(size_t bytes) override {
+    live_bytes += int64_t(bytes);
+    peak_bytes = std::max(peak_bytes, live_bytes);
+    auto* block = new Block{inner_->allocate(bytes), int64_t(bytes)};
+    return {block->memory.get(), block, &release, c10::kCPU};
+  }
+  void copy_data(void* to, const void* from, size_t bytes) const override { inner_->copy_data(to, from, bytes); }
+
+ private:
+  struct Block {
+    c10::DataPtr memory;
+    int64_t bytes;
+  };
+  static void release(void* context) {
+    auto* block = static_cast<Block*>(context);
+    live_bytes -= block->bytes;
+    delete block;
+  }
+  c10::Allocator* inner_ = c10::GetCPUAllocator();
+};
+
+/// The most that a model, its optimizer and a step in full swing hold, in KiB.
+double peak_kib(const Case& one, const Group& group, bool is_captured) {
+  const int64_t before = live_bytes;
+  const Training training = one.make(group);
+  auto step = capture(training.step);
+  const auto call = [&] {
+    is_captured ? step(training.batch.input, training.batch.target)
+                : training.step(training.batch.input, training.batch.target);
+  };
+  for (int i = 0; i < 2 * kCallsToReplay; ++i) call();
+  peak_bytes = live_bytes;
+  for (int i = 0; i < 3; ++i) call();
+  return double(peak_bytes - before - kIgnoredBytes) / 1024;
+}
+
+/// A number of pytorch.py's for this case; 0 where there is none.
+double pytorch(const char* path, const std::string& name, const std::string& what) {
+  std::ifstream lines(path == nullptr ? "" : path);
+  for (std::string line; std::getline(lines, line);) {
+    const auto object = nlohmann::json::parse(line);
+    if (object["case"] == name) return object[what];
+  }
+  return 0;
+}
+
+int run(const Case& one, const char* results, const char* theirs) {
+  const Group group = new_group();
+  torch::manual_seed(one.same_batch ? 0 : group->getRank());
+  const Training eager = one.make(group), recorded = one.make(group);
+  auto step = capture(recorded.step);
+  const auto captured = [&] { step(recorded.batch.input, recorded.batch.target); };
+  for (int i = 0; i < kCallsToReplay; ++i) captured();
+  const double first_replay = slowest({seconds_since_start()}, group)[0];
+  for (int i = 0; i < kCallsToReplay; ++i) captured();  // data parallel modules rebuild their buckets once
+
+  std::vector<Row> times, starts, memory;
+  const auto add_step = [&](const std::string& name, double ours, double reference, const char* reference_name,
+                            double goal) {
+    if (reference > 0) times.push_back({"capture", one.text + name, ours, reference, reference_name, goal, "us"});
+  };
+  const auto [eager_us, captured_us] =
+      take_turns([&] { eager.step(eager.batch.input, eager.batch.target); }, captured, group);
+  add_step("", captured_us, eager_us, "eager", one.goal);
+  add_step("", captured_us, pytorch(theirs, one.name, "compiled_us"), "PyTorch, compiled", 0);
+  add_step(", eager", eager_us, pytorch(theirs, one.name, "eager_us"), "PyTorch, eager", 0);
+  const RecordingCost cost = recording_cost(recorded, group);
+  add_step(", recorded", cost.recorded, cost.eager, "eager", 2.0);
+  add_step(", recorded, compared, optimised", cost.compared, cost.eager, "eager", 0);
+  if (one.name == "mlp3") add_step(": guards of ten inputs", guard_us(), kGuardBudget, "2 us budget", 1.0);
+
+  starts.push_back({"capture: start to first replay", one.text, first_replay, kStartBudget, "3 s budget", 1.0, "s"});
+  const double their_first = pytorch(theirs, one.name, "first_s");
+  if (their_first > 0) {
+    starts.push_back({"capture: start to first replay", one.text, first_replay, their_first, "PyTorch", 0, "s"});
+  }
+
+  if (eager_us < kLongStepUs) {
+    memory.push_back({"capture: memory", one.text + ", growth over 10,000 replays", growth_kib(captured), kGrowthBudget,
+                      "64 KiB budget", 1.0, "KiB"});
+  }
+  CountingAllocator::install();
+  const double eager_kib = peak_kib(one, group, false);
+  memory.push_back(
+      {"capture: memory", one.text + ", peak", peak_kib(one, group, true), eager_kib, "eager", 1.0, "KiB"});
+
+  if (group->getRank() != 0) return 0;
+  for (const auto& rows : {times, starts, memory}) {
+    print_table(rows);
+    append_json(rows, results);
+  }
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  at::set_num_threads(1);
+  const std::string name = argc >= 3 ? argv[1] : "";
+  for (const Case& one : cases()) {
+    if (one.name == name) return run(one, argv[2], argc > 3 ? argv[3] : nullptr);
+  }
+  std::fprintf(stderr, "usage: bench_graph mlp20|mlp3|mlp20_tp|gpt_ddp|gpt_tp <results.json> [pytorch.jsonl]\n");
+  return 2;
+}

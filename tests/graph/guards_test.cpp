@@ -1,0 +1,152 @@
+// Each guard makes a function be recorded again when its condition changes, and says so.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "serried/comm/ranks.h"
+#include "serried/graph/capture.h"
+#include "serried/tensor/dtensor.h"
+
+namespace serried {
+namespace {
+
+using ::testing::HasSubstr;
+
+/// Calls `step` until it replays.
+template <class Step, class... Args>
+void settle_on(Step& step, const Args&... args) {
+  const int64_t replays = step.replays();
+  for (int i = 0; i < 5 && step.replays() == replays; ++i) step(args...);
+  EXPECT_GT(step.replays(), replays);
+}
+
+TEST(CaptureGuards, AnotherShapeIsRecordedOnceAndBothReplay) {
+  auto step = capture([](const at::Tensor& x) { return x * 2; });
+  settle_on(step, torch::ones({2, 3}));
+  settle_on(step, torch::ones({4, 3}));
+  EXPECT_EQ(step.captures(), 2);
+  EXPECT_EQ(step.last_recapture_reason(), "shape of input 0 was [2, 3] and is [4, 3]");
+  const int64_t replays = step.replays();
+  EXPECT_TRUE(at::equal(step(torch::ones({2, 3})), torch::full({2, 3}, 2.f)));
+  EXPECT_TRUE(at::equal(step(torch::ones({4, 3})), torch::full({4, 3}, 2.f)));
+  EXPECT_EQ(step.replays(), replays + 2);
+}
+
+TEST(CaptureGuards, DtypeStridesAndGradientsOfInputsCount) {
+  auto step = capture([](const at::Tensor& x) { return (x * 2).detach(); });
+  settle_on(step, torch::ones({3, 3}));
+  settle_on(step, torch::ones({3, 3}, at::kDouble));
+  EXPECT_EQ(step.last_recapture_reason(), "dtype of input 0 was Float and is Double");
+  auto other = capture([](const at::Tensor& x) { return (x * 2).detach(); });
+  settle_on(other, torch::ones({3, 2}));
+  settle_on(other, torch::ones({2, 3}).t());
+  EXPECT_EQ(other.last_recapture_reason(), "strides of input 0 was [2, 1] and is [1, 3]");
+}
+
+TEST(CaptureGuards, ValuesThatAreNoTensorsCount) {
+  auto step = capture([](const at::Tensor& x, double scale, bool twice) { return x * scale * (twice ? 2 : 1); });
+  settle_on(step, torch::ones({2}), 0.5, true);
+  EXPECT_TRUE(at::equal(step(torch::ones({2}), 0.25, true), torch::full({2}, 0.5f)));
+  EXPECT_EQ(step.last_recapture_reason(), "argument value 0 was 0.5 and is 0.25");
+}
+
+TEST(CaptureGuards, GradModeCounts) {
+  const at::Tensor weight = torch::ones({2}, at::requires_grad());
+  auto step = capture([&](const at::Tensor& x) {
+    at::Tensor loss = (x * weight).sum();
+    if (loss.requires_grad()) loss.backward();
+    return loss.detach();
+  });
+  settle_on(step, torch::ones({2}));
+  {
+    torch::NoGradGuard no_grad;
+    settle_on(step, torch::ones({2}));
+  }
+  EXPECT_EQ(step.last_recapture_reason(), "grad mode was on and is off");
+}
+
+TEST(CaptureGuards, TrainAndEvalOfAListedModuleCount) {
+  torch::nn::Dropout dropout(0.5);
+  auto step = capture([&](const at::Tensor& x) { return dropout(x); }, {.modules = {dropout.ptr()}});
+  settle_on(step, torch::ones({100}));
+  dropout->eval();
+  EXPECT_TRUE(at::equal(step(torch::ones({100})), torch::ones({100})));
+  EXPECT_THAT(step.last_recapture_reason(), HasSubstr("train/eval of"));
+  settle_on(step, torch::ones({100}));
+}
+
+TEST(CaptureGuards, AParameterWithOtherMemoryIsNoticed) {
+  torch::nn::Linear net(3, 2);
+  const torch::NoGradGuard no_grad;
+  auto step = capture([&](const at::Tensor& x) { return net(x); });
+  settle_on(step, torch::ones({4, 3}));
+  net->to(at::kDouble);
+  net->to(at::kFloat);
+  net->weight.zero_();
+  net->bias.fill_(7);
+  EXPECT_TRUE(at::equal(step(torch::ones({4, 3})), torch::full({4, 2}, 7.f)));
+  EXPECT_THAT(step.last_recapture_reason(), HasSubstr("has other memory than when recorded"));
+}
+
+TEST(CaptureGuards, AParameterThatIsGoneIsNoticed) {
+  auto net = std::make_unique<torch::nn::Linear>(3, 2);
+  const torch::NoGradGuard no_grad;
+  auto step = capture([&](const at::Tensor& x) { return (*net)(x); });
+  settle_on(step, torch::ones({4, 3}));
+  net = std::make_unique<torch::nn::Linear>(3, 2);
+  EXPECT_TRUE(at::equal(step(torch::ones({4, 3})), (*net)(torch::ones({4, 3}))));
+  EXPECT_THAT(step.last_recapture_reason(), HasSubstr("is gone"));
+}
+
+TEST(CaptureGuards, InputsThatAreOneTensorCount) {
+  auto step = capture([](const at::Tensor& a, const at::Tensor& b) { return a + b; });
+  const at::Tensor x = torch::ones({2}), y = torch::full({2}, 5.f);
+  settle_on(step, x, x);
+  EXPECT_TRUE(at::equal(step(x, y), torch::full({2}, 6.f)));
+}
+
+TEST(CaptureGuards, PlacementAndMeshOfADTensorCount) {
+  run_ranks(2, [](const Group& group) {
+    const DeviceMesh mesh = init_device_mesh("cpu", {2}, {"tp"}, {.group = group});
+    auto step = capture([](const at::Tensor& x) { return x * 2; });
+    const at::Tensor whole = torch::ones({4, 2});
+    settle_on(step, distribute_tensor(whole, mesh, {Shard(0)}));
+    settle_on(step, distribute_tensor(whole, mesh, {Shard(1)}));
+    EXPECT_THAT(step.last_recapture_reason(), HasSubstr("placement of input 0 was"));
+    const DeviceMesh again = init_device_mesh("cpu", {2}, {"tp"}, {.group = group});
+    settle_on(step, distribute_tensor(whole, again, {Shard(1)}));
+    EXPECT_EQ(step.captures(), 3);
+  });
+}
+
+TEST(CaptureGuards, AreListedWithWhatTheyExpect) {
+  auto step = capture([](const at::Tensor& x) { return x * 2; });
+  settle_on(step, torch::ones({2, 3}));
+  std::string text;
+  for (const graph::Guard& guard : step.guards()) text += guard.name + " = " + guard.expected + "\n";
+  EXPECT_THAT(text, HasSubstr("input 0 = "));
+  EXPECT_THAT(text, HasSubstr("grad mode = on"));
+  EXPECT_THAT(text, HasSubstr("current process group = none"));
+}
+
+TEST(CaptureGuards, ALimitEndsEndlessRecaptures) {
+  auto step = capture([](const at::Tensor& x) { return x * 2; }, {.max_graphs = 2, .max_recaptures = 2});
+  for (int size = 1; size < 8; ++size) {
+    for (int i = 0; i < 4; ++i) EXPECT_TRUE(at::equal(step(torch::ones({size})), torch::full({size}, 2.f)));
+  }
+  EXPECT_EQ(step.captures(), 3);
+}
+
+TEST(CaptureGuards, TheGraphUnusedForLongestGoesFirst) {
+  auto step = capture([](const at::Tensor& x) { return x * 2; }, {.max_graphs = 2});
+  for (int size : {1, 2, 3}) settle_on(step, torch::ones({size}));
+  EXPECT_EQ(step.captures(), 3);
+  settle_on(step, torch::ones({3}));
+  settle_on(step, torch::ones({2}));
+  EXPECT_EQ(step.captures(), 3);
+  settle_on(step, torch::ones({1}));
+  EXPECT_EQ(step.captures(), 4);
+}
+
+}  // namespace
+}  // namespace serried

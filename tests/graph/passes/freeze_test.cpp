@@ -1,0 +1,82 @@
+// Ops write into fixed buffers, except where their results leave the graph.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <limits>
+
+#include "tests/graph/passes/recorded.h"
+
+namespace serried {
+namespace {
+
+using namespace serried::testing;
+
+TEST(Freeze, WritesIntoBuffers) {
+  const at::Tensor w = torch::randn({3, 4});
+  const Function fn = [&](const Tensors& in) -> Tensors { return {torch::relu(in[0].mm(w)).mul(2).sum(0)}; };
+  const Tensors in{torch::randn({2, 3})};
+  const Recorded before = record(fn, in);
+  EXPECT_EQ(code_of(before),
+            "%2 = mm(%in0, %p1)  # f32[2, 4]\n"
+            "%3 = relu(%2)  # f32[2, 4]\n"
+            "%4 = mul(%3, other=2)  # f32[2, 4]\n"
+            "%5 = sum(%4, dim=[0])  # f32[4]\n");
+  const Recorded after = with(before, {passes::freeze()});
+  EXPECT_EQ(code_of(after),
+            "mm(%in0, %p1, out=%b2)\n"
+            "clamp_min(%b2, min=0, out=%b3)\n"
+            "mul(%b3, %c6, out=%b4)\n"
+            "%5 = sum(%b4, dim=[0])  # f32[4]\n");
+  expect_same_results(fn, after, in);
+}
+
+TEST(Freeze, ResultsAreNewTensorsAtEachRun) {
+  const Function fn = [](const Tensors& in) -> Tensors {
+    const at::Tensor y = in[0].mm(in[0]);
+    return {y.t(), y.exp()};
+  };
+  const Tensors in{torch::randn({3, 3})};
+  const Recorded after = with(record(fn, in), passes::defaults());
+  EXPECT_EQ(after.graph.arena_bytes(), 0);
+  graph::Program program(after.graph, after.groups);
+  const Tensors first = replay(program, after, in), second = replay(program, after, in);
+  for (size_t i = 0; i < first.size(); ++i) EXPECT_NE(first[i].data_ptr(), second[i].data_ptr());
+}
+
+TEST(Freeze, ReluTreatsSpecialNumbersAsEagerDoes) {
+  const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+  const Function fn = [](const Tensors& in) -> Tensors { return {torch::relu(in[0]).view(torch::kInt32) + 0}; };
+  const at::Tensor x = torch::tensor({nan, -0.F, 0.F, inf, -inf, -1.F, 1.F, nan, -0.F}).repeat({5});
+  const Recorded after = with(record(fn, {x}), {passes::freeze()});
+  EXPECT_EQ(after.graph.count("clamp_min"), 1);
+  graph::Program program(after.graph, after.groups);
+  expect_equal(replay(program, after, {x})[0], fn({x})[0]);
+}
+
+TEST(Freeze, LossesAndNormsComputeTheSame) {
+  const at::Tensor labels = torch::tensor({1, 0, 3}), mean = torch::zeros({4}), var = torch::ones({4});
+  const Function fn = [&](const Tensors& in) -> Tensors {
+    namespace f = torch::nn::functional;
+    const at::Tensor x = torch::layer_norm(in[0], {4});
+    const at::Tensor y = torch::batch_norm(x, {}, {}, mean, var, false, 0.1, 1e-5, false);
+    return {f::cross_entropy(y, labels) + torch::mse_loss(x, y) + torch::binary_cross_entropy(y.sigmoid(), x.sigmoid()),
+            torch::gelu(y).softmax(1).matmul(y.t()) + torch::smooth_l1_loss(x, y), std::get<0>(y.max(1)) + 1};
+  };
+  const Tensors in{torch::randn({3, 4})};
+  const Recorded after = with(record(fn, in), passes::defaults());
+  EXPECT_GT(after.graph.arena_bytes(), 0);
+  expect_same_results(fn, after, in);
+}
+
+TEST(Freeze, WritesInPlaceOnBuffersAsOnTensors) {
+  const Function fn = [](const Tensors& in) -> Tensors {
+    at::Tensor y = in[0].exp();
+    y.select(0, 1).add_(in[0].select(0, 0));
+    return {y * 2};
+  };
+  const Tensors in{torch::randn({3, 2})};
+  expect_same_results(fn, with(record(fn, in), passes::defaults()), in);
+}
+
+}  // namespace
+}  // namespace serried

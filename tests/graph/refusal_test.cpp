@@ -1,0 +1,223 @@
+// What cannot be captured is refused with its reason, and what is called wrongly says so.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <thread>
+
+#include "serried/graph/capture.h"
+#include "tests/support/errors.h"
+
+namespace serried {
+namespace {
+
+using graph::CaptureError;
+using graph::CaptureErrorKind;
+using testing::error_text;
+using ::testing::HasSubstr;
+
+/// The report of the refusal within the first calls; the test fails where there is none.
+template <class Step, class... Args>
+CaptureError::Report refusal(Step& step, const Args&... args) {
+  for (int i = 0; i < 6; ++i) {
+    try {
+      step(args...);
+    } catch (const CaptureError& error) {
+      return error.report();
+    }
+  }
+  ADD_FAILURE() << "nothing was refused";
+  return {};
+}
+
+at::Tensor ones() {
+  return torch::ones({3});
+}
+
+TEST(CaptureRefusal, NamesTheHostReadThatFeedsTheGraph) {
+  at::Tensor state = torch::ones({1});
+  auto step = capture([&](const at::Tensor& x) {
+    state.add_(1);
+    return x * state.item<double>();
+  });
+  const CaptureError::Report report = refusal(step, ones());
+  EXPECT_EQ(report.kind, CaptureErrorKind::host_read);
+  EXPECT_EQ(report.op, "aten::_local_scalar_dense");
+  EXPECT_THAT(report.explanation, HasSubstr("3.0 in one call and 4.0 in the next"));
+  EXPECT_THAT(report.line, HasSubstr("mul("));
+  EXPECT_FALSE(report.hints.empty());
+}
+
+TEST(CaptureRefusal, NamesAScalarThatChanges) {
+  double scale = 1;
+  auto step = capture([&](const at::Tensor& x) { return at::clamp_max(x, scale += 0.5); });
+  const CaptureError::Report report = refusal(step, ones());
+  EXPECT_EQ(report.kind, CaptureErrorKind::changing_scalar);
+  EXPECT_EQ(report.op, "aten::clamp_max");
+  EXPECT_THAT(report.explanation, HasSubstr("argument \"max\" of aten::clamp_max was 2.0 in one call and 2.5"));
+}
+
+TEST(CaptureRefusal, NamesATensorMadeOnTheHost) {
+  float value = 1;
+  auto step = capture([&](const at::Tensor& x) {
+    at::Tensor filled = torch::empty({3});
+    for (int i = 0; i < 3; ++i) filled.data_ptr<float>()[i] = value += 1;
+    return x + filled;
+  });
+  const CaptureError::Report report = refusal(step, ones());
+  EXPECT_EQ(report.kind, CaptureErrorKind::off_tape_tensor);
+  EXPECT_THAT(report.explanation, HasSubstr("made without an op"));
+}
+
+TEST(CaptureRefusal, AHostTensorThatStaysIsAConstant) {
+  auto step = capture([&](const at::Tensor& x) {
+    at::Tensor filled = torch::empty({3});
+    for (int i = 0; i < 3; ++i) filled.data_ptr<float>()[i] = float(i + 1);
+    return x + filled;
+  });
+  for (int i = 0; i < 5; ++i) EXPECT_TRUE(at::equal(step(ones() * i), torch::tensor({1.f + i, 2.f + i, 3.f + i})));
+  EXPECT_EQ(step.replays(), 2);
+}
+
+TEST(CaptureRefusal, AConstantThatTheFunctionWritesStartsAnewEachTime) {
+  auto step = capture([&](const at::Tensor& x) { return torch::tensor({1.f, 2.f, 3.f}).add_(x); });
+  for (int i = 0; i < 6; ++i) EXPECT_TRUE(at::equal(step(ones()), torch::tensor({2.f, 3.f, 4.f})));
+  EXPECT_EQ(step.replays(), 3);
+}
+
+TEST(CaptureRefusal, NamesAShapeThatDependsOnData) {
+  auto step = capture([&](const at::Tensor& x) { return x.masked_select(x > 0); });
+  const CaptureError::Report report = refusal(step, ones());
+  EXPECT_EQ(report.kind, CaptureErrorKind::data_dependent_shape);
+  EXPECT_EQ(report.op, "aten::masked_select");
+}
+
+TEST(CaptureRefusal, AMaskAsIndexIsAShapeThatDependsOnData) {
+  auto step = capture([&](const at::Tensor& x) { return x.index({x > 0}); });
+  EXPECT_EQ(refusal(step, ones()).kind, CaptureErrorKind::data_dependent_shape);
+}
+
+TEST(CaptureRefusal, AnIndexOfNumbersIsFine) {
+  auto step = capture([&](const at::Tensor& x, const at::Tensor& i) { return x.index({i}); });
+  for (int i = 0; i < 5; ++i) {
+    EXPECT_TRUE(at::equal(step(torch::arange(4), torch::tensor({i % 4, 1})), torch::tensor({i % 4, 1})));
+  }
+  EXPECT_EQ(step.replays(), 2);
+}
+
+TEST(CaptureRefusal, NamesAFunctionThatRunsOtherOpsEachTime) {
+  int calls = 0;
+  auto step = capture([&](const at::Tensor& x) { return ++calls % 2 ? x.sin() : x.cos(); });
+  const CaptureError::Report report = refusal(step, ones());
+  EXPECT_EQ(report.kind, CaptureErrorKind::different_program);
+  EXPECT_THAT(report.explanation, HasSubstr("sin("));
+  EXPECT_THAT(report.explanation, HasSubstr("cos("));
+}
+
+TEST(CaptureRefusal, AResultThatNeedsBackwardIsRefused) {
+  const at::Tensor weight = torch::ones({3}, at::requires_grad());
+  auto step = capture([&](const at::Tensor& x) { return (x * weight).sum(); });
+  const CaptureError::Report report = refusal(step, ones());
+  EXPECT_EQ(report.kind, CaptureErrorKind::pending_gradient);
+  EXPECT_THAT(report.explanation, HasSubstr("calls no backward"));
+}
+
+TEST(CaptureRefusal, StockAdamSaysWhichOptimizerToUse) {
+  torch::nn::Linear net(3, 2);
+  torch::optim::AdamW optimizer(net->parameters());
+  auto step = capture([&](const at::Tensor& x) {
+    optimizer.zero_grad();
+    at::Tensor loss = net(x).square().sum();
+    loss.backward();
+    optimizer.step();
+    return loss;
+  });
+  try {
+    for (int i = 0; i < 5; ++i) step(torch::ones({2, 3}));
+    FAIL() << "torch::optim::AdamW was captured";
+  } catch (const c10::NotImplementedError& error) {
+    EXPECT_THAT(error.what_without_backtrace(), HasSubstr("use serried::AdamW"));
+    EXPECT_THAT(error.what_without_backtrace(), HasSubstr("changing scalar"));
+  }
+}
+
+TEST(CaptureRefusal, MayRunEagerlyInstead) {
+  double scale = 1;
+  auto step = capture([&](const at::Tensor& x) { return at::clamp_max(x * 10, scale += 0.5); },
+                      {.when_refused = WhenRefused::run_eager});
+  for (int i = 1; i < 8; ++i) EXPECT_TRUE(at::equal(step(ones()), ones() * (1 + 0.5 * i)));
+  EXPECT_EQ(step.replays(), 0);
+}
+
+TEST(CaptureRefusal, ARefusedStepHasBeenTaken) {
+  at::Tensor state = torch::zeros({1});
+  double one = 1;
+  auto step = capture([&](const at::Tensor& x) {
+    state.add_(1);
+    return at::clamp_max(x, one += 1);
+  });
+  int calls = 0;
+  for (; calls < 6; ++calls) {
+    try {
+      step(ones());
+    } catch (const CaptureError&) {
+      ++calls;
+      break;
+    }
+  }
+  EXPECT_EQ(state.item<int>(), calls);
+}
+
+TEST(CaptureMisuse, AnErrorOfTheFunctionLeavesItUsable) {
+  bool fails = false;
+  auto step = capture([&](const at::Tensor& x) {
+    at::Tensor y = x + 1;
+    if (fails) throw std::runtime_error("no luck");
+    return y * 2;
+  });
+  step(ones());
+  fails = true;
+  EXPECT_THROW(step(ones()), std::runtime_error);
+  EXPECT_EQ(local_op_tap(), nullptr);
+  fails = false;
+  for (int i = 0; i < 4; ++i) EXPECT_TRUE(at::equal(step(ones()), ones() * 4));
+  EXPECT_EQ(step.captures(), 1);
+  EXPECT_EQ(step.replays(), 2);
+}
+
+TEST(CaptureMisuse, AnErrorInAReplayLeavesTheGraphUsable) {
+  auto step = capture([](const at::Tensor& table, const at::Tensor& i) { return at::embedding(table, i); });
+  const at::Tensor table = torch::rand({4, 2});
+  for (int i = 0; i < 3; ++i) step(table, torch::tensor({1, 2}));
+  EXPECT_ANY_THROW(step(table, torch::tensor({1, 9})));
+  EXPECT_TRUE(at::equal(step(table, torch::tensor({3, 0})), table.index({torch::tensor({3, 0})})));
+  EXPECT_EQ(step.captures(), 1);
+}
+
+TEST(CaptureMisuse, AnotherThreadIsRefused) {
+  auto step = capture([](const at::Tensor& x) { return x + 1; });
+  step(ones());
+  std::string text;
+  std::thread([&] { text = error_text<c10::ValueError>([&] { step(ones()); }); }).join();
+  EXPECT_THAT(text, HasSubstr("called from another thread"));
+}
+
+TEST(CaptureMisuse, ACaptureInsideOfACaptureIsRefused) {
+  auto inner = capture([](const at::Tensor& x) { return x + 1; });
+  auto outer = capture([&](const at::Tensor& x) { return inner(x) * 2; });
+  outer(ones());
+  EXPECT_THAT(error_text<c10::ValueError>([&] { outer(ones()); }), HasSubstr("inside of a captured function"));
+}
+
+TEST(CaptureMisuse, DynamicShapesAreNotBuilt) {
+  const auto make = [] { return capture([](const at::Tensor& x) { return x; }, {.dynamic = true}); };
+  EXPECT_THROW(make(), c10::NotImplementedError);
+}
+
+TEST(CaptureMisuse, AskingForAGraphTooEarlyIsAnError) {
+  auto step = capture([](const at::Tensor& x) { return x + 1; });
+  EXPECT_THAT(error_text<c10::ValueError>([&] { step.graph(); }), HasSubstr("there is no graph yet"));
+}
+
+}  // namespace
+}  // namespace serried
