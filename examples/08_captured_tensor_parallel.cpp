@@ -49,7 +49,8 @@ int main() {
     const auto eager = [&](const at::Tensor& x, const at::Tensor& y) {
       optimizer.zero_grad();
       const auto whole = [&](const at::Tensor& t) { return DTensor::from_local(t, mesh, {Replicate()}); };
-      at::Tensor loss = torch::mse_loss(net(whole(x)), whole(y));
+      const DTensor output(net(whole(x)));  // a sum over ranks that is still to be taken
+      at::Tensor loss = torch::mse_loss(output.redistribute({Replicate()}), whole(y));
       loss.backward();
       optimizer.step();
       return loss;

@@ -122,12 +122,12 @@ struct Case {
 
 inline std::vector<Case> cases() {
   return {
-      {"mlp20", "20 layers of 64", 0.45, true, [](const Group&) { return layers(20, 64); }},
-      {"mlp3", "3 layers of 16", 0.35, true, [](const Group&) { return layers(3, 16); }},
-      {"mlp20_tp", "20 layers of 64, tensor parallel", 0.5, true,
+      {"mlp20", "20 x 64", 0.45, true, [](const Group&) { return layers(20, 64); }},
+      {"mlp3", "3 x 16", 0.35, true, [](const Group&) { return layers(3, 16); }},
+      {"mlp20_tp", "20 x 64, tensor parallel", 0.5, true,
        [](const Group& group) { return tensor_parallel_layers(20, 64, group); }},
-      {"gpt_ddp", "GPT 3.5 M, data parallel", 1.0, false, data_parallel_gpt},
-      {"gpt_tp", "GPT 3.5 M, tensor parallel", 0.9, true, tensor_parallel_gpt},
+      {"gpt_ddp", "GPT, data parallel", 1.0, false, data_parallel_gpt},
+      {"gpt_tp", "GPT, tensor parallel", 0.9, true, tensor_parallel_gpt},
   };
 }
 

@@ -6,6 +6,7 @@
 
 #include "serried/base/error.h"
 #include "serried/base/log.h"
+#include "serried/graph/agree.h"
 #include "serried/graph/effects.h"
 #include "serried/graph/program.h"
 #include "serried/graph/settle.h"
@@ -76,6 +77,7 @@ struct CaptureState::Entry {
   CallGuards call_guards;
   int num_recordings = 0;
   std::optional<Recording> recording;  // the last one, until two agree
+  std::vector<GradientState> before;   // that one
   // Once they do:
   std::unique_ptr<Program> program;
   Graph graph;
@@ -85,10 +87,14 @@ struct CaptureState::Entry {
   std::shared_ptr<void> form;
 
   bool is_ready() const { return program != nullptr; }
-  bool state_holds() const { return state_guards->hold() && effects.hold(); }
-  std::string why_not() const {
+  // With zero_grad() between calls, those that find gradients and those that find none run other ops.
+  bool state_holds(const CallArguments& arguments) const {
+    if (!is_ready()) return same_gradients(before);
+    return state_guards->hold() && effects.hold(arguments.tensors);
+  }
+  std::string why_not(const CallArguments& arguments) const {
     const std::string why = state_guards->why_not();
-    return why.empty() ? effects.why_not() : why;
+    return why.empty() ? effects.why_not(arguments.tensors) : why;
   }
 };
 
@@ -99,6 +105,8 @@ struct CaptureState::Impl {
   bool gave_up = false;
   bool is_busy = false;
   std::thread::id owner;
+  int64_t function = 0;  // number among those of its thread
+  int64_t calls = 0;
   int64_t captures = 0;
   int64_t replays = 0;
   std::string reason;
@@ -108,8 +116,8 @@ struct CaptureState::Impl {
   void note_reason(const CallArguments& arguments);
   Outcome replay(Entry& entry, const CallArguments& arguments);
   void record(Entry& entry, const CallArguments& arguments, Run run, MakeForm make_form);
-  void finish(Entry& entry, Recorder& recorder, const std::vector<GradientState>& before,
-              const std::vector<at::Tensor>& outputs);
+  std::vector<GradientState> known_gradients() const;
+  void finish(Entry& entry, Recorder& recorder, const std::vector<at::Tensor>& outputs);
   void make_ready(Entry& entry, Recording recording);
   void refuse(const CaptureError& error);
   void give_up();
@@ -121,6 +129,9 @@ CaptureState::CaptureState(CaptureOptions options) : impl_(std::make_unique<Impl
                                      "leave dynamic false: another shape is recorded once and then replayed as well"});
   }
   impl_->options = std::move(options);
+  // The same number on all ranks, as all run the same program.
+  static thread_local int64_t num_functions = 0;
+  impl_->function = num_functions++;
 }
 
 CaptureState::~CaptureState() = default;
@@ -142,7 +153,7 @@ void CaptureState::Impl::check_caller() {
 CaptureState::Entry* CaptureState::Impl::find(const CallArguments& arguments) {
   for (auto entry = entries.begin(); entry != entries.end(); ++entry) {
     if (!entry->call_guards.hold(arguments)) continue;
-    if (entry->is_ready() && !entry->state_holds()) continue;
+    if (!entry->state_holds(arguments)) continue;
     entries.splice(entries.begin(), entries, entry);
     return &entries.front();
   }
@@ -153,7 +164,7 @@ void CaptureState::Impl::note_reason(const CallArguments& arguments) {
   for (const Entry& entry : entries) {
     if (!entry.is_ready()) continue;
     const std::string why = entry.call_guards.why_not(arguments);
-    reason = why.empty() ? entry.why_not() : why;
+    reason = why.empty() ? entry.why_not(arguments) : why;
     return;
   }
 }
@@ -161,28 +172,40 @@ void CaptureState::Impl::note_reason(const CallArguments& arguments) {
 CaptureState::Outcome CaptureState::Impl::replay(Entry& entry, const CallArguments& arguments) {
   for (const auto& action : entry.recording->before_replay) action();
   Program& program = *entry.program;
-  program.run(plain_parts(arguments.tensors));
+  const HooksGuard hooks(entry.recording->hooks);
+  const std::vector<at::Tensor> inputs = entry.effects.inputs_of(arguments.tensors);
+  program.run(plain_parts(inputs));
   Outcome outcome{.is_replay = true, .outputs = {}, .form = entry.form};
   for (size_t i = 0; i < entry.graph.outputs().size(); ++i) {
     const ValueId id = entry.graph.outputs()[i];
     at::Tensor t = id == kNoValue ? at::Tensor() : program.value(id);
     outcome.outputs.push_back(entry.output_specs[i] ? wrap(t, entry.output_specs[i]) : t);
   }
-  entry.effects.apply(program);
+  entry.effects.apply(program, inputs);
   program.clear();
   for (const auto& action : entry.recording->after_replay) action();
   ++replays;
   return outcome;
 }
 
-void CaptureState::Impl::finish(Entry& entry, Recorder& recorder, const std::vector<GradientState>& before,
-                                const std::vector<at::Tensor>& outputs) {
+// Of all parameters met so far: which of them the next recording meets is not known before it.
+std::vector<GradientState> CaptureState::Impl::known_gradients() const {
+  std::vector<GradientState> states;
+  for (const Entry& entry : entries) {
+    if (!entry.recording) continue;
+    const std::vector<GradientState> more = gradients_of(entry.recording->residents);
+    states.insert(states.end(), more.begin(), more.end());
+  }
+  return states;
+}
+
+void CaptureState::Impl::finish(Entry& entry, Recorder& recorder, const std::vector<at::Tensor>& outputs) {
   entry.output_specs.clear();
   for (const at::Tensor& t : outputs) {
     recorder.graph().outputs().push_back(recorder.find(plain_part(t)));
     entry.output_specs.push_back(spec_of(t));
   }
-  entry.effects = Effects(recorder, before);
+  entry.effects = Effects(recorder, entry.before);
 }
 
 void CaptureState::Impl::make_ready(Entry& entry, Recording recording) {
@@ -192,6 +215,8 @@ void CaptureState::Impl::make_ready(Entry& entry, Recording recording) {
   }
   entry.graph = recording.graph;
   for (const Pass& pass : options.passes) pass.run(entry.graph);
+  entry.effects.drop_unused(entry.graph);
+  agree_on_collectives(entry.graph, recording.groups, {function, calls});
   entry.state_guards.emplace(recording);
   entry.program = std::make_unique<Program>(entry.graph, recording.groups);
   recording.graph = {};
@@ -201,8 +226,7 @@ void CaptureState::Impl::make_ready(Entry& entry, Recording recording) {
 }
 
 void CaptureState::Impl::record(Entry& entry, const CallArguments& arguments, Run run, MakeForm make_form) {
-  const std::vector<GradientState> before =
-      entry.recording ? gradients_of(entry.recording->residents) : std::vector<GradientState>();
+  entry.before = known_gradients();
   Recorder recorder(plain_parts(arguments.tensors));
   std::vector<at::Tensor> outputs;
   {
@@ -210,7 +234,7 @@ void CaptureState::Impl::record(Entry& entry, const CallArguments& arguments, Ru
     outputs = run();
   }
   check_results(recorder, outputs);
-  finish(entry, recorder, before, outputs);
+  finish(entry, recorder, outputs);
   Recording recording = recorder.take();
   ++entry.num_recordings;
   const bool is_first = !entry.recording.has_value();
@@ -249,6 +273,7 @@ CaptureState::Outcome CaptureState::call(const CallArguments& arguments, Run run
   Impl& self = *impl_;
   self.check_caller();
   const Busy busy(self.is_busy);
+  ++self.calls;
   if (!self.is_warm || self.gave_up) {
     run();
     self.is_warm = true;

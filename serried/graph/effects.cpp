@@ -2,6 +2,7 @@
 #include "serried/graph/effects.h"
 
 #include <algorithm>
+#include <set>
 
 #include "serried/tensor/meta.h"
 
@@ -17,15 +18,48 @@ const at::Tensor& part_of(const at::Tensor& t) {
   return dtensor != nullptr ? dtensor->local : t;
 }
 
-GradientState state_of(const at::Tensor& parameter) {
-  return {parameter, parameter.grad().defined(), parameter.grad()};
+SpecPtr gradient_spec(const at::Tensor& t) {
+  const DTensorMeta* dtensor = dtensor_meta(t);
+  return dtensor != nullptr ? dtensor->spec : SpecPtr();
 }
 
-GradientState state_before(const std::vector<GradientState>& before, const at::Tensor& parameter) {
+GradientState state_before(const std::vector<GradientState>& before, const Resident& resident) {
   for (const GradientState& state : before) {
-    if (state.parameter.address() == parameter.unsafeGetTensorImpl()) return state;
+    if (state.parameter.address() == resident.tensor.address()) return state;
   }
-  return state_of(parameter);
+  return {resident.tensor, resident.had_grad, resident.grad};
+}
+
+int input_index(const Graph& graph, ValueId id) {
+  const auto found = std::find(graph.inputs().begin(), graph.inputs().end(), id);
+  return id == kNoValue || found == graph.inputs().end() ? -1 : int(found - graph.inputs().begin());
+}
+
+// Storages that others than the ops of the graph know: of two values from outside, or seen through a view that no op
+// made.
+std::set<int32_t> shared_storages(const Graph& graph) {
+  std::set<int32_t> shared, from_outside;
+  for (const Value& value : graph.values()) {
+    if (value.kind == ValueKind::computed || value.storage < 0) continue;
+    if (!from_outside.insert(value.storage).second) shared.insert(value.storage);
+  }
+  for (const Node& node : graph.nodes()) {
+    if (node.op.operator_name().name != "aten::as_strided") continue;
+    for_each_result(node, [&](ValueId id) { shared.insert(graph.value(id).storage); });
+  }
+  return shared;
+}
+
+// Whether another tensor may take its place.
+bool is_exchangeable(const Value& value, const at::Tensor& part, const std::set<int32_t>& shared) {
+  return value.kind == ValueKind::persistent && value.storage >= 0 && part.storage().nbytes() == part.nbytes() &&
+         shared.count(value.storage) == 0;
+}
+
+bool is_used(const Graph& graph, ValueId id) {
+  const auto gives = [id](const Gradient& gradient) { return gradient.value == id; };
+  return !graph.uses(id).empty() || std::count(graph.outputs().begin(), graph.outputs().end(), id) > 0 ||
+         std::any_of(graph.gradients().begin(), graph.gradients().end(), gives);
 }
 
 }  // namespace
@@ -34,64 +68,123 @@ std::vector<GradientState> gradients_of(const std::vector<Resident>& residents) 
   std::vector<GradientState> states;
   for (const Resident& resident : residents) {
     const at::Tensor t = resident.tensor.lock();
-    if (is_parameter(t)) states.push_back(state_of(t));
+    if (is_parameter(t)) states.push_back({t, t.grad().defined(), t.grad()});
   }
   return states;
 }
 
-Effects::Effects(Recorder& recorder, const std::vector<GradientState>& before) {
-  const std::vector<Resident> residents = recorder.residents();
-  for (const Resident& resident : residents) {
-    const at::Tensor t = resident.tensor.lock();
-    if (!t.defined()) continue;
-    if (!t.is_inference() && uint32_t(t._version()) != resident.version) {
-      bumped_.push_back({t, uint32_t(t._version()) - resident.version});
-    }
-    if (is_parameter(t)) add_gradient(recorder, t, state_before(before, t));
-  }
+bool same_gradients(const std::vector<GradientState>& before) {
+  return std::all_of(before.begin(), before.end(), [](const GradientState& state) {
+    const at::Tensor t = state.parameter.lock();
+    return !t.defined() || t.grad().defined() == state.had_grad;
+  });
 }
 
-void Effects::add_gradient(Recorder& recorder, const at::Tensor& parameter, const GradientState& state) {
+Effects::Effects(Recorder& recorder, const std::vector<GradientState>& before) {
+  const std::vector<Resident> residents = recorder.residents();
+  const std::set<int32_t> shared = shared_storages(recorder.graph());
+  first_added_ = recorder.graph().inputs().size();
+  for (const Resident& resident : residents) {
+    const at::Tensor t = resident.tensor.lock();
+    if (!is_parameter(t)) continue;
+    const Leaf leaf{t, input_index(recorder.graph(), resident.value)};
+    const GradientState state = state_before(before, resident);
+    const bool is_added = add_input(recorder, leaf, state.grad.lock(), shared);
+    add_gradient(recorder, leaf, state, is_added);
+  }
+  for (const Resident& resident : residents) add_bump(recorder.graph(), resident);
+}
+
+void Effects::add_gradient(Recorder& recorder, const Leaf& leaf, const GradientState& state, bool is_added) {
   const at::Tensor before = state.grad.lock();  // undefined also where the call has dropped it
-  const at::Tensor after = parameter.grad();
+  const at::Tensor after = leaf.tensor.lock().grad();
   const bool was_used = before.defined() && recorder.find_known(part_of(before)) != kNoValue;
-  if (!state.had_grad || (was_used && after.is_same(before))) expected_.push_back({parameter, before});
+  if (!state.had_grad || (was_used && !is_added && after.is_same(before))) expected_.push_back({leaf, before});
   if (after.is_same(before) && before.defined() == state.had_grad) return;
-  Given given{.parameter = parameter};
+  Given given{.leaf = leaf};
   if (after.defined()) {
-    const DTensorMeta* dtensor = dtensor_meta(after);
     given.value = recorder.find(part_of(after));
-    if (dtensor != nullptr) given.spec = dtensor->spec;
-    if (recorder.graph().value(given.value).kind != ValueKind::computed) given.kept = after;
-    recorder.graph().gradients().push_back({meta_of(parameter).to_string(), given.value});
+    given.spec = gradient_spec(after);
+    const ValueKind kind = recorder.graph().value(given.value).kind;
+    if (kind != ValueKind::computed && kind != ValueKind::input) given.kept = after;
+    recorder.graph().gradients().push_back({meta_of(leaf.tensor.lock()).to_string(), given.value});
   }
   given_.push_back(std::move(given));
 }
 
-bool Effects::Expected::holds() const {
-  const at::Tensor t = parameter.lock();
+bool Effects::add_input(Recorder& recorder, const Leaf& leaf, const at::Tensor& grad, const std::set<int32_t>& shared) {
+  const ValueId id = grad.defined() ? recorder.find_known(part_of(grad)) : kNoValue;
+  if (id == kNoValue || !is_exchangeable(recorder.graph().value(id), part_of(grad), shared)) return false;
+  recorder.make_input(id);
+  added_.push_back({leaf, meta_of(part_of(grad)), gradient_spec(grad)});
+  return true;
+}
+
+void Effects::drop_unused(Graph& graph) {
+  for (size_t k = 0; k < added_.size(); ++k) {
+    ValueId& id = graph.inputs().at(first_added_ + k);
+    if (is_used(graph, id)) continue;
+    id = kNoValue;
+    added_[k].is_used = false;
+  }
+}
+
+void Effects::add_bump(const Graph& graph, const Resident& resident) {
+  const at::Tensor t = resident.tensor.lock();
+  if (!t.defined() || t.is_inference() || uint32_t(t._version()) == resident.version) return;
+  bumped_.push_back({.tensor = t,
+                     .count = uint32_t(t._version()) - resident.version,
+                     .input = input_index(graph, resident.value),
+                     .is_part = dtensor_meta(t) == nullptr});
+}
+
+bool Effects::Expected::holds(const std::vector<at::Tensor>& arguments) const {
+  const at::Tensor t = leaf.in(arguments);
   return t.defined() && t.grad().is_same(grad);
 }
 
-bool Effects::hold() const {
-  return std::all_of(expected_.begin(), expected_.end(), [](const Expected& expected) { return expected.holds(); });
+bool Effects::Added::holds(const std::vector<at::Tensor>& arguments) const {
+  if (!is_used) return true;
+  const at::Tensor t = leaf.in(arguments);
+  if (!t.defined() || !t.grad().defined() || gradient_spec(t.grad()) != spec) return false;
+  const at::Tensor& part = part_of(t.grad());
+  return part.layout() == at::kStrided && part.sizes() == c10::IntArrayRef(meta.sizes) &&
+         part.strides() == c10::IntArrayRef(meta.strides) && part.scalar_type() == meta.dtype;
 }
 
-std::string Effects::why_not() const {
-  for (const Expected& expected : expected_) {
-    if (expected.holds()) continue;
-    const at::Tensor parameter = expected.parameter.lock();
+bool Effects::hold(const std::vector<at::Tensor>& arguments) const {
+  const auto holds = [&](const auto& condition) { return condition.holds(arguments); };
+  return std::all_of(expected_.begin(), expected_.end(), holds) && std::all_of(added_.begin(), added_.end(), holds);
+}
+
+std::string Effects::why_not(const std::vector<at::Tensor>& arguments) const {
+  const auto text = [&](const Leaf& leaf, bool was_defined) -> std::string {
+    const at::Tensor parameter = leaf.in(arguments);
     if (!parameter.defined()) return "a parameter of the step is gone";
-    const std::string text = "gradient of the parameter " + meta_of(parameter).to_string();
-    if (!expected.grad.defined()) return text + " was undefined before the call and is defined";
-    return text + (parameter.grad().defined() ? " is another tensor than before" : " was defined and is undefined");
+    const std::string gradient = "gradient of the parameter " + meta_of(parameter).to_string();
+    if (!was_defined) return gradient + " was undefined before the call and is defined";
+    return gradient + (parameter.grad().defined() ? " is another tensor than before" : " was defined and is undefined");
+  };
+  for (const Expected& expected : expected_) {
+    if (!expected.holds(arguments)) return text(expected.leaf, expected.grad.defined());
+  }
+  for (const Added& added : added_) {
+    if (!added.holds(arguments)) return text(added.leaf, true);
   }
   return "";
 }
 
-void Effects::apply(const Program& program) const {
+std::vector<at::Tensor> Effects::inputs_of(const std::vector<at::Tensor>& arguments) const {
+  std::vector<at::Tensor> inputs = arguments;
+  for (const Added& added : added_) {
+    inputs.push_back(added.is_used ? added.leaf.in(arguments).grad() : at::Tensor());
+  }
+  return inputs;
+}
+
+void Effects::apply(const Program& program, const std::vector<at::Tensor>& inputs) const {
   for (const Given& given : given_) {
-    const at::Tensor parameter = given.parameter.lock();
+    const at::Tensor parameter = given.leaf.in(inputs);
     if (!parameter.defined()) continue;
     at::Tensor& grad = parameter.mutable_grad();
     if (given.kept.defined()) {
@@ -104,7 +197,8 @@ void Effects::apply(const Program& program) const {
     }
   }
   for (const Bumped& bumped : bumped_) {
-    const at::Tensor t = bumped.tensor.lock();
+    at::Tensor t = bumped.input < 0 ? bumped.tensor.lock() : inputs[size_t(bumped.input)];
+    if (t.defined() && bumped.is_part) t = part_of(t);
     for (uint32_t i = 0; t.defined() && i < bumped.count; ++i) t.unsafeGetTensorImpl()->bump_version();
   }
 }

@@ -1,6 +1,8 @@
 // What a call leaves behind besides its results: gradients of parameters and version counts.
 #pragma once
 
+#include <set>
+#include <string>
 #include <vector>
 
 #include "serried/graph/program.h"
@@ -16,44 +18,78 @@ struct GradientState {
   WeakTensor grad;  // weak, lest the recording keep old gradients alive
 };
 std::vector<GradientState> gradients_of(const std::vector<Resident>& residents);
+/// Whether the same gradients are defined now.
+bool same_gradients(const std::vector<GradientState>& before);
+
+/// A leaf whose gradient a call changes: a parameter, or an argument of the function.
+struct Leaf {
+  WeakTensor tensor;
+  int argument = -1;  // another tensor at each call
+
+  at::Tensor in(const std::vector<at::Tensor>& arguments) const {
+    return argument < 0 ? tensor.lock() : arguments[size_t(argument)];
+  }
+};
 
 class Effects {
  public:
   Effects() = default;
   /// Reads the state right after the recorded call; adds the gradients to the recording's graph. `before` is the state
-  /// right before it.
+  /// right before it. A gradient that the call adds to, and that is no part of other memory, becomes one more input of
+  /// the graph: it may be another tensor after the next zero_grad().
   Effects(Recorder& recorder, const std::vector<GradientState>& before);
 
-  /// Leaves the state that eager would have left.
-  void apply(const Program& program) const;
+  /// Gradients that no node needs after the passes are no inputs any more: zero_grad() often looks at one last.
+  void drop_unused(Graph& graph);
+
+  /// What the graph's inputs are in a call with `arguments`: those, and behind them the gradients it adds to.
+  std::vector<at::Tensor> inputs_of(const std::vector<at::Tensor>& arguments) const;
+
+  /// Leaves the state that eager would have left. `inputs` are those of the run.
+  void apply(const Program& program, const std::vector<at::Tensor>& inputs) const;
 
   /// What .grad has to be before a call for the graph to be right; empty where it is.
-  std::string why_not() const;
-  bool hold() const;
+  std::string why_not(const std::vector<at::Tensor>& arguments) const;
+  bool hold(const std::vector<at::Tensor>& arguments) const;
 
  private:
   /// A gradient that the call gives.
   struct Given {
-    WeakTensor parameter;
+    Leaf leaf;
     ValueId value = kNoValue;  // computed anew
     SpecPtr spec = {};         // of a DTensor
     at::Tensor kept = {};      // the same tensor every time
   };
   /// A gradient that the call reads, or that must be missing when it begins.
   struct Expected {
-    WeakTensor parameter;
+    Leaf leaf;
     at::Tensor grad;
 
-    bool holds() const;
+    bool holds(const std::vector<at::Tensor>& arguments) const;
+  };
+  /// A gradient that is an input of the graph.
+  struct Added {
+    Leaf leaf;
+    TensorMeta meta;
+    SpecPtr spec = {};
+    bool is_used = true;
+
+    bool holds(const std::vector<at::Tensor>& arguments) const;
   };
   struct Bumped {
     WeakTensor tensor;
     uint32_t count;
+    int input = -1;  // then this one of the call's inputs, or its part
+    bool is_part = false;
   };
-  void add_gradient(Recorder& recorder, const at::Tensor& parameter, const GradientState& before);
+  void add_gradient(Recorder& recorder, const Leaf& leaf, const GradientState& state, bool is_added);
+  bool add_input(Recorder& recorder, const Leaf& leaf, const at::Tensor& grad, const std::set<int32_t>& shared);
+  void add_bump(const Graph& graph, const Resident& resident);
 
   std::vector<Given> given_;
   std::vector<Expected> expected_;
+  std::vector<Added> added_;
+  size_t first_added_ = 0;  // among the inputs of the graph
   std::vector<Bumped> bumped_;
 };
 

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "serried/comm/watch.h"
+
 namespace serried::graph {
 namespace {
 
@@ -63,6 +65,13 @@ std::string_view unqualified(std::string_view name) {
   return colons == std::string_view::npos ? name : name.substr(colons + 2);
 }
 
+// The schemas of c10d do not say what they write.
+bool is_written_by_c10d(const c10::FunctionSchema& schema, size_t i) {
+  if (!schema.name().starts_with("c10d::")) return false;
+  const std::string& name = schema.arguments()[i].name();
+  return name.starts_with("output") || (name == "tensors" && schema.name() != "c10d::send");
+}
+
 }  // namespace
 
 int64_t TensorMeta::num_bytes() const {
@@ -72,7 +81,7 @@ int64_t TensorMeta::num_bytes() const {
 }
 
 std::string TensorMeta::to_string() const {
-  std::string text = c10::toString(dtype);
+  std::string text = watch::dtype_name(dtype);
   text += '[';
   for (size_t d = 0; d < sizes.size(); ++d) text += (d > 0 ? ", " : "") + std::to_string(sizes[d]);
   return text + ']';
@@ -156,11 +165,14 @@ std::vector<size_t> Graph::collectives() const {
 
 bool is_written(const c10::FunctionSchema& schema, size_t i) {
   const c10::AliasInfo* alias = schema.arguments()[i].alias_info();
-  return alias != nullptr && alias->isWrite();
+  return (alias != nullptr && alias->isWrite()) || is_written_by_c10d(schema, i);
 }
 
 bool is_functional(const c10::FunctionSchema& schema) {
   const auto is_free = [](const c10::Argument& argument) { return argument.alias_info() == nullptr; };
+  for (size_t i = 0; i < schema.arguments().size(); ++i) {
+    if (is_written(schema, i)) return false;
+  }
   return std::all_of(schema.arguments().begin(), schema.arguments().end(), is_free) &&
          std::all_of(schema.returns().begin(), schema.returns().end(), is_free);
 }

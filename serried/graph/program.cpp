@@ -123,6 +123,7 @@ void Program::bind(const std::vector<at::Tensor>& inputs) {
   for (size_t i = 0; i < inputs_.size(); ++i) {
     if (inputs_[i] != kNoValue) values_[inputs_[i]] = inputs[i];
   }
+  live_groups_.clear();
   for (const auto& group : groups_) live_groups_.emplace_back(group.lock());
 }
 

@@ -9,6 +9,7 @@
 
 #include "serried/graph/error.h"
 #include "serried/graph/recorded_work.h"
+#include "serried/graph/user_hooks.h"
 #include "serried/tensor/meta.h"
 
 namespace serried::graph {
@@ -80,6 +81,7 @@ bool has_mask(const Node& node, const Graph& graph) {
 }  // namespace
 
 Recorder::Recorder(const std::vector<at::Tensor>& inputs) : link_(std::make_shared<Link>()) {
+  watch_registrations();
   link_->wait = [this](ValueId work) { note_wait(work); };
   for (const at::Tensor& t : inputs) {
     if (!t.defined()) {
@@ -169,7 +171,18 @@ ValueId Recorder::add_external(const at::Tensor& t) {
 void Recorder::note_resident(c10::TensorImpl* impl, ValueId value) {
   if (!residents_.insert(impl).second) return;
   const at::Tensor t(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(impl));
-  recording_.residents.push_back({t, value, t.is_inference() ? 0 : uint32_t(t._version())});
+  const at::Tensor grad = t.requires_grad() && t.is_leaf() ? t.grad() : at::Tensor();
+  recording_.residents.push_back({t, value, t.is_inference() ? 0 : uint32_t(t._version()), grad.defined(), grad});
+  const bool is_input = value != kNoValue && graph().value(value).kind == ValueKind::input;
+  if (is_input && num_user_hooks(t) > 0) hooked_input_ = meta_of(t).to_string();
+  share_hooks(t);
+}
+
+void Recorder::make_input(ValueId id) {
+  std::erase(recording_.externals, id);
+  graph().value(id).kind = ValueKind::input;
+  graph().value(id).tensor.reset();
+  graph().inputs().push_back(id);
 }
 
 void Recorder::meet(c10::TensorImpl* dtensor) {
@@ -326,6 +339,50 @@ bool Recorder::keep_results(Node& node, Stack& stack) {
 void Recorder::note_wait(ValueId work) {
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("serried::wait", "");
   graph().add_node({op, {Argument::of_value(work)}, {}});
+}
+
+at::Tensor Recorder::call_hook(std::shared_ptr<const TensorHook> fn, const at::Tensor& grad) {
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("serried::call_hook", "");
+  const DTensorMeta* dtensor = grad.defined() ? dtensor_meta(grad) : nullptr;
+  const SpecPtr spec = dtensor != nullptr ? dtensor->spec : SpecPtr();
+  recording_.hooks.push_back({std::move(fn), spec});
+  const HooksGuard hooks(recording_.hooks);
+  Stack stack = {dtensor != nullptr ? dtensor->local : grad, int64_t(recording_.hooks.size()) - 1};
+  run(op, stack);
+  const at::Tensor result = stack.at(0).toTensor();
+  return spec ? wrap(result, spec) : result;
+}
+
+// Another tensor comes with the next call, with hooks of its own.
+void Recorder::check_hooks_of_inputs() const {
+  if (hooked_input_.empty()) return;
+  throw CaptureError({CaptureErrorKind::unsupported,
+                      "",
+                      "",
+                      "the argument " + hooked_input_ + " came with a hook on its gradient; the next may have another",
+                      {"register the hook inside of the captured function"}});
+}
+
+void Recorder::rely_on_hooks() {
+  std::vector<WeakTensor> leaves;
+  for (const Resident& resident : recording_.residents) {
+    const at::Tensor t = resident.tensor.lock();
+    if (t.defined() && t.requires_grad()) leaves.push_back(resident.tensor);
+  }
+  rely_on({"changes to hooks on parameters", [leaves = std::move(leaves)] {
+             uint64_t changes = 0;
+             for (const WeakTensor& leaf : leaves) {
+               const at::Tensor t = leaf.lock();
+               if (t.defined()) changes += hook_changes(t);
+             }
+             return changes;
+           }});
+}
+
+Recording Recorder::take() {
+  check_hooks_of_inputs();
+  rely_on_hooks();
+  return std::move(recording_);
 }
 
 }  // namespace serried::graph

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "serried/comm/group.h"
+#include "serried/graph/call_hook.h"
 #include "serried/graph/graph.h"
 #include "serried/graph/weak_tensor.h"
 #include "serried/tensor/local_ops.h"
@@ -29,6 +30,8 @@ struct Resident {
   WeakTensor tensor;
   ValueId value;     // of its part, for a DTensor; kNoValue where no op met that
   uint32_t version;  // when first met
+  bool had_grad;     // then
+  WeakTensor grad;
 };
 
 /// One run of a function, before it is trusted.
@@ -41,6 +44,7 @@ struct Recording {
   std::vector<std::function<void()>> before_replay;
   std::vector<std::function<void()>> after_replay;
   std::vector<Group> groups;  // of its collectives, in the order of first use
+  GraphHooks hooks;           // of users, in the order of their calls
   bool ran_backward = false;
 };
 
@@ -57,13 +61,20 @@ class Recorder final : public LocalOpTap {
   void before_replay(std::function<void()> action) override { recording_.before_replay.push_back(std::move(action)); }
   void after_replay(std::function<void()> action) override { recording_.after_replay.push_back(std::move(action)); }
 
+  /// Calls a user's hook on a gradient, as a node.
+  at::Tensor call_hook(std::shared_ptr<const TensorHook> fn, const at::Tensor& grad);
+
   /// The value that `t` is, kNoValue if undefined; unknown tensors become external values.
   ValueId find(const at::Tensor& t);
   /// As find, but kNoValue for tensors that no op has met.
   ValueId find_known(const at::Tensor& t) const;
 
+  /// An external value that each call brings along.
+  void make_input(ValueId id);
+
   const std::vector<Resident>& residents() const { return recording_.residents; }
-  Recording take() { return std::move(recording_); }
+  /// What was recorded; ends the recorder's use. CaptureError for hooks on arguments.
+  Recording take();
   Graph& graph() { return recording_.graph; }
   bool ran_backward() const { return recording_.ran_backward; }
 
@@ -87,6 +98,8 @@ class Recorder final : public LocalOpTap {
   bool keep_results(Node& node, torch::jit::Stack& stack);
   void check_supported(const c10::OperatorHandle& op, const Node& node) const;
   void note_wait(ValueId work);
+  void check_hooks_of_inputs() const;
+  void rely_on_hooks();
 
   Recording recording_;
   std::unordered_map<const c10::TensorImpl*, ValueId> by_impl_;
@@ -99,6 +112,7 @@ class Recorder final : public LocalOpTap {
   std::vector<WeakTensor> impls_;
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages_;
   std::shared_ptr<Link> link_;
+  std::string hooked_input_;  // an argument that came with hooks of a user
 };
 
 }  // namespace serried::graph

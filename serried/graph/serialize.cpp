@@ -37,7 +37,7 @@ std::string value_line(const Value& value, size_t id) {
   const TensorMeta& meta = value.meta;
   std::string text = c10::str("value %", id, " ", kind_name(value.kind));
   if (value.kind != ValueKind::work) {
-    text += " " + meta_text(meta);
+    text += " " + meta.to_string();
     if (!is_row_major(meta)) text += " strides " + numbers_text(meta.strides);
     if (meta.offset != 0) text += c10::str(" offset ", meta.offset);
     if (meta.device != at::kCPU) text += " device " + meta.device.str();
@@ -120,7 +120,7 @@ at::Tensor local_part(const at::Tensor& t) {
 }
 
 std::string name_of(const Graph& graph, ValueId id) {
-  return value_text(graph, id) + " is " + meta_text(graph.value(id).meta);
+  return value_text(graph, id) + " is " + graph.value(id).meta.to_string();
 }
 
 // Without the tensor's gradient, which the graph must not keep alive.
@@ -135,7 +135,7 @@ at::Tensor fitting(const Graph& graph, ValueId id, const at::Tensor& t) {
   }
   raise<c10::ValueError>({"bind_persistent",
                           c10::str(name_of(graph, id), " with strides ", numbers_text(want.strides), " on ",
-                                   want.device.str(), ", and the tensor ", meta_text(got), " with strides ",
+                                   want.device.str(), ", and the tensor ", got.to_string(), " with strides ",
                                    numbers_text(got.strides), " on ", got.device.str()),
                           fix});
 }

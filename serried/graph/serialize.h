@@ -20,8 +20,7 @@ struct SaveOptions {
   bool persistent_data = false;  // else persistent values are saved by shape, and bound again after `load`
 };
 
-/// Writes the text and the data of constants, bit for bit; the file is there whole or not at all. torch.load reads it
-/// in Python.
+/// Writes the text and the data of constants, bit for bit; the file is there whole or not at all.
 void save(const Graph& graph, const std::string& path, const SaveOptions& options = {});
 
 /// What `save` wrote. ValueError for a file that is missing, damaged or of another version.

@@ -205,6 +205,7 @@ std::string first_difference(const Recording& first, const Recording& second) {
     }
   }
   if (a.size() != b.size()) return c10::str(a.size(), " ops ran in one call and ", b.size(), " in the next");
+  if (first.graph.inputs() != second.graph.inputs()) return "it adds to the gradients of other parameters";
   if (first.externals != second.externals) return "the tensors from outside are used in another order";
   return "";
 }

@@ -154,7 +154,7 @@ class LineWriter {
   std::string remark() const {
     std::vector<std::string> words;
     for (ValueId id : new_results()) {
-      if (graph_.value(id).kind != ValueKind::work) words.push_back(meta_text(graph_.value(id).meta));
+      if (graph_.value(id).kind != ValueKind::work) words.push_back(graph_.value(id).meta.to_string());
     }
     const int64_t bytes = node_.is_collective() ? collective_bytes(graph_, node_) : 0;
     if (bytes > 0) words.push_back(bytes_text(bytes));
@@ -176,7 +176,7 @@ std::string elements_of(const at::Tensor& t) {
 // What is there before the first line runs.
 std::string declaration(const Graph& graph, ValueId id) {
   const Value& value = graph.value(id);
-  const std::string text = value_text(graph, id) + ": " + meta_text(value.meta);
+  const std::string text = value_text(graph, id) + ": " + value.meta.to_string();
   switch (value.kind) {
     case ValueKind::persistent: return "  persistent " + text + "\n";
     case ValueKind::buffer: return "  buffer " + text + " at byte " + std::to_string(value.arena_offset) + "\n";
@@ -192,12 +192,6 @@ std::string declaration(const Graph& graph, ValueId id) {
 
 std::string constant_text(const IValue& constant) {
   return literal_text(constant);
-}
-
-std::string meta_text(const TensorMeta& meta) {
-  std::vector<std::string> sizes;
-  for (int64_t size : meta.sizes) sizes.push_back(std::to_string(size));
-  return watch::dtype_name(meta.dtype) + "[" + joined(sizes) + "]";
 }
 
 std::string value_text(const Graph& graph, ValueId id) {
@@ -225,7 +219,7 @@ std::string line_of(const Graph& graph, size_t i, LineStyle style) {
 std::string Graph::to_string() const {
   std::vector<std::string> inputs, outputs;
   for (ValueId id : inputs_) {
-    inputs.push_back(value_text(*this, id) + (id == kNoValue ? "" : ": " + meta_text(value(id).meta)));
+    inputs.push_back(value_text(*this, id) + (id == kNoValue ? "" : ": " + value(id).meta.to_string()));
   }
   std::string text = "graph(" + joined(inputs) + "):\n";
   if (arena_bytes_ > 0) text += "  arena of " + bytes_text(arena_bytes_) + "\n";

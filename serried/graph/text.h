@@ -22,9 +22,6 @@ std::string constant_text(const c10::IValue& constant);
 /// "%12", "%p3" for persistent values, "%c4" for constants, "%in0" for inputs, "%x" for a value named x; "undefined".
 std::string value_text(const Graph& graph, ValueId id);
 
-/// "f32[4, 8]"
-std::string meta_text(const TensorMeta& meta);
-
 /// Bytes that this rank gives to a collective; those that it gets, for recv.
 int64_t collective_bytes(const Graph& graph, const Node& node);
 

@@ -131,7 +131,7 @@ void write_op_row(std::ostream& out, const Graph& graph, size_t i) {
   std::string shapes;
   for_each_result(node, [&](ValueId id) {
     if (graph.value(id).kind == ValueKind::work) return;
-    shapes += (shapes.empty() ? "" : ", ") + meta_text(graph.value(id).meta);
+    shapes += (shapes.empty() ? "" : ", ") + graph.value(id).meta.to_string();
   });
   out << shapes << "</span> " << escaped(cost_text(graph, node)) << "</li>\n";
 }
@@ -143,7 +143,7 @@ std::string to_dot(const Graph& graph) {
   out << "digraph step {\n  node [shape=box, fontname=monospace];\n  edge [fontname=monospace, fontsize=9];\n";
   for (size_t id = 0; id < graph.values().size(); ++id) {
     if (!starts_outside(graph, ValueId(id))) continue;
-    const std::string label = value_text(graph, ValueId(id)) + ": " + meta_text(graph.value(ValueId(id)).meta);
+    const std::string label = value_text(graph, ValueId(id)) + ": " + graph.value(ValueId(id)).meta.to_string();
     out << "  v" << id << " [shape=oval, label=" << quoted_text(label) << "];\n";
   }
   for (size_t i = 0; i < graph.nodes().size(); ++i) write_dot_node(out, graph, i);
@@ -152,7 +152,7 @@ std::string to_dot(const Graph& graph) {
       out << "  v" << edge.value << " -> n" << edge.to << ";\n";
     } else {
       out << "  n" << edge.from << " -> n" << edge.to
-          << " [label=" << quoted_text(meta_text(graph.value(edge.value).meta)) << "];\n";
+          << " [label=" << quoted_text(graph.value(edge.value).meta.to_string()) << "];\n";
     }
   }
   out << "}\n";

@@ -5,7 +5,7 @@
 #include <torch/optim/adamw.h>
 
 #include "serried/optim/capturable_optimizer.h"
-#include "serried/optim/detail/step_counts.h"
+#include "serried/optim/step_counts.h"
 
 namespace serried {
 namespace detail {

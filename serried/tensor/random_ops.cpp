@@ -21,9 +21,9 @@ using detail::Part;
 using torch::jit::Stack;
 
 // The arguments of the call on top of a stack, by name.
-class Arguments {
+class RandomCall {
  public:
-  Arguments(const c10::OperatorHandle& op, const Stack& stack)
+  RandomCall(const c10::OperatorHandle& op, const Stack& stack)
       : schema_(op.schema()), values_(torch::jit::last(stack, schema_.arguments().size())) {}
 
   const c10::IValue& at(size_t index) const { return values_[index]; }
@@ -59,7 +59,7 @@ bool finish(const c10::OperatorHandle& op, Stack& stack, std::initializer_list<a
 }
 
 // What fill_by_key draws from.
-at::Generator source_for(const Arguments& arguments, const Spec& spec) {
+at::Generator source_for(const RandomCall& arguments, const Spec& spec) {
   return generator_for(arguments.generator(), spec.mesh);
 }
 
@@ -84,14 +84,14 @@ Part reduced(const DTensorMeta& meta) {
 
 // --- initialisation: what plain LibTorch on one device gives ---
 
-std::vector<c10::IValue> between_self_and_generator(const Arguments& arguments) {
+std::vector<c10::IValue> between_self_and_generator(const RandomCall& arguments) {
   std::vector<c10::IValue> values;
   for (size_t i = 1; i + 1 < arguments.size(); ++i) values.push_back(arguments.at(i));
   return values;
 }
 
 bool initialise(const c10::OperatorHandle& op, Stack& stack) {
-  const Arguments arguments(op, stack);
+  const RandomCall arguments(op, stack);
   const DTensorMeta* meta = meta_of(arguments.at(0));
   if (meta == nullptr) return false;
   detail::reject_partial(op.schema().name(), *meta->spec);
@@ -103,7 +103,7 @@ bool initialise(const c10::OperatorHandle& op, Stack& stack) {
 
 // "aten::uniform" and its like: the in-place op on a new tensor.
 bool initialise_new(const c10::OperatorHandle& op, Stack& stack) {
-  const Arguments arguments(op, stack);
+  const RandomCall arguments(op, stack);
   const DTensorMeta* meta = meta_of(arguments.at(0));
   if (meta == nullptr || arguments.is_out_variant()) return false;
   std::string name = op.schema().name();
@@ -144,7 +144,7 @@ void fill_bernoulli(const Part& part, const at::Generator& generator, double p) 
 }
 
 bool bernoulli_in_place(const c10::OperatorHandle& op, Stack& stack) {
-  const Arguments arguments(op, stack);
+  const RandomCall arguments(op, stack);
   const DTensorMeta* meta = meta_of(arguments.at(0));
   if (meta == nullptr) return false;
   const double p = arguments.value("p").toDouble();
@@ -154,7 +154,7 @@ bool bernoulli_in_place(const c10::OperatorHandle& op, Stack& stack) {
 }
 
 bool bernoulli_p(const c10::OperatorHandle& op, Stack& stack) {
-  const Arguments arguments(op, stack);
+  const RandomCall arguments(op, stack);
   const DTensorMeta* meta = meta_of(arguments.at(0));
   if (meta == nullptr || arguments.is_out_variant()) return false;
   const double p = arguments.value("p").toDouble();
@@ -174,7 +174,7 @@ at::Tensor uniform_beside(const Spec& like, at::ScalarType p, const at::Generato
 // bernoulli(self), bernoulli.Tensor(self, p), bernoulli_.Tensor(self, p): probabilities are tensors.
 bool bernoulli_tensor(const c10::OperatorHandle& op, Stack& stack) {
   const at::AutoDispatchBelowADInplaceOrView guard;
-  const Arguments arguments(op, stack);
+  const RandomCall arguments(op, stack);
   const DTensorMeta* meta = meta_of(arguments.at(0));
   if (meta == nullptr || arguments.is_out_variant()) return false;
   const at::Tensor self = arguments.at(0).toTensor();
@@ -191,7 +191,7 @@ bool bernoulli_tensor(const c10::OperatorHandle& op, Stack& stack) {
 }
 
 bool rand_like(const c10::OperatorHandle& op, Stack& stack) {
-  const Arguments arguments(op, stack);
+  const RandomCall arguments(op, stack);
   const DTensorMeta* meta = meta_of(arguments.at(0));
   if (meta == nullptr || arguments.is_out_variant()) return false;
   const Part part = detail::empty_beside(*meta->spec, arguments.dtype(), arguments.memory_format());
@@ -205,7 +205,7 @@ int64_t as_integer(const c10::IValue& value) {
 }
 
 bool randint_like(const c10::OperatorHandle& op, Stack& stack) {
-  const Arguments arguments(op, stack);
+  const RandomCall arguments(op, stack);
   const DTensorMeta* meta = meta_of(arguments.at(0));
   if (meta == nullptr || arguments.is_out_variant()) return false;
   const int64_t low = arguments.has("low") ? as_integer(arguments.value("low")) : 0;
@@ -229,7 +229,7 @@ Part linear_input(const DTensorMeta& meta) {
 }
 
 bool native_dropout(const c10::OperatorHandle& op, Stack& stack) {
-  const Arguments arguments(op, stack);
+  const RandomCall arguments(op, stack);
   const DTensorMeta* meta = meta_of(arguments.at(0));
   if (meta == nullptr || arguments.is_out_variant()) return false;
   const double p = arguments.value("p").toDouble();
@@ -249,7 +249,7 @@ bool native_dropout(const c10::OperatorHandle& op, Stack& stack) {
 }
 
 // Slopes of the negative elements, drawn into `noise`; 1 where self is positive.
-at::Tensor rrelu_part(const Part& self, const Part& noise, const Arguments& arguments) {
+at::Tensor rrelu_part(const Part& self, const Part& noise, const RandomCall& arguments) {
   const double lower = arguments.value("lower").toScalar().toDouble();
   const double upper = arguments.value("upper").toScalar().toDouble();
   const Part slope = detail::empty_beside(*self.spec);
@@ -262,7 +262,7 @@ at::Tensor rrelu_part(const Part& self, const Part& noise, const Arguments& argu
 
 bool rrelu_with_noise(const c10::OperatorHandle& op, Stack& stack) {
   const at::AutoDispatchBelowADInplaceOrView guard;
-  const Arguments arguments(op, stack);
+  const RandomCall arguments(op, stack);
   const DTensorMeta* meta = meta_of(arguments.at(0));
   const DTensorMeta* noise_meta = meta_of(arguments.value("noise"));
   const std::string& name = op.schema().name();
@@ -283,7 +283,7 @@ bool rrelu_with_noise(const c10::OperatorHandle& op, Stack& stack) {
 }
 
 // Standard normal numbers of the broadcast shape, placed like the operand that has it.
-at::Tensor normal_beside(const Arguments& arguments, const DTensorMeta* mean, const DTensorMeta* std) {
+at::Tensor normal_beside(const RandomCall& arguments, const DTensorMeta* mean, const DTensorMeta* std) {
   const Spec& first = mean != nullptr ? *mean->spec : *std->spec;
   c10::DimVector sizes(first.sizes);
   if (mean != nullptr && std != nullptr) sizes = at::infer_size_dimvector(mean->spec->sizes, std->spec->sizes);
@@ -306,7 +306,7 @@ void check_deviation(const c10::IValue& std) {
 
 bool normal_of_tensors(const c10::OperatorHandle& op, Stack& stack) {
   const at::AutoDispatchBelowADInplaceOrView guard;
-  const Arguments arguments(op, stack);
+  const RandomCall arguments(op, stack);
   const c10::IValue mean = arguments.value("mean");
   const c10::IValue std = arguments.value("std");
   const bool mean_is_plain = mean.isTensor() && meta_of(mean) == nullptr;

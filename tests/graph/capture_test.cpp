@@ -8,8 +8,8 @@
 namespace serried {
 namespace {
 
-struct MlpImpl : torch::nn::Module {
-  MlpImpl(int layers, int width, double dropout = 0) : dropout_(dropout) {
+struct PerceptronsImpl : torch::nn::Module {
+  PerceptronsImpl(int layers, int width, double dropout = 0) : dropout_(dropout) {
     for (int i = 0; i < layers; ++i) {
       linears.push_back(register_module("l" + std::to_string(i), torch::nn::Linear(width, width)));
     }
@@ -24,10 +24,10 @@ struct MlpImpl : torch::nn::Module {
   std::vector<torch::nn::Linear> linears;
   double dropout_;
 };
-TORCH_MODULE(Mlp);
+TORCH_MODULE(Perceptrons);
 
-struct Trainer {
-  Trainer(double momentum, double dropout)
+struct SgdTrainer {
+  SgdTrainer(double momentum, double dropout)
       : net((torch::manual_seed(1), 4), 16, dropout),
         optimizer(net->parameters(), torch::optim::SGDOptions(0.1).momentum(momentum)) {}
   at::Tensor step(const at::Tensor& x, const at::Tensor& y) {
@@ -37,7 +37,7 @@ struct Trainer {
     optimizer.step();
     return loss;
   }
-  Mlp net;
+  Perceptrons net;
   torch::optim::SGD optimizer;
 };
 
@@ -47,12 +47,12 @@ void expect_same_training(double momentum, double dropout) {
     xs.push_back(torch::randn({8, 16}));
     ys.push_back(torch::randn({8, 16}));
   }
-  Trainer eager(momentum, dropout);
+  SgdTrainer eager(momentum, dropout);
   torch::manual_seed(5);
   std::vector<at::Tensor> losses;
   for (int i = 0; i < 20; ++i) losses.push_back(eager.step(xs[i], ys[i]));
 
-  Trainer trainer(momentum, dropout);
+  SgdTrainer trainer(momentum, dropout);
   auto step = capture([&](const at::Tensor& x, const at::Tensor& y) { return trainer.step(x, y); });
   torch::manual_seed(5);
   for (int i = 0; i < 20; ++i) {

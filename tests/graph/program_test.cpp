@@ -41,7 +41,7 @@ TEST(Program, AFailedRunLeavesNothing) {
   graph::Program program(recorded.graph, recorded.groups);
   EXPECT_THROW(program.run({in[0], in[0]}), c10::Error);
   for (size_t id = 0; id < recorded.graph.values().size(); ++id) EXPECT_FALSE(program.value(int(id)).defined());
-  expect_equal(replay(program, recorded, in)[0], fn(in)[0]);
+  testing::expect_equal(rerun(program, recorded, in)[0], fn(in)[0]);
 }
 
 TEST(Program, NeedsTheGroupsOfItsCollectives) {

@@ -397,6 +397,9 @@ TEST(GraphParse, NamesTheLineThatItCannotRead) {
   EXPECT_EQ(parse_error(x + "gradient %0 of \"w\n"), "[graph] line 3: the line ends in the middle of a string");
   EXPECT_EQ(parse_error("node serried_graph_test::float(f=nan:0xyz)\n"),
             "[graph] line 2: \"yz\" is no hexadecimal number");
+  const std::string names = "node serried_graph_test::names(text=\"\", texts=[], dtype=none, ";
+  EXPECT_EQ(parse_error(names + "layout=round)\n"), "[graph] line 2: unknown layout \"round\"");
+  EXPECT_EQ(parse_error(names + "layout=strided, format=new)\n"), "[graph] line 2: unknown memory format \"new\"");
   EXPECT_EQ(parse_error("poem\n"), "[graph] line 2: there is no such line: \"poem\"");
 }
 

@@ -47,6 +47,7 @@ Tensors copies_as(const Tensors& parameters, at::ScalarType dtype) {
 
 template <class Ours, class Stock, class Options>
 void compare(const std::string& what, const Options& options, at::ScalarType dtype = at::kDouble) {
+  at::set_num_threads(1);  // fused kernels split even tiny tensors, and threads wait long on a busy machine
   const Tensors actual = make_parameters(dtype);
   const Tensors expected = copies_as(actual, reference_dtype(dtype));
   Ours ours(actual, options);

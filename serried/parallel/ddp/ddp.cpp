@@ -101,6 +101,9 @@ void DataParallelBase::install_hooks() {
     low_precision_->lower();
     low_precision_->install_hooks();
   }
+  if (const auto dtype = reducer_options(options_).reduce_dtype) {
+    log::line(log::Topic::comm, "mixed precision: gradients are reduced in ", *dtype);
+  }
   if (delayed_) delayed_->install_hooks();
   reducer_->install_hooks();
   if (low_precision_) low_precision_->restore();

@@ -10,11 +10,19 @@ namespace {
 
 using namespace serried::testing;
 
+torch::nn::Sequential make_net() {
+  torch::manual_seed(1);
+  torch::nn::Sequential net;
+  net->push_back(torch::nn::Linear(6, 8));
+  net->push_back(torch::nn::LayerNorm(torch::nn::LayerNormOptions({8})));
+  net->push_back(torch::nn::ReLU());
+  net->push_back(torch::nn::Dropout(0.25));
+  net->push_back(torch::nn::BatchNorm1d(8));
+  net->push_back(torch::nn::Linear(8, 3));
+  return net;
+}
+
 struct Job {
-  Job()
-      : net((torch::manual_seed(1), torch::nn::Linear(6, 8)), torch::nn::LayerNorm(torch::nn::LayerNormOptions({8})),
-            torch::nn::ReLU(), torch::nn::Dropout(0.25), torch::nn::BatchNorm1d(8), torch::nn::Linear(8, 3)),
-        optimizer(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.01)) {}
   at::Tensor step(const at::Tensor& x, const at::Tensor& y) {
     optimizer.zero_grad();
     at::Tensor loss = torch::nn::functional::cross_entropy(net->forward(x), y);
@@ -22,8 +30,8 @@ struct Job {
     optimizer.step();
     return loss;
   }
-  torch::nn::Sequential net;
-  torch::optim::SGD optimizer;
+  torch::nn::Sequential net = make_net();
+  torch::optim::SGD optimizer{net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.01)};
 };
 
 void expect_trains_as_eager(const std::vector<Pass>& list) {

@@ -43,7 +43,7 @@ TEST(DropDead, KeepsRandomNumbersThatNobodyReads) {
   const Tensors expected = fn(in);
   graph::Program program(after.graph, after.groups);
   torch::manual_seed(3);
-  expect_equal(replay(program, after, in)[0], expected[0]);
+  expect_equal(rerun(program, after, in)[0], expected[0]);
 }
 
 TEST(DropDead, KeepsWritesThroughViews) {
@@ -66,7 +66,7 @@ TEST(DropDead, KeepsRunningStatistics) {
   const Recorded after = with(record(fn, in), {passes::drop_dead()});
   mean.zero_();
   graph::Program program(after.graph, after.groups);
-  const at::Tensor got = replay(program, after, in)[0];
+  const at::Tensor got = rerun(program, after, in)[0];
   mean.zero_();
   expect_equal(got, fn(in)[0]);
 }
@@ -80,7 +80,7 @@ TEST(DropDead, ResultsAreNoSecondNames) {
   const Recorded after = with(record(fn, in), {passes::drop_dead()});
   EXPECT_EQ(after.graph.count("detach"), 2);
   graph::Program program(after.graph, after.groups);
-  const Tensors out = replay(program, after, in);
+  const Tensors out = rerun(program, after, in);
   EXPECT_FALSE(out[0].is_same(in[0]));
   EXPECT_FALSE(out[1].is_same(out[2]));
 }

@@ -4,6 +4,7 @@
 
 #include <limits>
 
+#include "serried/graph/capture.h"
 #include "tests/graph/passes/recorded.h"
 
 namespace serried {
@@ -39,7 +40,7 @@ TEST(Freeze, ResultsAreNewTensorsAtEachRun) {
   const Recorded after = with(record(fn, in), passes::defaults());
   EXPECT_EQ(after.graph.arena_bytes(), 0);
   graph::Program program(after.graph, after.groups);
-  const Tensors first = replay(program, after, in), second = replay(program, after, in);
+  const Tensors first = rerun(program, after, in), second = rerun(program, after, in);
   for (size_t i = 0; i < first.size(); ++i) EXPECT_NE(first[i].data_ptr(), second[i].data_ptr());
 }
 
@@ -50,7 +51,7 @@ TEST(Freeze, ReluTreatsSpecialNumbersAsEagerDoes) {
   const Recorded after = with(record(fn, {x}), {passes::freeze()});
   EXPECT_EQ(after.graph.count("clamp_min"), 1);
   graph::Program program(after.graph, after.groups);
-  expect_equal(replay(program, after, {x})[0], fn({x})[0]);
+  expect_equal(rerun(program, after, {x})[0], fn({x})[0]);
 }
 
 TEST(Freeze, LossesAndNormsComputeTheSame) {
@@ -76,6 +77,21 @@ TEST(Freeze, WritesInPlaceOnBuffersAsOnTensors) {
   };
   const Tensors in{torch::randn({3, 2})};
   expect_same_results(fn, with(record(fn, in), passes::defaults()), in);
+}
+
+TEST(Freeze, WhatAHookKeepsStaysAsItWas) {
+  const at::Tensor w = torch::ones({3}).requires_grad_();
+  Tensors kept;
+  auto step = capture([&](const at::Tensor& x) {
+    const at::Tensor y = x * w;
+    y.register_hook([&](const at::Tensor& grad) { kept.push_back(grad); });
+    w.mutable_grad().reset();
+    y.exp().sum().backward();
+  });
+  for (int i = 0; i < 6; ++i) step(torch::full({3}, 0.1 * i));
+  EXPECT_EQ(step.replays(), 3);
+  ASSERT_EQ(kept.size(), 6u);
+  for (int i = 0; i < 6; ++i) expect_equal(kept[i], torch::full({3}, 0.1 * i).exp());
 }
 
 }  // namespace

@@ -13,7 +13,8 @@ TEST(HoistViews, MakesViewsOfParametersOnce) {
   const at::Tensor w = torch::randn({4, 6});
   const Function fn = [&](const Tensors& in) -> Tensors {
     const auto halves = w.t().split(3);
-    return {in[0].mm(halves[0]) + in[0].mm(halves[1])};
+    const at::Tensor left = in[0].mm(halves[0]), right = in[0].mm(halves[1]);
+    return {left + right};
   };
   const Tensors in{torch::randn({2, 3})};
   const Recorded before = record(fn, in);

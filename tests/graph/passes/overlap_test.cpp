@@ -32,7 +32,7 @@ TEST(Overlap, StartsEarlyAndWaitsLate) {
             "%3, %w6 = start_all_reduce(%1, group=\"g\", op=sum)  # f32[4], 16 B\n"
             "%2 = sin(%in0)  # f32[4]\n"
             "%4 = cos(%2)  # f32[4]\n"
-            "wait(%w6)\n"
+            "serried::wait(%w6)\n"
             "%5 = add(%4, %3)  # f32[4]\n");
 }
 
@@ -88,10 +88,10 @@ TEST(Overlap, BoundsWhatIsOnItsWay) {
   EXPECT_EQ(code_of(with(before, {passes::overlap(32)})),
             "%1, %w4 = start_all_reduce(%in0, group=\"g\", op=sum)  # f32[4], 16 B\n"
             "%2, %w5 = start_all_reduce(%in0, group=\"g\", op=sum)  # f32[4], 16 B\n"
-            "wait(%w4)\n"
+            "serried::wait(%w4)\n"
             "%3, %w6 = start_all_reduce(%in0, group=\"g\", op=sum)  # f32[4], 16 B\n"
-            "wait(%w5)\n"
-            "wait(%w6)\n");
+            "serried::wait(%w5)\n"
+            "serried::wait(%w6)\n");
 }
 
 TEST(Overlap, WaitsBeforeTheOperandChanges) {

@@ -58,7 +58,7 @@ inline std::string code_of(const Recorded& recorded) {
   return std::regex_replace(text, group_name, "group=\"g\"");
 }
 
-inline Tensors replay(graph::Program& program, const Recorded& recorded, const Tensors& inputs) {
+inline Tensors rerun(graph::Program& program, const Recorded& recorded, const Tensors& inputs) {
   program.run(inputs);
   Tensors outputs;
   for (graph::ValueId id : recorded.graph.outputs()) outputs.push_back(program.value(id));
@@ -72,7 +72,7 @@ inline void expect_same_results(const Function& fn, const Recorded& changed, con
   for (int round = 0; round < 3; ++round) {
     Tensors others;
     for (const at::Tensor& t : inputs) others.push_back(t * (0.5 + round));
-    const Tensors expected = fn(others), got = replay(program, changed, others);
+    const Tensors expected = fn(others), got = rerun(program, changed, others);
     ASSERT_EQ(got.size(), expected.size());
     for (size_t i = 0; i < got.size(); ++i) expect_equal(got[i], expected[i], "result " + std::to_string(i));
   }

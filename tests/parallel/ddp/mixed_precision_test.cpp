@@ -440,6 +440,7 @@ TEST(MixedPrecision, TheLogSaysWhatRunsInWhichDtype) {
   log::set_topics("none");
   const std::string text = ::testing::internal::GetCapturedStderr();
   EXPECT_THAT(text, HasSubstr("mixed precision: forward and backward run with 5 parameters in BFloat16\n"));
+  EXPECT_THAT(text, HasSubstr("mixed precision: gradients are reduced in BFloat16\n"));
   EXPECT_THAT(text, HasSubstr("mixed precision: buffers are in Half\n"));
 }
 

@@ -1,4 +1,5 @@
-// Trains on three ranks, loses the second in the middle of a backward, and goes on with the two that are left.
+// Trains on three ranks, loses the second in the middle of a backward, and goes on with the two that are left; with
+// "captured" as second argument in the replay of a captured step.
 #include <signal.h>
 #include <time.h>
 #include <unistd.h>
@@ -17,8 +18,8 @@ namespace {
 using namespace serried;
 using namespace std::chrono_literals;
 
-constexpr int kStepOfDeath = 3;
-constexpr int kNumSteps = 6;
+constexpr int kStepOfDeath = 5;  // a captured step is replayed by then
+constexpr int kNumSteps = 9;
 constexpr int kVictim = 1;
 
 int64_t now_ms() {
@@ -58,17 +59,11 @@ std::vector<at::Tensor> expected_parameters() {
   return net->parameters();
 }
 
-void train_step(DistributedDataParallel<torch::nn::Sequential>& ddp, torch::optim::Optimizer& optimizer, int rank,
-                int step) {
-  optimizer.zero_grad();
-  ddp(batch_of(rank, step)).pow(2).mean().backward();
-  optimizer.step();
-}
-
 }  // namespace
 
-int main(int, char** argv) {
+int main(int argc, char** argv) {
   const std::string death_note = argv[1];
+  const bool is_captured = argc > 2 && argv[2] == std::string("captured");
   signal(SIGTERM, SIG_IGN);  // the launcher asks the others to end when one has died
   at::set_num_threads(1);
   const Group world = new_group("shm", {.timeout = 20s});
@@ -84,10 +79,18 @@ int main(int, char** argv) {
     kill(getpid(), SIGKILL);
     return grad;
   });
+  const auto train = [&](const at::Tensor& batch) {
+    optimizer.zero_grad();
+    ddp(batch).pow(2).mean().backward();
+    optimizer.step();
+  };
+  auto captured = capture(train);
+  const auto train_step = [&](int step) { is_captured ? captured(batch_of(rank, step)) : train(batch_of(rank, step)); };
   for (int step = 0; step < kNumSteps; ++step) {
     dies = rank == kVictim && step == kStepOfDeath;
+    if (step == kStepOfDeath && is_captured && captured.replays() == 0) say("nothing was replayed");
     try {
-      train_step(ddp, optimizer, rank, step);
+      train_step(step);
     } catch (const c10::DistBackendError& error) {
       int64_t died_at = 0;
       std::ifstream(death_note) >> died_at;
@@ -97,7 +100,7 @@ int main(int, char** argv) {
       }
       const auto store = c10::make_intrusive<c10d::PrefixStore>("survivors", world->getStore());
       ddp.set_process_group(new_group("shm", {.store = store, .rank = rank == 0 ? 0 : 1, .world_size = 2}));
-      train_step(ddp, optimizer, rank, step);
+      train_step(step);
     }
   }
   const std::vector<at::Tensor> expected = expected_parameters();

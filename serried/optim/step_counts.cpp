@@ -1,5 +1,5 @@
 // Shares counts among parameters, and parts them once they no longer step together.
-#include "serried/optim/detail/step_counts.h"
+#include "serried/optim/step_counts.h"
 
 #include <ATen/ATen.h>
 

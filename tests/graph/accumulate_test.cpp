@@ -1,0 +1,187 @@
+// Captured functions that add to gradients, that ask for gradients, and that run backward twice.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "serried/comm/ranks.h"
+#include "serried/graph/capture.h"
+
+namespace serried {
+namespace {
+
+constexpr int kMicroSteps = 4;
+
+struct Accumulator {
+  Accumulator()
+      : net(seeded(
+            1,
+            [] { return torch::nn::Sequential(torch::nn::Linear(5, 7), torch::nn::ReLU(), torch::nn::Linear(7, 3)); })),
+        optimizer(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9)) {}
+
+  at::Tensor accumulate(const at::Tensor& x) {
+    at::Tensor loss = net->forward(x).square().mean();
+    loss.backward();
+    return loss;
+  }
+
+  torch::nn::Sequential net;
+  torch::optim::SGD optimizer;
+};
+
+void expect_equal_accumulators(Accumulator& actual, Accumulator& expected) {
+  const auto parameters = actual.net->parameters(), wanted = expected.net->parameters();
+  for (size_t k = 0; k < wanted.size(); ++k) {
+    EXPECT_TRUE(at::equal(parameters[k], wanted[k]));
+    ASSERT_EQ(parameters[k].grad().defined(), wanted[k].grad().defined());
+    if (!wanted[k].grad().defined()) continue;
+    EXPECT_TRUE(at::equal(parameters[k].grad(), wanted[k].grad()));
+    EXPECT_EQ(parameters[k].grad()._version(), wanted[k].grad()._version());
+  }
+}
+
+struct AccumulatorCounts {
+  int64_t captures = 0;
+  int64_t replays_of_last_round = 0;
+};
+
+AccumulatorCounts accumulate_as_eager(int rounds, int micro_steps, bool set_to_none) {
+  Accumulator eager, trainer;
+  auto step = capture([&](const at::Tensor& x) { return trainer.accumulate(x); });
+  int64_t replays = 0;
+  for (int round = 0; round < rounds; ++round) {
+    replays = step.replays();
+    for (int i = 0; i < micro_steps; ++i) {
+      const at::Tensor x = torch::randn({4, 5});
+      EXPECT_TRUE(at::equal(step(x), eager.accumulate(x))) << "round " << round << ", step " << i;
+      expect_equal_accumulators(trainer, eager);
+    }
+    for (Accumulator* each : {&trainer, &eager}) {
+      each->optimizer.step();
+      each->optimizer.zero_grad(set_to_none);
+    }
+    expect_equal_accumulators(trainer, eager);
+  }
+  return {step.captures(), step.replays() - replays};
+}
+
+TEST(CaptureAccumulates, WithGradientsDroppedBetweenRounds) {
+  const AccumulatorCounts counts = accumulate_as_eager(4, kMicroSteps, /*set_to_none=*/true);
+  EXPECT_EQ(counts.captures, 2);
+  EXPECT_EQ(counts.replays_of_last_round, kMicroSteps);
+}
+
+TEST(CaptureAccumulates, WithTwoMicroSteps) {
+  const AccumulatorCounts counts = accumulate_as_eager(6, 2, /*set_to_none=*/true);
+  EXPECT_EQ(counts.captures, 2);
+  EXPECT_EQ(counts.replays_of_last_round, 2);
+}
+
+TEST(CaptureAccumulates, WithGradientsZeroedBetweenRounds) {
+  const AccumulatorCounts counts = accumulate_as_eager(3, kMicroSteps, /*set_to_none=*/false);
+  EXPECT_EQ(counts.captures, 1);
+  EXPECT_EQ(counts.replays_of_last_round, kMicroSteps);
+}
+
+TEST(CaptureAccumulates, WithGradientsZeroedInside) {
+  Accumulator eager, trainer;
+  const auto train = [](Accumulator& it, const at::Tensor& x) {
+    it.optimizer.zero_grad(/*set_to_none=*/false);
+    const at::Tensor loss = it.accumulate(x);
+    it.optimizer.step();
+    return loss;
+  };
+  auto step = capture([&](const at::Tensor& x) { return train(trainer, x); });
+  for (int i = 0; i < 8; ++i) {
+    const at::Tensor x = torch::randn({4, 5});
+    EXPECT_TRUE(at::equal(step(x), train(eager, x)));
+    expect_equal_accumulators(trainer, eager);
+  }
+  EXPECT_GE(step.replays(), 4) << step.last_recapture_reason();
+}
+
+TEST(CaptureAccumulates, IntoAGradientThatTheUserGave) {
+  const at::Tensor weight = torch::ones({3}, at::requires_grad());
+  auto step = capture([&](const at::Tensor& x) { (weight * x).sum().backward(); });
+  for (int i = 0; i < 6; ++i) {
+    at::Tensor given = torch::full({3}, 10.F * float(i));
+    weight.mutable_grad() = given;
+    step(torch::ones({3}));
+    EXPECT_TRUE(weight.grad().is_same(given));
+    EXPECT_TRUE(at::equal(given, torch::full({3}, 10.F * float(i) + 1)));
+  }
+  EXPECT_EQ(step.replays(), 3);
+  // Of another layout: recorded anew, not misread.
+  weight.mutable_grad() = torch::zeros({6}).slice(0, 0, 6, 2);
+  step(torch::ones({3}));
+  EXPECT_TRUE(at::equal(weight.grad(), torch::ones({3})));
+  EXPECT_EQ(step.replays(), 3);
+}
+
+TEST(CaptureAccumulates, IntoTheGradientOfAnArgument) {
+  auto step = capture([](const at::Tensor& x) { x.square().sum().backward(); });
+  for (int i = 0; i < 6; ++i) {
+    const at::Tensor x = torch::full({3}, float(i)).requires_grad_();
+    step(x);
+    ASSERT_TRUE(x.grad().defined()) << i;
+    EXPECT_TRUE(at::equal(x.grad(), 2 * x));
+  }
+  EXPECT_EQ(step.replays(), 3);
+}
+
+TEST(CaptureGradients, OfAutogradGrad) {
+  const at::Tensor weight = torch::ones({3}, at::requires_grad());
+  at::Tensor expected = torch::ones({3});
+  auto step = capture([&](const at::Tensor& x) {
+    const at::Tensor loss = (weight * x).square().sum();
+    const at::Tensor grad = torch::autograd::grad({loss}, {weight})[0];
+    const at::NoGradGuard no_grad;
+    weight.sub_(grad * 0.25);
+    return grad;
+  });
+  for (int i = 0; i < 7; ++i) {
+    const at::Tensor x = torch::full({3}, 0.5F * float(i));
+    const at::Tensor grad = 2 * (expected * x) * x;
+    EXPECT_TRUE(at::equal(step(x), grad)) << i;
+    expected = expected - grad * 0.25;
+    EXPECT_TRUE(at::equal(weight, expected));
+    EXPECT_FALSE(weight.grad().defined());
+  }
+  EXPECT_EQ(step.replays(), 4);
+}
+
+TEST(CaptureGradients, OfGradients) {
+  const at::Tensor weight = torch::arange(3, at::kFloat).requires_grad_();
+  auto step = capture([&](const at::Tensor& x) {
+    weight.mutable_grad().reset();
+    const at::Tensor loss = (weight * x).pow(3).sum();
+    const at::Tensor grad =
+        torch::autograd::grad({loss}, {weight}, {}, /*retain_graph=*/true, /*create_graph=*/true)[0];
+    grad.square().sum().backward();
+  });
+  for (int i = 0; i < 7; ++i) {
+    const at::Tensor x = torch::full({3}, 1.F + float(i));
+    step(x);
+    // grad = 3 w^2 x^3, and the gradient of its square is 36 w^3 x^6.
+    EXPECT_TRUE(torch::allclose(weight.grad(), 36 * weight.detach().pow(3) * x.pow(6)));
+  }
+  EXPECT_EQ(step.replays(), 4);
+}
+
+TEST(CaptureGradients, OfTwoBackwardsOfOneGraph) {
+  const at::Tensor weight = torch::arange(3, at::kFloat).requires_grad_();
+  auto step = capture([&](const at::Tensor& x) {
+    weight.mutable_grad().reset();
+    const at::Tensor loss = (weight * x).square().sum();
+    loss.backward({}, /*retain_graph=*/true);
+    loss.backward();
+    return loss;
+  });
+  for (int i = 0; i < 7; ++i) {
+    const at::Tensor x = torch::full({3}, 1.F + float(i));
+    step(x);
+    EXPECT_TRUE(at::equal(weight.grad(), 2 * (2 * weight.detach() * x.square())));
+  }
+  EXPECT_EQ(step.replays(), 4);
+}
+
+}  // namespace
+}  // namespace serried

@@ -1,0 +1,126 @@
+// Ranks replay only what all of them recorded alike, and never wait for ever.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "serried/comm/collectives.h"
+#include "serried/graph/agree.h"
+#include "serried/graph/capture.h"
+#include "serried/parallel/ddp/ddp.h"
+#include "tests/support/on_ranks.h"
+
+namespace serried {
+namespace {
+
+using graph::CaptureError;
+using graph::CaptureErrorKind;
+using ::testing::HasSubstr;
+
+class CaptureAgrees : public testing::OnRanks {};
+INSTANTIATE_TEST_SUITE_P(Backends, CaptureAgrees, ::testing::ValuesIn(testing::settings({2, 3})), testing::name_of);
+
+at::Tensor reduce_two(const at::Tensor& x, const Group& group) {
+  return all_reduce(x, group) + all_reduce(x * 2, group);
+}
+
+TEST_P(CaptureAgrees, SameCollectivesReplay) {
+  on_ranks([](const Group& group) {
+    const at::NoGradGuard no_grad;
+    auto step = capture([&](const at::Tensor& x) { return reduce_two(x, group); });
+    for (int i = 0; i < 6; ++i) {
+      EXPECT_TRUE(at::equal(step(torch::full({5}, i)), torch::full({5}, 3 * i * group->getSize())));
+    }
+    EXPECT_EQ(step.replays(), 3);
+  });
+}
+
+TEST_P(CaptureAgrees, ADifferenceIsRaisedOnAllRanks) {
+  on_ranks([](const Group& group) {
+    const at::NoGradGuard no_grad;
+    CaptureOptions options{.passes = {}};
+    if (group->getRank() == 1) options.passes = {passes::bucket_collectives()};
+    auto step = capture([&](const at::Tensor& x) { return reduce_two(x, group); }, options);
+    const at::Tensor x = torch::ones({5});
+    step(x);
+    step(x);
+    try {
+      step(x);
+      // Two ranks alike that do not know of the third have nothing to say; none of them is in that place here.
+      ADD_FAILURE() << "rank " << group->getRank() << " agreed";
+    } catch (const CaptureError& error) {
+      EXPECT_EQ(error.report().kind, CaptureErrorKind::different_ranks);
+      const std::string text = error.report().explanation;
+      EXPECT_THAT(text, HasSubstr("collective 0 on the group"));
+      EXPECT_THAT(text, HasSubstr("Float 20 bytes\" on rank"));
+      EXPECT_THAT(text, HasSubstr("Float 40 bytes\" on rank"));
+      EXPECT_THAT(text, HasSubstr("on rank " + std::to_string(group->getRank())));
+      EXPECT_THAT(text, HasSubstr("on rank 1"));
+    }
+  });
+}
+
+TEST_P(CaptureAgrees, ARefusedGraphMayRunEagerly) {
+  on_ranks([](const Group& group) {
+    const at::NoGradGuard no_grad;
+    CaptureOptions options{.passes = {}, .when_refused = WhenRefused::run_eager};
+    if (group->getRank() == 0) options.passes = {passes::bucket_collectives()};
+    auto step = capture([&](const at::Tensor& x) { return reduce_two(x, group); }, options);
+    for (int i = 0; i < 6; ++i) {
+      EXPECT_TRUE(at::equal(step(torch::full({5}, i)), torch::full({5}, 3 * i * group->getSize())));
+    }
+    EXPECT_EQ(step.replays(), 0);
+  });
+}
+
+// The last batch of one rank is often smaller.
+TEST_P(CaptureAgrees, OneRankMayRecordWhileTheOthersReplay) {
+  on_ranks([](const Group& group) {
+    const bool is_last = group->getRank() == group->getSize() - 1;
+    torch::nn::Linear net = seeded(3, [] { return torch::nn::Linear(5, 3); });
+    DistributedDataParallel ddp(net, {.process_group = group});
+    auto step = capture([&](const at::Tensor& x) {
+      net->zero_grad();
+      ddp(x).sum().backward();
+    });
+    for (int i = 0; i < 7; ++i) step(torch::ones({4, 5}));
+    const int64_t captures = step.captures();
+    for (int i = 0; i < 5; ++i) {
+      step(torch::ones({is_last ? 2 : 4, 5}));
+      const double mean = (4.0 * (group->getSize() - 1) + 2) / group->getSize();
+      EXPECT_TRUE(torch::allclose(net->weight.grad(), torch::full({3, 5}, mean)));
+    }
+    EXPECT_EQ(step.captures() - captures, is_last ? 1 : 0) << step.last_recapture_reason();
+  });
+}
+
+TEST(CaptureAgreesInTime, ARankThatNeverRecordsIsNamed) {
+  const auto run = [](const Group& group) {
+    const at::NoGradGuard no_grad;
+    auto step = capture([&](const at::Tensor& x) { return all_reduce(x, group); });
+    for (int i = 0; i < 2; ++i) step(torch::ones({3}));
+    // The other rank runs the same collective by itself.
+    if (group->getRank() == 1) {
+      all_reduce(torch::ones({3}), group);
+      return;
+    }
+    try {
+      step(torch::ones({3}));
+      ADD_FAILURE() << "rank 0 agreed with nobody";
+    } catch (const CaptureError& error) {
+      EXPECT_EQ(error.report().kind, CaptureErrorKind::different_ranks);
+      EXPECT_THAT(error.report().explanation, HasSubstr("rank 0 waited 700 ms for rank 1 to record"));
+    }
+  };
+  run_ranks(2, run, {.timeout = std::chrono::milliseconds(700)});
+}
+
+TEST(CaptureAgreesInTime, AFakeGroupHasNobodyToAsk) {
+  const Group group = new_group("fake", {.rank = 3, .world_size = 8});
+  const at::NoGradGuard no_grad;
+  auto step = capture([&](const at::Tensor& x) { return all_reduce(x, group); });
+  for (int i = 0; i < 5; ++i) step(torch::ones({3}));
+  EXPECT_EQ(step.replays(), 2);
+}
+
+}  // namespace
+}  // namespace serried
