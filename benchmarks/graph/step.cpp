@@ -26,14 +26,13 @@ namespace {
 using namespace serried;
 using namespace serried::bench;
 
-constexpr int kCallsToReplay = 4;  // one eager, two recorded, one replayed
+constexpr int kWarmUp = 8;  // one eager call, two recorded ones, two more where buckets are rebuilt
 constexpr int kRounds = 12;
-constexpr double kBlockUs = 60e3;        // of steps in a row: short beside the drift of the machine's speed
-constexpr double kStartBudget = 3;       // seconds
-constexpr double kGuardBudget = 2;       // microseconds
-constexpr double kGrowthBudget = 64;     // KiB over 10,000 replays: what the allocator's own pages may do
-constexpr double kLongStepUs = 5e3;      // beyond this 10,000 steps take too long
-constexpr int64_t kIgnoredBytes = 1024;  // numbers and sizes
+constexpr double kBlockUs = 60e3;     // of steps in a row: short beside the drift of the machine's speed
+constexpr double kStartBudget = 3;    // seconds
+constexpr double kGuardBudget = 2;    // microseconds
+constexpr double kGrowthBudget = 64;  // KiB over 10,000 replays: what the allocator's own pages may do
+constexpr double kLongStepUs = 5e3;   // beyond this 10,000 steps take too long
 
 template <class Fn>
 double us_of(Fn&& fn) {
@@ -168,10 +167,10 @@ double peak_kib(const Case& one, const Group& group, bool is_captured) {
     is_captured ? step(training.batch.input, training.batch.target)
                 : training.step(training.batch.input, training.batch.target);
   };
-  for (int i = 0; i < 2 * kCallsToReplay; ++i) call();
+  for (int i = 0; i < kWarmUp; ++i) call();
   peak_bytes = live_bytes.load();
   for (int i = 0; i < 3; ++i) call();
-  return double(peak_bytes - before - kIgnoredBytes) / 1024;
+  return double(peak_bytes - before) / 1024;
 }
 
 /// A number of pytorch.py's for this case; 0 where there is none.
@@ -184,51 +183,85 @@ double pytorch(const char* path, const std::string& name, const std::string& wha
   return 0;
 }
 
-int run(const Case& one, const char* results, const char* theirs) {
-  const Group group = new_group();
-  torch::manual_seed(one.same_batch ? 0 : group->getRank());
-  const Training eager = one.make(group), recorded = one.make(group);
-  auto step = capture(recorded.step);
-  const auto captured = [&] { step(recorded.batch.input, recorded.batch.target); };
-  for (int i = 0; i < kCallsToReplay; ++i) captured();
-  const double first_replay = slowest({seconds_since_start()}, group)[0];
-  for (int i = 0; i < kCallsToReplay; ++i) captured();  // data parallel modules rebuild their buckets once
-
-  std::vector<Row> times, starts, memory;
-  const auto add_step = [&](const std::string& name, double ours, double reference, const char* reference_name,
-                            double goal) {
-    if (reference > 0) times.push_back({"capture", one.text + name, ours, reference, reference_name, goal, "us"});
-  };
-  const auto [eager_us, captured_us] =
-      take_turns([&] { eager.step(eager.batch.input, eager.batch.target); }, captured, group);
-  add_step("", captured_us, eager_us, "eager", one.goal);
-  add_step("", captured_us, pytorch(theirs, one.name, "compiled_us"), "PyTorch, compiled", 0);
-  add_step(", eager", eager_us, pytorch(theirs, one.name, "eager_us"), "PyTorch, eager", 0);
-  const RecordingCost cost = recording_cost(recorded, group);
-  add_step(", recorded", cost.recorded, cost.eager, "eager", 2.0);
-  add_step(", recorded and made ready", cost.compared, cost.eager, "eager", 0);
-  if (one.name == "mlp3") add_step(": guards of ten inputs", guard_us(), kGuardBudget, "2 us budget", 1.0);
-
-  starts.push_back({"capture: start to first replay", one.text, first_replay, kStartBudget, "3 s budget", 1.0, "s"});
-  const double their_first = pytorch(theirs, one.name, "first_s");
-  if (their_first > 0) {
-    starts.push_back({"capture: start to first replay", one.text, first_replay, their_first, "PyTorch", 0, "s"});
+/// One case, measured from the start of the process on.
+class Measurement {
+ public:
+  Measurement(const Case& one, const char* theirs) : case_(one), theirs_(theirs), group_(new_group()) {
+    torch::manual_seed(one.same_batch ? 0 : group_->getRank());
   }
 
-  if (eager_us < kLongStepUs) {
-    memory.push_back({"capture: memory", one.text + ", growth over 10,000 replays", growth_kib(captured), kGrowthBudget,
-                      "64 KiB budget", 1.0, "KiB"});
+  std::vector<std::vector<Row>> rows() {
+    const Training recorded = case_.make(group_);
+    auto step = capture(recorded.step);
+    const auto captured = [&] { step(recorded.batch.input, recorded.batch.target); };
+    while (step.replays() == 0) captured();
+    const double first_replay = slowest({seconds_since_start()}, group_)[0];
+    const double eager_us = add_steps(captured);
+    add_recording(recorded);
+    return {times_, starts(first_replay), memory(captured, eager_us < kLongStepUs)};
   }
-  const double eager_kib = peak_kib(one, group, false);
-  memory.push_back(
-      {"capture: memory", one.text + ", peak", peak_kib(one, group, true), eager_kib, "eager", 1.0, "KiB"});
+  bool is_reporter() const { return group_->getRank() == 0; }
 
-  if (group->getRank() != 0) return 0;
-  for (const auto& rows : {times, starts, memory}) {
+ private:
+  double theirs(const char* what) const { return pytorch(theirs_, case_.name, what); }
+
+  /// Leaves out what was not measured.
+  void add(const std::string& name, double ours, double reference, const char* reference_name, double goal) {
+    if (reference > 0) times_.push_back({"capture", case_.text + name, ours, reference, reference_name, goal, "us"});
+  }
+
+  double add_steps(const std::function<void()>& captured) {
+    const Training training = case_.make(group_);
+    const auto eager = [&] { training.step(training.batch.input, training.batch.target); };
+    for (int i = 0; i < kWarmUp; ++i) eager();
+    const auto [eager_us, captured_us] = take_turns(eager, captured, group_);
+    add("", captured_us, eager_us, "eager", case_.goal);
+    add("", captured_us, theirs("compiled_us"), "PyTorch, compiled", 0);
+    add(", eager", eager_us, theirs("eager_us"), "PyTorch, eager", 0);
+    return eager_us;
+  }
+
+  void add_recording(const Training& training) {
+    const RecordingCost cost = recording_cost(training, group_);
+    add(", recorded", cost.recorded, cost.eager, "eager", 2.0);
+    add(", recorded and made ready", cost.compared, cost.eager, "eager", 0);
+    if (case_.name == "mlp3") add(": guards of ten inputs", guard_us(), kGuardBudget, "2 us budget", 1.0);
+  }
+
+  std::vector<Row> starts(double first_replay) const {
+    const std::string table = "capture: start to first replay";
+    std::vector<Row> rows = {{table, case_.text, first_replay, kStartBudget, "3 s budget", 1.0, "s"}};
+    const double first = theirs("first_s");
+    if (first > 0) rows.push_back({table, case_.text, first_replay, first, "PyTorch's first step", 0, "s"});
+    return rows;
+  }
+
+  std::vector<Row> memory(const std::function<void()>& captured, bool is_short) const {
+    const std::string table = "capture: memory";
+    std::vector<Row> rows;
+    if (is_short) {
+      const std::string text = case_.text + ", 10,000 replays add";
+      rows.push_back({table, text, growth_kib(captured), kGrowthBudget, "64 KiB budget", 1.0, "KiB"});
+    }
+    const double eager_kib = peak_kib(case_, group_, false);
+    rows.push_back({table, case_.text + ", peak", peak_kib(case_, group_, true), eager_kib, "eager", 1.0, "KiB"});
+    return rows;
+  }
+
+  const Case case_;
+  const char* theirs_;
+  const Group group_;
+  std::vector<Row> times_;
+};
+
+void run(const Case& one, const char* results, const char* theirs) {
+  Measurement measurement(one, theirs);
+  const auto tables = measurement.rows();
+  if (!measurement.is_reporter()) return;
+  for (const auto& rows : tables) {
     print_table(rows);
     append_json(rows, results);
   }
-  return 0;
 }
 
 }  // namespace
@@ -238,7 +271,9 @@ int main(int argc, char** argv) {
   at::set_num_threads(1);
   const std::string name = argc >= 3 ? argv[1] : "";
   for (const Case& one : cases()) {
-    if (one.name == name) return run(one, argv[2], argc > 3 ? argv[3] : nullptr);
+    if (one.name != name) continue;
+    run(one, argv[2], argc > 3 ? argv[3] : nullptr);
+    return 0;
   }
   std::fprintf(stderr, "usage: bench_graph mlp20|mlp3|mlp20_tp|gpt_ddp|gpt_tp <results.json> [pytorch.jsonl]\n");
   return 2;

@@ -11,6 +11,7 @@
 #include <string>
 #include <string_view>
 
+#include "serried/comm/watch.h"
 #include "serried/graph/error.h"
 #include "serried/graph/text.h"
 
@@ -47,7 +48,7 @@ int64_t common_bytes(const Graph& graph, const Node& node) {
   return bytes;
 }
 
-// "all_reduce sum f32 48 B": what has to be the same on all ranks.
+// "all_reduce op=sum f32 48 bytes": what has to be the same on all ranks.
 std::string line_of_collective(const Graph& graph, const Node& node) {
   static constexpr std::array<std::string_view, 5> kAlike = {"op", "reduce_op", "src", "dst", "root_rank"};
   static constexpr std::array<std::string_view, 3> kUneven = {"all_to_all", "gather", "scatter"};
@@ -59,7 +60,7 @@ std::string line_of_collective(const Graph& graph, const Node& node) {
   ValueId first = kNoValue;
   for_each_operand(node, [&](ValueId id) { first = first == kNoValue ? id : first; });
   if (first == kNoValue) return line;
-  line += c10::str(" ", graph.value(first).meta.dtype);
+  line += c10::str(" ", watch::dtype_name(graph.value(first).meta.dtype));
   return is_one_of(node.short_name(), kUneven) ? line : line + c10::str(" ", common_bytes(graph, node), " bytes");
 }
 

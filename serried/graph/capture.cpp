@@ -174,7 +174,12 @@ CaptureState::Outcome CaptureState::Impl::replay(Entry& entry, const CallArgumen
   Program& program = *entry.program;
   const HooksGuard hooks(entry.recording->hooks);
   const std::vector<at::Tensor> inputs = entry.effects.inputs_of(arguments.tensors);
-  program.run(plain_parts(inputs));
+  try {
+    program.run(plain_parts(inputs));
+  } catch (...) {
+    entry.effects.drop_gradients(inputs);
+    throw;
+  }
   Outcome outcome{.is_replay = true, .outputs = {}, .form = entry.form};
   for (size_t i = 0; i < entry.graph.outputs().size(); ++i) {
     const ValueId id = entry.graph.outputs()[i];

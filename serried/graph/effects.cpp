@@ -182,6 +182,15 @@ std::vector<at::Tensor> Effects::inputs_of(const std::vector<at::Tensor>& argume
   return inputs;
 }
 
+void Effects::drop_gradients(const std::vector<at::Tensor>& inputs) const {
+  const auto drop = [&](const Leaf& leaf) {
+    const at::Tensor parameter = leaf.in(inputs);
+    if (parameter.defined()) parameter.mutable_grad().reset();
+  };
+  for (const Given& given : given_) drop(given.leaf);
+  for (const Expected& expected : expected_) drop(expected.leaf);
+}
+
 void Effects::apply(const Program& program, const std::vector<at::Tensor>& inputs) const {
   for (const Given& given : given_) {
     const at::Tensor parameter = given.leaf.in(inputs);

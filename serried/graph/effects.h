@@ -48,6 +48,9 @@ class Effects {
   /// Leaves the state that eager would have left. `inputs` are those of the run.
   void apply(const Program& program, const std::vector<at::Tensor>& inputs) const;
 
+  /// After a run that failed: what lies in gradients may be half of this step and half of the last.
+  void drop_gradients(const std::vector<at::Tensor>& inputs) const;
+
   /// What .grad has to be before a call for the graph to be right; empty where it is.
   std::string why_not(const std::vector<at::Tensor>& arguments) const;
   bool hold(const std::vector<at::Tensor>& arguments) const;

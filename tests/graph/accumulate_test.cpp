@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
+
 #include "serried/comm/ranks.h"
 #include "serried/graph/capture.h"
 
@@ -96,6 +98,24 @@ TEST(CaptureAccumulates, WithGradientsZeroedInside) {
     expect_equal_accumulators(trainer, eager);
   }
   EXPECT_GE(step.replays(), 4) << step.last_recapture_reason();
+}
+
+// Module::zero_grad looks at each gradient once more before it drops it; the graph does not.
+TEST(CaptureAccumulates, WithGradientsDroppedInsideByTheModule) {
+  Accumulator eager, trainer;
+  const auto train = [](Accumulator& it, const at::Tensor& x) {
+    it.net->zero_grad();
+    return it.accumulate(x);
+  };
+  auto step = capture([&](const at::Tensor& x) { return train(trainer, x); });
+  for (int i = 0; i < 8; ++i) {
+    const at::Tensor x = torch::randn({4, 5});
+    EXPECT_TRUE(at::equal(step(x), train(eager, x)));
+    expect_equal_accumulators(trainer, eager);
+  }
+  EXPECT_EQ(step.replays(), 5) << step.last_recapture_reason();
+  const auto& inputs = step.graph().inputs();
+  EXPECT_EQ(std::count(inputs.begin(), inputs.end(), graph::kNoValue), 4) << step.graph().to_string();
 }
 
 TEST(CaptureAccumulates, IntoAGradientThatTheUserGave) {

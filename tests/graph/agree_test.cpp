@@ -45,14 +45,13 @@ TEST_P(CaptureAgrees, ADifferenceIsRaisedOnAllRanks) {
     step(x);
     try {
       step(x);
-      // Two ranks alike that do not know of the third have nothing to say; none of them is in that place here.
       ADD_FAILURE() << "rank " << group->getRank() << " agreed";
     } catch (const CaptureError& error) {
       EXPECT_EQ(error.report().kind, CaptureErrorKind::different_ranks);
       const std::string text = error.report().explanation;
       EXPECT_THAT(text, HasSubstr("collective 0 on the group"));
-      EXPECT_THAT(text, HasSubstr("Float 20 bytes\" on rank"));
-      EXPECT_THAT(text, HasSubstr("Float 40 bytes\" on rank"));
+      EXPECT_THAT(text, HasSubstr("f32 20 bytes\" on rank"));
+      EXPECT_THAT(text, HasSubstr("f32 40 bytes\" on rank"));
       EXPECT_THAT(text, HasSubstr("on rank " + std::to_string(group->getRank())));
       EXPECT_THAT(text, HasSubstr("on rank 1"));
     }
