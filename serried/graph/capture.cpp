@@ -174,6 +174,7 @@ CaptureState::Outcome CaptureState::Impl::replay(Entry& entry, const CallArgumen
   Program& program = *entry.program;
   const HooksGuard hooks(entry.recording->hooks);
   const std::vector<at::Tensor> inputs = entry.effects.inputs_of(arguments.tensors);
+  entry.effects.free_gradients(inputs);
   try {
     program.run(plain_parts(inputs));
   } catch (...) {
@@ -238,6 +239,7 @@ void CaptureState::Impl::record(Entry& entry, const CallArguments& arguments, Ru
     const TapGuard tap(recorder);
     outputs = run();
   }
+  recorder.raise_refusal();
   check_results(recorder, outputs);
   finish(entry, recorder, outputs);
   Recording recording = recorder.take();

@@ -23,11 +23,16 @@ SpecPtr gradient_spec(const at::Tensor& t) {
   return dtensor != nullptr ? dtensor->spec : SpecPtr();
 }
 
+GradientState state_of(const WeakTensor& parameter, bool had_grad, const at::Tensor& grad) {
+  if (!grad.defined()) return {parameter, had_grad, grad, grad, {}};
+  return {parameter, had_grad, grad, part_of(grad), gradient_spec(grad)};
+}
+
 GradientState state_before(const std::vector<GradientState>& before, const Resident& resident) {
   for (const GradientState& state : before) {
     if (state.parameter.address() == resident.tensor.address()) return state;
   }
-  return {resident.tensor, resident.had_grad, resident.grad};
+  return state_of(resident.tensor, resident.had_grad, resident.grad.lock());
 }
 
 int input_index(const Graph& graph, ValueId id) {
@@ -68,7 +73,7 @@ std::vector<GradientState> gradients_of(const std::vector<Resident>& residents) 
   std::vector<GradientState> states;
   for (const Resident& resident : residents) {
     const at::Tensor t = resident.tensor.lock();
-    if (is_parameter(t)) states.push_back({t, t.grad().defined(), t.grad()});
+    if (is_parameter(t)) states.push_back(state_of(t, t.grad().defined(), t.grad()));
   }
   return states;
 }
@@ -89,7 +94,7 @@ Effects::Effects(Recorder& recorder, const std::vector<GradientState>& before) {
     if (!is_parameter(t)) continue;
     const Leaf leaf{t, input_index(recorder.graph(), resident.value)};
     const GradientState state = state_before(before, resident);
-    const bool is_added = add_input(recorder, leaf, state.grad.lock(), shared);
+    const bool is_added = add_input(recorder, leaf, state, shared);
     add_gradient(recorder, leaf, state, is_added);
   }
   for (const Resident& resident : residents) add_bump(recorder.graph(), resident);
@@ -112,11 +117,13 @@ void Effects::add_gradient(Recorder& recorder, const Leaf& leaf, const GradientS
   given_.push_back(std::move(given));
 }
 
-bool Effects::add_input(Recorder& recorder, const Leaf& leaf, const at::Tensor& grad, const std::set<int32_t>& shared) {
-  const ValueId id = grad.defined() ? recorder.find_known(part_of(grad)) : kNoValue;
-  if (id == kNoValue || !is_exchangeable(recorder.graph().value(id), part_of(grad), shared)) return false;
+bool Effects::add_input(Recorder& recorder, const Leaf& leaf, const GradientState& state,
+                        const std::set<int32_t>& shared) {
+  const at::Tensor part = state.part.lock();
+  const ValueId id = recorder.find_known(part);
+  if (id == kNoValue || !is_exchangeable(recorder.graph().value(id), part, shared)) return false;
   recorder.make_input(id);
-  added_.push_back({leaf, meta_of(part_of(grad)), gradient_spec(grad)});
+  added_.push_back({leaf, meta_of(part), state.spec});
   return true;
 }
 
@@ -180,6 +187,14 @@ std::vector<at::Tensor> Effects::inputs_of(const std::vector<at::Tensor>& argume
     inputs.push_back(added.is_used ? added.leaf.in(arguments).grad() : at::Tensor());
   }
   return inputs;
+}
+
+void Effects::free_gradients(const std::vector<at::Tensor>& inputs) const {
+  for (const Given& given : given_) {
+    if (given.value == kNoValue || given.kept.defined()) continue;
+    const at::Tensor parameter = given.leaf.in(inputs);
+    if (parameter.defined()) parameter.mutable_grad().reset();
+  }
 }
 
 void Effects::drop_gradients(const std::vector<at::Tensor>& inputs) const {

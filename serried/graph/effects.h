@@ -16,6 +16,8 @@ struct GradientState {
   WeakTensor parameter;
   bool had_grad;
   WeakTensor grad;  // weak, lest the recording keep old gradients alive
+  WeakTensor part;  // of a DTensor, else the same: ops may keep it when the DTensor is gone
+  SpecPtr spec;     // of a DTensor
 };
 std::vector<GradientState> gradients_of(const std::vector<Resident>& residents);
 /// Whether the same gradients are defined now.
@@ -44,6 +46,9 @@ class Effects {
 
   /// What the graph's inputs are in a call with `arguments`: those, and behind them the gradients it adds to.
   std::vector<at::Tensor> inputs_of(const std::vector<at::Tensor>& arguments) const;
+
+  /// Before a run: gradients that it computes anew free their memory, as zero_grad() inside of the function did.
+  void free_gradients(const std::vector<at::Tensor>& inputs) const;
 
   /// Leaves the state that eager would have left. `inputs` are those of the run.
   void apply(const Program& program, const std::vector<at::Tensor>& inputs) const;
@@ -86,7 +91,7 @@ class Effects {
     bool is_part = false;
   };
   void add_gradient(Recorder& recorder, const Leaf& leaf, const GradientState& state, bool is_added);
-  bool add_input(Recorder& recorder, const Leaf& leaf, const at::Tensor& grad, const std::set<int32_t>& shared);
+  bool add_input(Recorder& recorder, const Leaf& leaf, const GradientState& state, const std::set<int32_t>& shared);
   void add_bump(const Graph& graph, const Resident& resident);
 
   std::vector<Given> given_;

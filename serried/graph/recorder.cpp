@@ -291,17 +291,22 @@ void Recorder::adopt(ValueId id, const at::Tensor& t) {
   recording_.externals.push_back(base);
 }
 
-void Recorder::check_supported(const c10::OperatorHandle& op, const Node& node) const {
-  if (!op.hasTag(at::Tag::dynamic_output_shape)) return;
+void Recorder::check_supported(const c10::OperatorHandle& op, const Node& node) {
+  if (refusal_ || !op.hasTag(at::Tag::dynamic_output_shape)) return;
   const std::string name = op.operator_name().name;
   if (name.starts_with("aten::index") && !has_mask(node, recording_.graph)) return;
-  throw CaptureError({CaptureErrorKind::data_dependent_shape,
-                      c10::toString(op.operator_name()),
-                      "",
-                      "the shape of its result depends on the data, and a replay runs with fixed shapes",
-                      {"use a form of fixed shape: torch::where, a mask that is multiplied in, index with a list of "
-                       "fixed length",
-                       "keep this part out of the captured function"}});
+  refusal_ =
+      CaptureError({CaptureErrorKind::data_dependent_shape,
+                    c10::toString(op.operator_name()),
+                    "",
+                    "the shape of its result depends on the data, and a replay runs with fixed shapes",
+                    {"use a form of fixed shape: torch::where, a mask that is multiplied in, index with a list of "
+                     "fixed length",
+                     "keep this part out of the captured function"}});
+}
+
+void Recorder::raise_refusal() const {
+  if (refusal_) throw *refusal_;
 }
 
 void Recorder::run(const c10::OperatorHandle& op, Stack& stack) {

@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -13,6 +14,7 @@
 
 #include "serried/comm/group.h"
 #include "serried/graph/call_hook.h"
+#include "serried/graph/error.h"
 #include "serried/graph/graph.h"
 #include "serried/graph/weak_tensor.h"
 #include "serried/tensor/local_ops.h"
@@ -76,6 +78,8 @@ class Recorder final : public LocalOpTap {
   /// What was recorded; ends the recorder's use. CaptureError for hooks on arguments.
   Recording take();
   Graph& graph() { return recording_.graph; }
+  /// Throws what was met that cannot be replayed; only now, so that the function has run to its end.
+  void raise_refusal() const;
   bool ran_backward() const { return recording_.ran_backward; }
 
  private:
@@ -96,7 +100,7 @@ class Recorder final : public LocalOpTap {
   void note_resident(c10::TensorImpl* impl, ValueId value);
   std::vector<ValueId> find_all(const std::vector<at::Tensor>& tensors);
   bool keep_results(Node& node, torch::jit::Stack& stack);
-  void check_supported(const c10::OperatorHandle& op, const Node& node) const;
+  void check_supported(const c10::OperatorHandle& op, const Node& node);
   void note_wait(ValueId work);
   void check_hooks_of_inputs() const;
   void rely_on_hooks();
@@ -112,6 +116,7 @@ class Recorder final : public LocalOpTap {
   std::vector<WeakTensor> impls_;
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages_;
   std::shared_ptr<Link> link_;
+  std::optional<CaptureError> refusal_;
   std::string hooked_input_;  // an argument that came with hooks of a user
 };
 

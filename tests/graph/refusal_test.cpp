@@ -92,6 +92,19 @@ TEST(CaptureRefusal, NamesAShapeThatDependsOnData) {
   EXPECT_EQ(report.op, "aten::masked_select");
 }
 
+TEST(CaptureRefusal, AFunctionWithAShapeThatDependsOnDataMayRunEagerly) {
+  int ends = 0;
+  auto step = capture(
+      [&](const at::Tensor& x) {
+        at::Tensor positive = x.masked_select(x > 0);
+        ++ends;
+        return positive;
+      },
+      {.when_refused = WhenRefused::run_eager});
+  for (int i = 0; i < 5; ++i) EXPECT_TRUE(at::equal(step(torch::arange(i)), torch::arange(i).slice(0, 1)));
+  EXPECT_EQ(ends, 5);
+}
+
 TEST(CaptureRefusal, AMaskAsIndexIsAShapeThatDependsOnData) {
   auto step = capture([&](const at::Tensor& x) { return x.index({x > 0}); });
   EXPECT_EQ(refusal(step, ones()).kind, CaptureErrorKind::data_dependent_shape);
