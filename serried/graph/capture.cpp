@@ -227,6 +227,10 @@ void CaptureState::Impl::make_ready(Entry& entry, Recording recording) {
   entry.program = std::make_unique<Program>(entry.graph, recording.groups);
   recording.graph = {};
   recording.groups.clear();
+  // A weak reference to a DTensor keeps its part alive (LibTorch frees the storage of a dead tensor, not what is behind
+  // it), so those to the gradients of this call go.
+  entry.before.clear();
+  for (Resident& resident : recording.residents) resident.grad = at::Tensor();
   entry.recording = std::move(recording);
   ++captures;
 }

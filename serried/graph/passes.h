@@ -31,8 +31,9 @@ Pass hoist_views();
 /// The same in-place op on many tensors becomes one _foreach_ op.
 Pass fuse_foreach();
 
-/// Ops write into fixed buffers where they have an out= form. Outputs and gradients stay new tensors at each run.
-Pass freeze();
+/// Ops write into fixed buffers where they have an out= form. Outputs and gradients stay new tensors at each run. Small
+/// results come first, and as many as keep the memory of a run within `max_peak` of what eager needs: more is faster.
+Pass freeze(double max_peak = 1.0);
 
 /// Buffers that are never needed at the same time share memory.
 Pass plan_memory();

@@ -5,8 +5,10 @@
 #include <optional>
 #include <unordered_map>
 
+#include "serried/base/error.h"
 #include "serried/graph/passes.h"
 #include "serried/graph/passes/access.h"
+#include "serried/graph/passes/peak.h"
 #include "serried/graph/passes/plan.h"
 
 namespace serried::passes {
@@ -84,24 +86,30 @@ OperatorHandle op_named(const char* name, const char* overload) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
 }
 
-// relu is clamp_min(x, 0) inside, but has no out= form of its own.
-void spell_out(Graph& graph, Node& node) {
+bool is_relu(const Node& node) {
+  return node.op.operator_name().name == "aten::relu";
+}
+
+// relu is clamp_min(x, 0) inside, and ops with a number turn it into a 0-dim tensor that yields to the type of the
+// other operand, if that has a dim; neither has an out= form of its own.
+OperatorHandle spelled_out(const Graph& graph, const Node& node) {
   static const OperatorHandle clamp_min = op_named("aten::clamp_min", ""), add = op_named("aten::add", "Tensor"),
                               sub = op_named("aten::sub", "Tensor"), mul = op_named("aten::mul", "Tensor"),
                               div = op_named("aten::div", "Tensor");
   static const std::unordered_map<std::string, OperatorHandle> on_tensors = {
       {"aten::add.Scalar", add}, {"aten::sub.Scalar", sub}, {"aten::mul.Scalar", mul}, {"aten::div.Scalar", div}};
-  const std::string name = c10::toString(node.op.operator_name());
-  if (name == "aten::relu") {
-    node.op = clamp_min;
+  if (is_relu(node)) return clamp_min;
+  const auto found = on_tensors.find(c10::toString(node.op.operator_name()));
+  const bool is_number = found == on_tensors.end() || graph.value(node.arguments[0].ids[0]).meta.sizes.empty();
+  return is_number ? node.op : found->second;
+}
+
+void spell_out(Graph& graph, Node& node) {
+  if (is_relu(node)) {
     node.arguments.push_back(Argument::of(int64_t(0)));
     return;
   }
-  const auto found = on_tensors.find(name);
-  // Ops with a number turn it into a 0-dim tensor that yields to the type of the other operand, if that has a dim.
-  if (found == on_tensors.end() || graph.value(node.arguments[0].ids[0]).meta.sizes.empty()) return;
   const at::Tensor number = at::native::wrapped_scalar_tensor(node.arguments[1].constant.toScalar());
-  node.op = found->second;
   node.arguments[1] = Argument::of_value(graph.add_value(
       {.kind = ValueKind::constant, .meta = meta_of(number), .tensor = number, .storage = new_storage(graph)}));
 }
@@ -116,28 +124,47 @@ void freeze_node(Graph& graph, Node& node, const OperatorHandle& out_form) {
   }
 }
 
-void run_freeze(Graph& graph) {
+struct Candidate {
+  size_t node;
+  OperatorHandle out_form;
+};
+
+std::vector<Candidate> candidates_in(const Graph& graph) {
   const Storages storages(graph);
   std::vector<bool> is_known(size_t(new_storage(graph)));  // storages that an earlier node has touched
-  for (Node& node : graph.nodes()) {
+  std::vector<Candidate> candidates;
+  for (size_t i = 0; i < graph.nodes().size(); ++i) {
+    const Node& node = graph.nodes()[i];
     const bool may_stay = can_stay(graph, node, storages, is_known);
     for_each_result(node, [&](ValueId id) {
       if (graph.value(id).storage >= 0) is_known[size_t(graph.value(id).storage)] = true;
     });
     if (!may_stay || has_effects(node) || !is_functional(node.op.schema()) || resizes_output(node.op)) continue;
-    Node spelled = node;
-    spell_out(graph, spelled);
-    const auto out_form = find_out_form(spelled.op);
-    if (!out_form) continue;
-    node = std::move(spelled);
-    freeze_node(graph, node, *out_form);
+    if (const auto out_form = find_out_form(spelled_out(graph, node))) candidates.push_back({i, *out_form});
+  }
+  return candidates;
+}
+
+void run_freeze(Graph& graph, double max_peak) {
+  const std::vector<Candidate> candidates = candidates_in(graph);
+  std::vector<size_t> indices;
+  for (const Candidate& candidate : candidates) indices.push_back(candidate.node);
+  const std::vector<bool> fits = fits_in_peak(graph, indices, max_peak);
+  for (size_t k = 0; k < candidates.size(); ++k) {
+    if (!fits[k]) continue;
+    Node& node = graph.nodes()[candidates[k].node];
+    if (!(spelled_out(graph, node) == node.op)) spell_out(graph, node);
+    freeze_node(graph, node, candidates[k].out_form);
   }
 }
 
 }  // namespace
 
-Pass freeze() {
-  return {"freeze", run_freeze};
+Pass freeze(double max_peak) {
+  if (!(max_peak >= 1)) {
+    raise<c10::ValueError>({"freeze", c10::str("max_peak is ", max_peak), "pass 1 or more: 1 is the memory of eager"});
+  }
+  return {"freeze", [max_peak](Graph& graph) { run_freeze(graph, max_peak); }};
 }
 
 }  // namespace serried::passes

@@ -17,7 +17,7 @@ Tensors chain(const Tensors& in) {
 
 TEST(PlanMemory, AChainNeedsTwoBuffers) {
   const Tensors in{torch::randn({64, 1024})};  // 256 KiB each
-  const Recorded frozen = with(record(chain, in), {passes::freeze()});
+  const Recorded frozen = with(record(chain, in), {passes::freeze(100)});
   EXPECT_EQ(passes::memory_report(frozen.graph), "7 buffers: 1.750 MiB planned, 1.750 MiB without reuse");
   const Recorded planned = with(frozen, {passes::plan_memory()});
   EXPECT_EQ(passes::memory_report(planned.graph), "7 buffers: 0.500 MiB planned, 1.750 MiB without reuse");
@@ -33,7 +33,7 @@ TEST(PlanMemory, ABufferLivesAsLongAsItsViews) {
   };
   const Tensors in{torch::randn({5, 3})};
   expect_same_results(fn, with(record(fn, in), passes::defaults()), in);
-  expect_same_results(fn, with(record(fn, in), {passes::freeze(), passes::plan_memory()}), in);
+  expect_same_results(fn, with(record(fn, in), {passes::freeze(100), passes::plan_memory()}), in);
 }
 
 TEST(PlanMemory, OddSizesStayAligned) {
@@ -59,7 +59,7 @@ TEST(PlanMemory, PassesThatReorderPlanAgain) {
     return out;
   };
   const Tensors in{torch::randn({40})};
-  expect_same_results(fn, with(record(fn, in), {passes::freeze(), passes::plan_memory(), passes::fuse_foreach()}), in);
+  expect_same_results(fn, with(record(fn, in), {passes::freeze(100), passes::plan_memory(), passes::fuse_foreach()}), in);
 }
 
 }  // namespace
