@@ -222,6 +222,14 @@ TEST(CaptureMisuse, ACaptureInsideOfACaptureIsRefused) {
   EXPECT_THAT(error_text<c10::ValueError>([&] { outer(ones()); }), HasSubstr("inside of a captured function"));
 }
 
+TEST(CaptureMisuse, ATensorOfAnotherDeviceIsRecordedAnew) {
+  auto step = capture([](const at::Tensor& x) { return x * 2; });
+  for (int i = 0; i < 4; ++i) step(ones());
+  for (int i = 0; i < 4; ++i) EXPECT_TRUE(step(ones().to(at::kMeta)).is_meta());
+  EXPECT_EQ(step.last_recapture_reason(), "device of input 0 was cpu and is meta");
+  EXPECT_EQ(step.captures(), 2);
+}
+
 TEST(CaptureMisuse, DynamicShapesAreNotBuilt) {
   const auto make = [] { return capture([](const at::Tensor& x) { return x; }, {.dynamic = true}); };
   EXPECT_THROW(make(), c10::NotImplementedError);

@@ -59,7 +59,8 @@ TEST(PlanMemory, PassesThatReorderPlanAgain) {
     return out;
   };
   const Tensors in{torch::randn({40})};
-  expect_same_results(fn, with(record(fn, in), {passes::freeze(100), passes::plan_memory(), passes::fuse_foreach()}), in);
+  expect_same_results(fn, with(record(fn, in), {passes::freeze(100), passes::plan_memory(), passes::fuse_foreach()}),
+                      in);
 }
 
 }  // namespace
