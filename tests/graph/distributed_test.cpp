@@ -5,6 +5,7 @@
 #include "serried/comm/collectives.h"
 #include "serried/graph/capture.h"
 #include "serried/parallel/ddp/ddp.h"
+#include "serried/parallel/sync_batchnorm.h"
 #include "serried/tensor/meta.h"
 #include "serried/tensor/modules.h"
 #include "serried/tensor/random.h"
@@ -38,15 +39,6 @@ Perceptron seeded_perceptron(double dropout = 0) {
 
 at::Tensor batch(int step, int rank) {
   return seeded(100 + 10 * step + rank, [] { return at::randn({4, 5}); });
-}
-
-/// Gives each rank its own losses; `make_step` makes a fresh model and returns its step.
-template <class MakeStep, class Run>
-std::vector<at::Tensor> losses_of(const Group& group, bool same_data, MakeStep make_step, Run run) {
-  std::vector<at::Tensor> losses;
-  auto step = make_step();
-  for (int i = 0; i < kSteps; ++i) losses.push_back(run(step, batch(i, same_data ? 0 : group->getRank())));
-  return losses;
 }
 
 void expect_equal_parameters(torch::nn::Module& actual, torch::nn::Module& expected) {
@@ -92,6 +84,33 @@ TEST_P(CapturedDdp, TrainsAsEagerDoes) {
       for (int i = 0; i < kSteps; ++i) EXPECT_TRUE(at::equal(losses[0][i], losses[1][i])) << "step " << i;
       expect_equal_parameters(*nets[1], *nets[0]);
     }
+  });
+}
+
+TEST(CapturedSyncBatchNorm, FollowsTheBatchOfAnotherRank) {
+  run_ranks(2, [](const Group& group) {
+    const auto run = [&](bool is_captured) {
+      SyncBatchNorm norm(torch::nn::BatchNormOptions(3), group);
+      const auto eager = [&](const at::Tensor& x) {
+        norm->zero_grad();
+        at::Tensor y = norm(x).square();
+        y.sum().backward();
+        return y.detach();
+      };
+      auto step = capture(eager);
+      std::vector<at::Tensor> ends;
+      for (int i = 0; i < kSteps; ++i) {
+        const int64_t rows = group->getRank() == 1 && i >= 6 ? 2 : 5;
+        const at::Tensor x = seeded(10 * i + group->getRank(), [&] { return at::randn({rows, 3}); });
+        ends.push_back(is_captured ? step(x) : eager(x));
+      }
+      if (is_captured) EXPECT_GT(step.replays(), 3) << step.last_recapture_reason();
+      ends.push_back(norm->running_var.clone());
+      ends.push_back(norm->weight.grad().clone());
+      return ends;
+    };
+    const std::vector<at::Tensor> expected = run(false), actual = run(true);
+    for (size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(at::equal(actual[i], expected[i])) << i;
   });
 }
 

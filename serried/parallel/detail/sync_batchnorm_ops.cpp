@@ -4,10 +4,9 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include <algorithm>
-
 #include "serried/base/error.h"
 #include "serried/comm/collectives.h"
+#include "serried/tensor/local_ops.h"
 
 namespace serried::detail {
 namespace {
@@ -18,7 +17,7 @@ using torch::autograd::variable_list;
 
 // Of all ranks' batches together; mean and (biased) variance in double, so that combining them loses nothing.
 struct Statistics {
-  int64_t count = 0;  // values per channel
+  Tensor count;  // values per channel; a tensor, because ranks whose step is replayed must see it change
   Tensor mean;
   Tensor variance;
   double eps = 0;  // added to the variance
@@ -47,8 +46,14 @@ void check_input(const Tensor& input, const BatchNormArguments& arguments) {
   }
 }
 
-void check_count(const Statistics& all, const Tensor& input, const Group& group) {
-  if (all.count != 1) return;
+// For checks only: nothing that is computed may depend on it.
+int64_t count_on_host(const Statistics& all) {
+  const PauseTap no_part_of_a_step;
+  return int64_t(all.count.item<double>());
+}
+
+void check_count(int64_t count, const Tensor& input, const Group& group) {
+  if (count != 1) return;
   raise<c10::ValueError>({"SyncBatchNorm",
                           c10::str("Expected more than 1 value per channel when training, but all ", group->getSize(),
                                    " ranks together have one (input sizes here: ", input.sizes(), ")"),
@@ -78,8 +83,8 @@ Statistics combined_statistics(const Tensor& input, double eps, const Group& gro
   const Tensor counts = all.narrow(1, 0, 1);
   const Tensor means = all.narrow(1, 1, channels);
   const Tensor variances = all.narrow(1, 1 + channels, channels);
-  const int64_t count = int64_t(counts.sum().item<double>());
-  const Tensor shares = counts / double(std::max<int64_t>(count, 1));
+  const Tensor count = counts.sum();
+  const Tensor shares = counts / count.clamp_min(1);
   const Tensor mean = (shares * means).sum(0);
   return {count, mean, (shares * (variances + (means - mean).square())).sum(0), eps};
 }
@@ -89,9 +94,9 @@ void update_average(const Tensor& running, const Tensor& value, double momentum)
 }
 
 void update_running(const BatchNormArguments& arguments, const Statistics& all) {
-  if (!arguments.running_var.defined() || all.count == 0) return;
+  if (!arguments.running_var.defined()) return;
   update_average(arguments.running_mean, all.mean, arguments.momentum);
-  const double unbiased = double(all.count) / double(all.count - 1);
+  const Tensor unbiased = all.count / (all.count - 1);
   update_average(arguments.running_var, all.variance * unbiased, arguments.momentum);
 }
 
@@ -126,7 +131,7 @@ Gradients constant_statistics_gradients(const Tensor& grad_output, const Tensor&
 //     -weight / std * (sum(grad) + x' * sum(grad * x')) / count
 // It is itself a batch normalisation, with another weight and bias. `sums` has the second sum, then the first.
 Tensor gradient_of_statistics(const Tensor& input, const Tensor& weight, const Tensor& sums, const Statistics& all) {
-  Tensor scale = (all.variance + all.eps).rsqrt() / -double(all.count);
+  Tensor scale = (all.variance + all.eps).rsqrt() / -all.count;
   if (weight.defined()) scale = scale * weight;
   return normalise(input, scale * sums[0], scale * sums[1], all);
 }
@@ -142,10 +147,10 @@ struct SyncBatchNormFunction : torch::autograd::Function<SyncBatchNormFunction> 
                         const std::optional<Tensor>& /*bias*/, const BatchNormArguments& arguments,
                         const Group& group) {
     const Statistics all = combined_statistics(input, arguments.eps, group);
-    check_count(all, input, group);
-    update_running(arguments, all);
-    context->save_for_backward({input, arguments.weight, arguments.bias, all.mean, all.variance});
-    context->saved_data["count"] = all.count;
+    const int64_t count = count_on_host(all);
+    check_count(count, input, group);
+    if (count > 0) update_running(arguments, all);
+    context->save_for_backward({input, arguments.weight, arguments.bias, all.count, all.mean, all.variance});
     context->saved_data["eps"] = all.eps;
     context->saved_data["group"] = c10::IValue::make_capsule(group);
     return normalise(input, arguments.weight, arguments.bias, all);
@@ -158,8 +163,7 @@ struct SyncBatchNormFunction : torch::autograd::Function<SyncBatchNormFunction> 
     }
     const variable_list saved = context->get_saved_variables();
     const Tensor &input = saved[0], &weight = saved[1], &bias = saved[2];
-    const Statistics all{context->saved_data["count"].toInt(), saved[3], saved[4],
-                         context->saved_data["eps"].toDouble()};
+    const Statistics all{saved[3], saved[4], saved[5], context->saved_data["eps"].toDouble()};
     const Group group =
         c10::static_intrusive_pointer_cast<c10d::ProcessGroup>(context->saved_data["group"].toCapsule());
     const Gradients gradients = constant_statistics_gradients(grad_outputs[0], input, weight, all);
