@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "ddp"))
-from pytorch import Gpt
+from pytorch import Gpt, seconds_of, slowest
 
 ROUNDS = 8
 BLOCK_SECONDS = 0.1
@@ -86,18 +86,6 @@ def make_step(name, is_compiled):
         optimizer.step()
 
     return step
-
-
-def slowest(values):
-    tensor = torch.tensor(values, dtype=torch.float64)
-    dist.all_reduce(tensor, dist.ReduceOp.MAX)
-    return tensor.tolist()
-
-
-def seconds_of(step):
-    start = time.perf_counter()
-    step()
-    return time.perf_counter() - start
 
 
 def lower_quartile_us(times):

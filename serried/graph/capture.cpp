@@ -8,31 +8,20 @@
 #include "serried/base/log.h"
 #include "serried/graph/agree.h"
 #include "serried/graph/effects.h"
+#include "serried/graph/parts.h"
 #include "serried/graph/program.h"
 #include "serried/graph/settle.h"
-#include "serried/tensor/meta.h"
 
 namespace serried::graph {
 namespace {
 
 constexpr int kMaxRecordings = 4;  // of one program before it counts as a different one each time
 
-at::Tensor plain_part(const at::Tensor& t) {
-  if (!t.defined()) return t;
-  const DTensorMeta* dtensor = dtensor_meta(t);
-  return dtensor != nullptr ? dtensor->local : t;
-}
-
-std::vector<at::Tensor> plain_parts(const std::vector<at::Tensor>& tensors) {
+std::vector<at::Tensor> parts_of(const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> parts;
   parts.reserve(tensors.size());
-  for (const at::Tensor& t : tensors) parts.push_back(plain_part(t));
+  for (const at::Tensor& t : tensors) parts.push_back(part_of(t));
   return parts;
-}
-
-SpecPtr spec_of(const at::Tensor& t) {
-  const DTensorMeta* dtensor = t.defined() ? dtensor_meta(t) : nullptr;
-  return dtensor != nullptr ? dtensor->spec : SpecPtr();
 }
 
 uint64_t training_flags(const torch::nn::Module& module) {
@@ -176,7 +165,7 @@ CaptureState::Outcome CaptureState::Impl::replay(Entry& entry, const CallArgumen
   const std::vector<at::Tensor> inputs = entry.effects.inputs_of(arguments.tensors);
   entry.effects.free_gradients(inputs);
   try {
-    program.run(plain_parts(inputs));
+    program.run(parts_of(inputs));
   } catch (...) {
     entry.effects.drop_gradients(inputs);
     throw;
@@ -208,7 +197,7 @@ std::vector<GradientState> CaptureState::Impl::known_gradients() const {
 void CaptureState::Impl::finish(Entry& entry, Recorder& recorder, const std::vector<at::Tensor>& outputs) {
   entry.output_specs.clear();
   for (const at::Tensor& t : outputs) {
-    recorder.graph().outputs().push_back(recorder.find(plain_part(t)));
+    recorder.graph().outputs().push_back(recorder.find(part_of(t)));
     entry.output_specs.push_back(spec_of(t));
   }
   entry.effects = Effects(recorder, entry.before);
@@ -237,7 +226,7 @@ void CaptureState::Impl::make_ready(Entry& entry, Recording recording) {
 
 void CaptureState::Impl::record(Entry& entry, const CallArguments& arguments, Run run, MakeForm make_form) {
   entry.before = known_gradients();
-  Recorder recorder(plain_parts(arguments.tensors));
+  Recorder recorder(parts_of(arguments.tensors));
   std::vector<at::Tensor> outputs;
   {
     const TapGuard tap(recorder);

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <set>
 
-#include "serried/tensor/meta.h"
+#include "serried/graph/parts.h"
 
 namespace serried::graph {
 namespace {
@@ -13,19 +13,8 @@ bool is_parameter(const at::Tensor& t) {
   return t.defined() && t.requires_grad() && t.is_leaf();
 }
 
-const at::Tensor& part_of(const at::Tensor& t) {
-  const DTensorMeta* dtensor = dtensor_meta(t);
-  return dtensor != nullptr ? dtensor->local : t;
-}
-
-SpecPtr gradient_spec(const at::Tensor& t) {
-  const DTensorMeta* dtensor = dtensor_meta(t);
-  return dtensor != nullptr ? dtensor->spec : SpecPtr();
-}
-
 GradientState state_of(const WeakTensor& parameter, bool had_grad, const at::Tensor& grad) {
-  if (!grad.defined()) return {parameter, had_grad, grad, grad, {}};
-  return {parameter, had_grad, grad, part_of(grad), gradient_spec(grad)};
+  return {parameter, had_grad, grad, part_of(grad), spec_of(grad)};
 }
 
 GradientState state_before(const std::vector<GradientState>& before, const Resident& resident) {
@@ -109,7 +98,7 @@ void Effects::add_gradient(Recorder& recorder, const Leaf& leaf, const GradientS
   Given given{.leaf = leaf};
   if (after.defined()) {
     given.value = recorder.find(part_of(after));
-    given.spec = gradient_spec(after);
+    given.spec = spec_of(after);
     const ValueKind kind = recorder.graph().value(given.value).kind;
     if (kind != ValueKind::computed && kind != ValueKind::input) given.kept = after;
     recorder.graph().gradients().push_back({meta_of(leaf.tensor.lock()).to_string(), given.value});
@@ -153,7 +142,7 @@ bool Effects::Expected::holds(const std::vector<at::Tensor>& arguments) const {
 bool Effects::Added::holds(const std::vector<at::Tensor>& arguments) const {
   if (!is_used) return true;
   const at::Tensor t = leaf.in(arguments);
-  if (!t.defined() || !t.grad().defined() || gradient_spec(t.grad()) != spec) return false;
+  if (!t.defined() || !t.grad().defined() || spec_of(t.grad()) != spec) return false;
   const at::Tensor& part = part_of(t.grad());
   return part.layout() == at::kStrided && part.sizes() == c10::IntArrayRef(meta.sizes) &&
          part.strides() == c10::IntArrayRef(meta.strides) && part.scalar_type() == meta.dtype;

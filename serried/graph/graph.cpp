@@ -80,6 +80,13 @@ int64_t TensorMeta::num_bytes() const {
   return count * int64_t(c10::elementSize(dtype));
 }
 
+int64_t TensorMeta::storage_end() const {
+  if (num_bytes() == 0 || strides.size() != sizes.size()) return num_bytes();
+  int64_t last = offset;
+  for (size_t d = 0; d < sizes.size(); ++d) last += (sizes[d] - 1) * strides[d];
+  return (last + 1) * int64_t(c10::elementSize(dtype));
+}
+
 std::string TensorMeta::to_string() const {
   std::string text = watch::dtype_name(dtype);
   text += '[';

@@ -25,6 +25,7 @@ struct TensorMeta {
   at::Device device = at::kCPU;
 
   int64_t num_bytes() const;
+  int64_t storage_end() const;    // bytes, from the begin of its storage to the end of what the tensor sees of it
   std::string to_string() const;  // "f32[4, 8]"
   bool operator==(const TensorMeta&) const = default;
 };
@@ -147,6 +148,17 @@ void for_each_result(const Node& node, Fn fn) {
 
 /// Whether argument `i` of the op is written by it.
 bool is_written(const c10::FunctionSchema& schema, size_t i);
+/// Calls `fn(ValueId)` for every defined value that `node` writes.
+template <class Fn>
+void for_each_written(const Node& node, Fn fn) {
+  for (size_t i = 0; i < node.arguments.size(); ++i) {
+    if (!is_written(node.op.schema(), i)) continue;
+    for (ValueId id : node.arguments[i].ids) {
+      if (id != kNoValue) fn(id);
+    }
+  }
+}
+
 /// Whether the op writes none of its arguments and its results share no memory with them.
 bool is_functional(const c10::FunctionSchema& schema);
 /// Whether the result is a view of the first argument.

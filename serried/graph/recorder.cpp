@@ -107,19 +107,17 @@ void Recorder::remember(const at::Tensor& t, ValueId id) {
   impls_.emplace_back(t);
   if (!has_layout(t)) return;
   by_layout_[layout_key(t)] = id;
-  const c10::StorageImpl* storage = t.storage().unsafeGetStorageImpl();
-  if (by_storage_.emplace(storage, id).second) {
-    storage_numbers_[storage] = int32_t(storage_numbers_.size());
-    storages_.push_back(t.storage().getWeakStorageImpl());
-  }
-  graph().value(id).storage = storage_numbers_[storage];
+  const auto [first, is_new] = by_storage_.emplace(t.storage().unsafeGetStorageImpl(), id);
+  if (is_new) storages_.push_back(t.storage().getWeakStorageImpl());
+  graph().value(id).storage = is_new ? int32_t(by_storage_.size()) - 1 : graph().value(first->second).storage;
 }
 
 // set_data() gives a tensor other memory without an op.
 bool Recorder::has_memory_of(const at::Tensor& t, ValueId id) const {
   if (!has_layout(t)) return true;
-  const auto number = storage_numbers_.find(t.storage().unsafeGetStorageImpl());
-  return number != storage_numbers_.end() && number->second == recording_.graph.value(id).storage;
+  const auto first = by_storage_.find(t.storage().unsafeGetStorageImpl());
+  return first != by_storage_.end() &&
+         recording_.graph.value(first->second).storage == recording_.graph.value(id).storage;
 }
 
 ValueId Recorder::find_known(const at::Tensor& t) const {
@@ -255,13 +253,7 @@ std::vector<ValueId> Recorder::results_of(IValue& value) {
 
 void Recorder::note_writes(const Node& node) {
   if (unwritten_.empty()) return;
-  const c10::FunctionSchema& schema = node.op.schema();
-  for (size_t i = 0; i < node.arguments.size(); ++i) {
-    if (!is_written(schema, i)) continue;
-    for (ValueId id : node.arguments[i].ids) {
-      if (id != kNoValue) unwritten_.erase(graph().value(id).storage);
-    }
-  }
+  for_each_written(node, [&](ValueId id) { unwritten_.erase(graph().value(id).storage); });
 }
 
 // What torch::tensor({1, 2}) made: empty() and then plain stores. Its data is a constant, if it stays the same.

@@ -109,7 +109,6 @@ class Recorder final : public LocalOpTap {
   std::unordered_map<const c10::TensorImpl*, ValueId> by_impl_;
   std::unordered_map<std::string, ValueId> by_layout_;
   std::unordered_map<const c10::StorageImpl*, ValueId> by_storage_;
-  std::unordered_map<const c10::StorageImpl*, int32_t> storage_numbers_;
   std::unordered_set<const c10::TensorImpl*> residents_;
   std::set<int32_t> unwritten_;  // storages made by empty(), into which no op has written
   // Weak: they keep addresses from being used again without keeping memory, and autograd may still steal gradients.

@@ -15,15 +15,6 @@ using serried::detail::bytes_text;
 
 constexpr size_t kShownOps = 12;
 
-// Bytes from the begin of its storage to the end of what the value sees of it.
-int64_t storage_extent(const TensorMeta& meta) {
-  if (meta.num_bytes() == 0) return 0;
-  if (meta.strides.size() != meta.sizes.size()) return meta.num_bytes();
-  int64_t last = meta.offset;
-  for (size_t d = 0; d < meta.sizes.size(); ++d) last += (meta.sizes[d] - 1) * meta.strides[d];
-  return (last + 1) * int64_t(c10::elementSize(meta.dtype));
-}
-
 // Memory that one or more values share.
 struct Memory {
   int64_t bytes = 0;
@@ -55,7 +46,7 @@ class Memories {
       if (!is_shared) memories_.push_back({.owner = value.kind});
       Memory& memory = memories_[of_value_[id]];
       if (precedence_of(value.kind) > precedence_of(memory.owner)) memory.owner = value.kind;
-      if (value.kind != ValueKind::work) memory.bytes = std::max(memory.bytes, storage_extent(value.meta));
+      if (value.kind != ValueKind::work) memory.bytes = std::max(memory.bytes, value.meta.storage_end());
     }
     for (size_t i = 0; i < graph.nodes().size(); ++i) {
       for_each_operand(graph.nodes()[i], [&](ValueId id) { touch(id, i); });

@@ -2,13 +2,12 @@
 #include "serried/graph/settle.h"
 
 #include <ATen/core/Generator.h>
-#include <ATen/ops/equal.h>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <set>
-#include <sstream>
 
 #include "serried/graph/error.h"
 #include "serried/graph/text.h"
@@ -65,7 +64,16 @@ std::vector<std::string> hints_for(const Node& node, bool was_read) {
   return hints;
 }
 
-[[noreturn]] void raise_changed(const Recording& second, size_t i, size_t k, const IValue& before, const IValue& now) {
+// The first argument of node `i` whose constant changed.
+std::optional<size_t> changed_argument(const Recording& first, const Recording& second, size_t i) {
+  const Node &a = first.graph.nodes()[i], &b = second.graph.nodes()[i];
+  for (size_t k = 0; k < a.arguments.size(); ++k) {
+    if (!same_constant(a.arguments[k].constant, b.arguments[k].constant)) return k;
+  }
+  return std::nullopt;
+}
+
+[[noreturn]] void raise_changed(const Recording& first, const Recording& second, size_t i, size_t k) {
   const Node& node = second.graph.nodes()[i];
   const HostRead* read = nullptr;
   for (const HostRead& candidate : second.host_reads) {
@@ -75,33 +83,22 @@ std::vector<std::string> hints_for(const Node& node, bool was_read) {
   throw CaptureError(
       {read != nullptr ? CaptureErrorKind::host_read : CaptureErrorKind::changing_scalar,
        read != nullptr ? read->op : op, line_of(second.graph, i),
-       c10::str("argument \"", node.op.schema().arguments()[k].name(), "\" of ", op, " was ", constant_text(before),
-                " in one call and ", constant_text(now), " in the next; a replay would repeat the last one"),
+       c10::str("argument \"", node.op.schema().arguments()[k].name(), "\" of ", op, " was ",
+                constant_text(first.graph.nodes()[i].arguments[k].constant), " in one call and ",
+                constant_text(node.arguments[k].constant), " in the next; a replay would repeat the last one"),
        hints_for(node, read != nullptr)});
 }
 
 void check_constants(const Recording& first, const Recording& second) {
-  for (size_t i = 0; i < second.graph.nodes().size(); ++i) {
-    const Node &a = first.graph.nodes()[i], &b = second.graph.nodes()[i];
-    // The one that says most about its cause.
-    for (size_t k = 0; k < a.arguments.size(); ++k) {
-      if (!same_constant(a.arguments[k].constant, b.arguments[k].constant)) {
-        size_t blamed = i;
-        for (size_t j = i; j < second.graph.nodes().size(); ++j) {
-          if (is_stock_adam(second.graph.nodes()[j])) {
-            blamed = j;
-            break;
-          }
-        }
-        const Node &x = first.graph.nodes()[blamed], &y = second.graph.nodes()[blamed];
-        for (size_t m = 0; m < x.arguments.size(); ++m) {
-          if (!same_constant(x.arguments[m].constant, y.arguments[m].constant)) {
-            raise_changed(second, blamed, m, x.arguments[m].constant, y.arguments[m].constant);
-          }
-        }
-        raise_changed(second, i, k, a.arguments[k].constant, b.arguments[k].constant);
-      }
-    }
+  const std::vector<Node>& nodes = second.graph.nodes();
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    const auto changed = changed_argument(first, second, i);
+    if (!changed) continue;
+    // The op of an optimizer that follows says more about the cause.
+    const size_t adam = size_t(std::find_if(nodes.begin() + int64_t(i), nodes.end(), is_stock_adam) - nodes.begin());
+    const auto changed_there = adam < nodes.size() ? changed_argument(first, second, adam) : std::nullopt;
+    if (changed_there) raise_changed(first, second, adam, *changed_there);
+    raise_changed(first, second, i, *changed);
   }
 }
 
@@ -157,12 +154,7 @@ void settle_external(const Recording& first, Recording& second, size_t i) {
 std::set<int32_t> written_storages(const Graph& graph) {
   std::set<int32_t> written;
   for (const Node& node : graph.nodes()) {
-    for (size_t k = 0; k < node.arguments.size(); ++k) {
-      if (!is_written(node.op.schema(), k)) continue;
-      for (ValueId id : node.arguments[k].ids) {
-        if (id != kNoValue) written.insert(graph.value(id).storage);
-      }
-    }
+    for_each_written(node, [&](ValueId id) { written.insert(graph.value(id).storage); });
   }
   return written;
 }

@@ -97,26 +97,48 @@ class BucketWriter {
 
   const Argument& group() const { return members_[0].node.arguments[1]; }
 
-  void write_all_reduce() {
-    std::vector<ValueId> parts;
-    int64_t total = 0;
-    for (const Member& member : members_) {
-      const int64_t count = count_of(graph_.value(member.collective.operand).meta);
-      parts.push_back(reshaped(member.collective.operand, {count}));
-      total += count;
-    }
-    const ValueId whole = joined(parts, 0, {total});
-    add_node("serried::all_reduce_", {Argument::of_value(whole), group(), members_[0].node.arguments[2]}, {});
+  /// Calls `fn(member, offset, count)`: where its elements lie in a rank's row of the bucket, and how many they are.
+  template <class Fn>
+  void for_each_member(Fn fn) const {
     int64_t offset = 0;
     for (const auto& [node, member] : members_) {
-      const int64_t count = count_of(graph_.value(member.operand).meta);
+      const ValueId row = member.kind == Kind::reduce_scatter ? member.result : member.operand;
+      const int64_t count = count_of(graph_.value(row).meta);
+      fn(member, offset, count);
+      offset += count;
+    }
+  }
+
+  int64_t row_length() const {
+    int64_t length = 0;
+    for_each_member([&](const SimpleCollective&, int64_t offset, int64_t count) { length = offset + count; });
+    return length;
+  }
+
+  // Each operand as `leading` and its elements, joined along the last dim.
+  ValueId joined_operands(const c10::DimVector& leading) {
+    const auto followed_by = [&](int64_t size) {
+      c10::DimVector sizes = leading;
+      sizes.push_back(size);
+      return sizes;
+    };
+    std::vector<ValueId> parts;
+    for_each_member([&](const SimpleCollective& member, int64_t, int64_t count) {
+      parts.push_back(reshaped(member.operand, followed_by(count)));
+    });
+    return joined(parts, int64_t(leading.size()), followed_by(row_length()));
+  }
+
+  void write_all_reduce() {
+    const ValueId whole = joined_operands({});
+    add_node("serried::all_reduce_", {Argument::of_value(whole), group(), members_[0].node.arguments[2]}, {});
+    for_each_member([&](const SimpleCollective& member, int64_t offset, int64_t) {
       if (member.kind == Kind::all_reduce) {
         cut_result(whole, offset, member.result);
       } else {
         copy_back(whole, offset, member.operand);
       }
-      offset += count;
-    }
+    });
   }
 
   void copy_back(ValueId whole, int64_t offset, ValueId target) {
@@ -129,48 +151,27 @@ class BucketWriter {
   // Rows of the bucket are ranks, so that each rank's pieces of all members lie in a row.
   void write_reduce_scatter() {
     const int64_t ranks = members_[0].collective.num_ranks;
-    std::vector<ValueId> parts;
-    int64_t total = 0;
-    for (const Member& member : members_) {
-      const int64_t count = count_of(graph_.value(member.collective.result).meta);
-      parts.push_back(reshaped(member.collective.operand, {ranks, count}));
-      total += count;
-    }
-    const ValueId whole = joined(parts, 1, {ranks, total});
-    const ValueId mine = add_value({1, total}, next_storage_++);
+    const ValueId whole = joined_operands({ranks});
+    const ValueId mine = add_value({1, row_length()}, next_storage_++);
     add_node("serried::reduce_scatter",
              {Argument::of_value(whole), group(), Argument::of(int64_t(0)),
               Argument::of(std::vector<int64_t>(size_t(ranks), 1)), members_[0].node.arguments[4]},
              {{mine}});
-    int64_t offset = 0;
-    for (const Member& member : members_) {
-      const int64_t count = count_of(graph_.value(member.collective.result).meta);
-      cut_result(mine, offset, member.collective.result);
-      offset += count;
-    }
+    for_each_member(
+        [&](const SimpleCollective& member, int64_t offset, int64_t) { cut_result(mine, offset, member.result); });
   }
 
   void write_all_gather() {
     const int64_t ranks = members_[0].collective.num_ranks;
-    std::vector<ValueId> parts;
-    int64_t total = 0;
-    for (const Member& member : members_) {
-      const int64_t count = count_of(graph_.value(member.collective.operand).meta);
-      parts.push_back(reshaped(member.collective.operand, {count}));
-      total += count;
-    }
-    const ValueId mine = joined(parts, 0, {total});
-    const ValueId whole = add_value({ranks * total}, next_storage_++);
+    const ValueId mine = joined_operands({});
+    const ValueId whole = add_value({ranks * row_length()}, next_storage_++);
     add_node("serried::all_gather",
              {Argument::of_value(mine), group(), Argument::of(int64_t(0)),
-              Argument::of(std::vector<int64_t>(size_t(ranks), total))},
+              Argument::of(std::vector<int64_t>(size_t(ranks), row_length()))},
              {{whole}});
-    int64_t offset = 0;
-    for (const Member& member : members_) {
-      const int64_t count = count_of(graph_.value(member.collective.operand).meta);
-      gather_pieces(whole, offset, {ranks, count}, member.collective.result);
-      offset += count;
-    }
+    for_each_member([&](const SimpleCollective& member, int64_t offset, int64_t count) {
+      gather_pieces(whole, offset, {ranks, count}, member.result);
+    });
   }
 
   // Pieces of one member lie apart by the length of a rank's row.

@@ -60,13 +60,7 @@ bool resizes_output(const OperatorHandle& op) {
 }
 
 bool is_whole_storage(const TensorMeta& meta) {
-  if (meta.offset != 0 || !is_dense_cpu(meta)) return false;
-  int64_t last = 0;
-  for (size_t d = 0; d < meta.sizes.size(); ++d) {
-    if (meta.sizes[d] == 0) return false;
-    last += (meta.sizes[d] - 1) * meta.strides[d];
-  }
-  return (last + 1) * int64_t(c10::elementSize(meta.dtype)) == meta.num_bytes();
+  return meta.offset == 0 && is_dense_cpu(meta) && meta.num_bytes() > 0 && meta.storage_end() == meta.num_bytes();
 }
 
 // Each result has memory of its own that nobody sees after the run.

@@ -25,22 +25,13 @@ struct Block {
   bool lives_with(const Block& other) const { return first <= other.last && other.first <= last; }
 };
 
-int64_t end_of(const TensorMeta& meta) {
-  int64_t last = meta.offset;
-  for (size_t d = 0; d < meta.sizes.size(); ++d) {
-    if (meta.sizes[d] == 0) return 0;
-    last += (meta.sizes[d] - 1) * meta.strides[d];
-  }
-  return (last + 1) * int64_t(c10::elementSize(meta.dtype));
-}
-
 // One per storage that buffers lie in.
 std::map<int32_t, Block> blocks_of(const Graph& graph) {
   std::map<int32_t, Block> blocks;
   for (const Value& value : graph.values()) {
     if (value.kind != ValueKind::buffer) continue;
     Block& block = blocks.try_emplace(value.storage, Block{.storage = value.storage}).first->second;
-    block.bytes = std::max(block.bytes, aligned(end_of(value.meta)));
+    block.bytes = std::max(block.bytes, aligned(value.meta.storage_end()));
   }
   const std::vector<Access> accesses = accesses_of(graph);
   for (size_t i = 0; i < accesses.size(); ++i) {
