@@ -8,9 +8,10 @@
 #include "serried/base/log.h"
 #include "serried/graph/agree.h"
 #include "serried/graph/effects.h"
-#include "serried/graph/parts.h"
 #include "serried/graph/program.h"
 #include "serried/graph/settle.h"
+#include "serried/tensor/parts.h"
+#include "serried/tensor/training_mode.h"
 
 namespace serried::graph {
 namespace {
@@ -22,12 +23,6 @@ std::vector<at::Tensor> parts_of(const std::vector<at::Tensor>& tensors) {
   parts.reserve(tensors.size());
   for (const at::Tensor& t : tensors) parts.push_back(part_of(t));
   return parts;
-}
-
-uint64_t training_flags(const torch::nn::Module& module) {
-  uint64_t flags = module.is_training();
-  for (const auto& child : module.modules(/*include_self=*/false)) flags = flags * 31 + uint64_t(child->is_training());
-  return flags;
 }
 
 // A replay gives results without an autograd graph, so nobody could call backward on them.
@@ -200,13 +195,14 @@ void CaptureState::Impl::finish(Entry& entry, Recorder& recorder, const std::vec
     recorder.graph().outputs().push_back(recorder.find(part_of(t)));
     entry.output_specs.push_back(spec_of(t));
   }
+  recorder.graph().output_spreads() = spreads_of(outputs);
   entry.effects = Effects(recorder, entry.before);
 }
 
 void CaptureState::Impl::make_ready(Entry& entry, Recording recording) {
   settle(*entry.recording, recording);
   for (const auto& module : options.modules) {
-    recording.witnesses.push_back({"train/eval of " + module->name(), [module] { return training_flags(*module); }});
+    recording.witnesses.push_back(training_mode("train or eval of " + module->name(), module->modules()));
   }
   entry.graph = recording.graph;
   for (const Pass& pass : options.passes) pass.run(entry.graph);
@@ -227,6 +223,7 @@ void CaptureState::Impl::make_ready(Entry& entry, Recording recording) {
 void CaptureState::Impl::record(Entry& entry, const CallArguments& arguments, Run run, MakeForm make_form) {
   entry.before = known_gradients();
   Recorder recorder(parts_of(arguments.tensors));
+  recorder.graph().input_spreads() = spreads_of(arguments.tensors);
   std::vector<at::Tensor> outputs;
   {
     const TapGuard tap(recorder);
@@ -267,6 +264,12 @@ void CaptureState::Impl::give_up() {
   log::warn_once(c10::str("[capture] recaptured ", options.max_recaptures, " times, the last time because ", reason,
                           "; the function runs eagerly from now on\n  fix: call it with few different shapes, or raise "
                           "CaptureOptions::max_recaptures"));
+}
+
+CallArguments CaptureState::new_call() const {
+  CallArguments arguments;
+  for (const Watched& variable : impl_->options.watch) arguments.watched.push_back({&variable.name(), variable.text()});
+  return arguments;
 }
 
 CaptureState::Outcome CaptureState::call(const CallArguments& arguments, Run run, MakeForm make_form) {

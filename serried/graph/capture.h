@@ -5,7 +5,6 @@
 
 #include <memory>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -17,6 +16,7 @@
 #include "serried/graph/graph.h"
 #include "serried/graph/guards.h"
 #include "serried/graph/passes.h"
+#include "serried/graph/plain_value.h"
 #include "serried/tensor/visit.h"
 
 namespace serried {
@@ -38,6 +38,9 @@ struct CaptureOptions {
   int max_recaptures = 64;
   /// Whose train() and eval() the function depends on: nothing else shows them.
   std::vector<std::shared_ptr<torch::nn::Module>> modules = {};
+  /// Numbers, groups, meshes and the like that the function reads from its surroundings: another value counts as
+  /// another argument.
+  std::vector<Watched> watch = {};
 };
 
 namespace graph {
@@ -57,6 +60,8 @@ class CaptureState {
     std::vector<at::Tensor> outputs;   // of a replay
     std::shared_ptr<const void> form;  // of a replay
   };
+  /// What is watched, and no arguments yet.
+  CallArguments new_call() const;
   Outcome call(const CallArguments& arguments, Run run, MakeForm make_form);
 
   int64_t captures() const;
@@ -71,23 +76,16 @@ class CaptureState {
   std::unique_ptr<Impl> impl_;
 };
 
-template <class T>
-void collect_argument(CallArguments& arguments, T& value) {
-  using Plain = std::remove_cvref_t<T>;
-  if constexpr (detail::is_tensor_free<Plain>) {
-    std::ostringstream text;
-    text.precision(17);
-    if constexpr (std::is_enum_v<Plain>) {
-      text << int64_t(value);
-    } else {
-      text << value;
-    }
-    arguments.constants.push_back(text.str());
-  } else {
-    auto add = [&](const at::Tensor& t) { arguments.tensors.push_back(t); };
-    detail::for_each_tensor(value, add);
+/// Takes the arguments of a call apart.
+struct ArgumentCollector {
+  CallArguments& arguments;
+
+  void operator()(const at::Tensor& t) { arguments.tensors.push_back(t); }
+  template <class T>
+  void plain(const T& value) {
+    arguments.constants.push_back(plain_text(value));
   }
-}
+};
 
 }  // namespace graph
 
@@ -101,8 +99,9 @@ class Captured {
   template <class... Args>
   std::invoke_result_t<Fn&, Args&...> operator()(Args&&... args) {
     using Result = std::invoke_result_t<Fn&, Args&...>;
-    graph::CallArguments arguments;
-    (graph::collect_argument(arguments, args), ...);
+    graph::CallArguments arguments = state_->new_call();
+    graph::ArgumentCollector collector{arguments};
+    (detail::for_each_tensor(args, collector), ...);
     if constexpr (std::is_void_v<Result>) {
       const auto run = [&] {
         fn_(args...);

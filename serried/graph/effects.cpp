@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <set>
 
-#include "serried/graph/parts.h"
+#include "serried/tensor/parts.h"
 
 namespace serried::graph {
 namespace {

@@ -10,6 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "serried/graph/spread.h"
+
 namespace serried::graph {
 
 using ValueId = int32_t;
@@ -99,6 +101,12 @@ class Graph {
   const std::vector<ValueId>& inputs() const { return inputs_; }
   std::vector<ValueId>& outputs() { return outputs_; }
   const std::vector<ValueId>& outputs() const { return outputs_; }
+  /// Of the DTensors among them. Gradients that a replay takes as hidden inputs have none.
+  ///     graph.output_spreads().at(0).placements
+  Spreads& input_spreads() { return input_spreads_; }
+  const Spreads& input_spreads() const { return input_spreads_; }
+  Spreads& output_spreads() { return output_spreads_; }
+  const Spreads& output_spreads() const { return output_spreads_; }
   std::vector<Gradient>& gradients() { return gradients_; }
   const std::vector<Gradient>& gradients() const { return gradients_; }
 
@@ -123,6 +131,8 @@ class Graph {
   std::vector<Value> values_;
   std::vector<ValueId> inputs_;
   std::vector<ValueId> outputs_;
+  Spreads input_spreads_;
+  Spreads output_spreads_;
   std::vector<Gradient> gradients_;
   int64_t arena_bytes_ = 0;
 };

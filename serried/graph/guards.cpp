@@ -90,6 +90,10 @@ std::string input_difference(size_t i, const InputFacts& before, const InputFact
   return changed(input, same(before.same_as), same(now.same_as));
 }
 
+std::string witness_text(const Witness& witness, uint64_t value) {
+  return witness.text != nullptr ? witness.text(value) : std::to_string(value);
+}
+
 std::string group_text(const c10d::ProcessGroup* group) {
   return group == nullptr ? "none" : group->getGroupName();
 }
@@ -133,12 +137,14 @@ Ambient Ambient::here() {
           mesh ? mesh->id() : 0};
 }
 
-CallGuards::CallGuards(const CallArguments& arguments) : constants_(arguments.constants), ambient_(Ambient::here()) {
+CallGuards::CallGuards(const CallArguments& arguments)
+    : constants_(arguments.constants), watched_(arguments.watched), ambient_(Ambient::here()) {
   for (size_t i = 0; i < arguments.tensors.size(); ++i) inputs_.push_back(facts_of(arguments, i));
 }
 
 bool CallGuards::hold(const CallArguments& arguments) const {
   if (arguments.tensors.size() != inputs_.size() || arguments.constants != constants_) return false;
+  if (arguments.watched != watched_) return false;
   for (size_t i = 0; i < inputs_.size(); ++i) {
     if (!same_input(inputs_[i], arguments, i)) return false;
   }
@@ -155,6 +161,10 @@ std::string CallGuards::why_not(const CallArguments& arguments) const {
   for (size_t i = 0; i < std::min(constants_.size(), arguments.constants.size()); ++i) {
     if (constants_[i] == arguments.constants[i]) continue;
     return changed("argument value " + std::to_string(i), constants_[i], arguments.constants[i]);
+  }
+  for (size_t i = 0; i < watched_.size(); ++i) {
+    if (watched_[i] == arguments.watched[i]) continue;
+    return changed(*watched_[i].name, watched_[i].text, arguments.watched[i].text);
   }
   const Ambient now = Ambient::here();
   return now == ambient_ ? "" : ambient_difference(ambient_, now);
@@ -176,6 +186,7 @@ std::vector<Guard> CallGuards::list() const {
   for (size_t i = 0; i < constants_.size(); ++i) {
     guards.push_back({"argument value " + std::to_string(i), constants_[i]});
   }
+  for (const WatchedText& variable : watched_) guards.push_back({*variable.name, variable.text});
   guards.push_back({"grad mode", on_off(ambient_.grad_mode)});
   guards.push_back({"inference mode", on_off(ambient_.inference_mode)});
   guards.push_back({"autocast", on_off(ambient_.autocast)});
@@ -232,14 +243,17 @@ std::string StateGuards::why_not() const {
   i -= tenants_.size();
   if (i < groups_.size()) return "the group " + groups_[i].text + " is gone";
   const Reported& reported = reported_[i - groups_.size()];
-  return changed(reported.witness.name, std::to_string(reported.value), std::to_string(reported.witness.value()));
+  return changed(reported.witness.name, witness_text(reported.witness, reported.value),
+                 witness_text(reported.witness, reported.witness.value()));
 }
 
 std::vector<Guard> StateGuards::list() const {
   std::vector<Guard> guards;
   for (const Tenant& tenant : tenants_) guards.push_back({"tensor " + tenant.text, "the same memory"});
   for (const LiveGroup& group : groups_) guards.push_back({"group", group.text});
-  for (const Reported& reported : reported_) guards.push_back({reported.witness.name, std::to_string(reported.value)});
+  for (const Reported& reported : reported_) {
+    guards.push_back({reported.witness.name, witness_text(reported.witness, reported.value)});
+  }
   return guards;
 }
 

@@ -19,10 +19,18 @@ struct Guard {
   std::string expected;  // "[8, 64]"
 };
 
+/// A watched variable at the time of a call.
+struct WatchedText {
+  const std::string* name;  // of CaptureOptions
+  std::string text;
+  bool operator==(const WatchedText&) const = default;
+};
+
 /// The arguments of one call: tensors in order, and all other values as text.
 struct CallArguments {
   std::vector<at::Tensor> tensors;
   std::vector<std::string> constants;
+  std::vector<WatchedText> watched;
 };
 
 /// How this thread computes: what else decides which ops run.
@@ -61,6 +69,7 @@ class CallGuards {
  private:
   std::vector<InputFacts> inputs_;
   std::vector<std::string> constants_;
+  std::vector<WatchedText> watched_;
   Ambient ambient_;
 };
 

@@ -4,7 +4,6 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/jit_type.h>
 #include <ATen/ops/scalar_tensor.h>
-#include <torch/csrc/distributed/c10d/Types.hpp>
 
 #include <algorithm>
 #include <bit>
@@ -16,6 +15,7 @@
 
 #include "serried/comm/collectives.h"
 #include "serried/comm/watch.h"
+#include "serried/graph/custom_class.h"
 
 namespace serried::graph {
 namespace {
@@ -33,7 +33,6 @@ static_assert(std::size(kMemoryFormats) == size_t(at::MemoryFormat::NumOptions))
 
 constexpr std::string_view kDefaultGenerator = "default_generator";
 constexpr std::string_view kPremulSum = "premul_sum(";
-constexpr std::string_view kReduceOp = "__torch__.torch.classes.c10d.ReduceOp";
 
 TypePtr without_optional(const TypePtr& type) {
   const auto optional = type ? type->cast<c10::OptionalType>() : nullptr;
@@ -65,12 +64,6 @@ std::string exact_text(double number) {
   char text[32];
   const std::string shortest(text, std::to_chars(text, text + sizeof(text), number).ptr);
   return shortest.find_first_of(".en") == std::string::npos ? shortest + ".0" : shortest;
-}
-
-const c10d::ReduceOp* reduce_op_of(const IValue& constant) {
-  if (!constant.isCustomClass()) return nullptr;
-  if (constant.type()->expectRef<c10::ClassType>().name()->qualifiedName() != kReduceOp) return nullptr;
-  return constant.toCustomClass<c10d::ReduceOp>().get();
 }
 
 std::string reduce_op_text(const c10d::ReduceOp& op) {
@@ -270,6 +263,17 @@ std::string read_quoted(Cursor& in) {
     if (c == '"') return text;
     text += c == '\\' ? read_escape(in) : c;
   }
+}
+
+std::string numbers_text(c10::IntArrayRef numbers) {
+  return "[" + c10::Join(", ", numbers) + "]";
+}
+
+c10::DimVector read_numbers(Cursor& in) {
+  c10::DimVector numbers;
+  in.expect("[");
+  read_list(in, "]", [&] { numbers.push_back(read_int(in)); });
+  return numbers;
 }
 
 at::ScalarType read_dtype(Cursor& in) {

@@ -3,6 +3,7 @@
 
 #include <ATen/core/function_schema.h>
 #include <ATen/core/ivalue.h>
+#include <c10/util/DimVector.h>
 
 #include <string>
 #include <string_view>
@@ -27,6 +28,10 @@ c10::IValue read_literal(Cursor& in, const c10::TypePtr& type);
 /// With quotes around it.
 std::string quoted_text(std::string_view text);
 std::string read_quoted(Cursor& in);
+
+/// "[2, 3]"
+std::string numbers_text(c10::IntArrayRef numbers);
+c10::DimVector read_numbers(Cursor& in);
 
 at::ScalarType read_dtype(Cursor& in);
 int64_t read_int(Cursor& in);

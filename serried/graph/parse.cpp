@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "serried/graph/custom_class.h"
 #include "serried/graph/literal.h"
 
 namespace serried::graph {
@@ -16,21 +17,16 @@ using c10::TypePtr;
 
 constexpr std::string_view kKinds[] = {"input", "persistent", "constant", "computed", "buffer", "work"};
 
-c10::DimVector row_major_strides(c10::IntArrayRef sizes) {
-  c10::DimVector strides(sizes.size());
-  int64_t step = 1;
-  for (size_t d = sizes.size(); d-- > 0; step *= std::max<int64_t>(sizes[d], 1)) strides[d] = step;
-  return strides;
-}
-
 bool is_list_of(const TypePtr& type, TypeKind kind) {
   const auto* list = type->castRaw<c10::ListType>();
   return list != nullptr && list->getElementType()->kind() == kind;
 }
 
-bool is_group_type(const TypePtr& type) {
-  const auto* object = type->castRaw<c10::ClassType>();
-  return object != nullptr && object->name()->name() == "ProcessGroup";
+void check_version(Cursor& in) {
+  if (in.rest() == kFormat) return;
+  const bool is_ours = in.rest().starts_with("serried graph ");
+  in.fail(c10::str("\"", in.rest(), "\" is not \"", kFormat, "\""),
+          is_ours ? "capture the function again, and save its graph with this version" : Cursor::kUnchanged);
 }
 
 class GraphReader {
@@ -40,6 +36,8 @@ class GraphReader {
     if (in.accept("node ")) return read_node(in);
     if (in.accept("inputs ")) return read_ids(in, graph_.inputs());
     if (in.accept("outputs ")) return read_ids(in, graph_.outputs());
+    if (in.accept("input ")) return read_placed(in, "input", graph_.inputs().size(), graph_.input_spreads());
+    if (in.accept("output ")) return read_placed(in, "output", graph_.outputs().size(), graph_.output_spreads());
     if (in.accept("gradient ")) return read_gradient(in);
     if (in.accept("arena ")) return graph_.set_arena_bytes(read_int(in));
     in.fail(c10::str("there is no such line: \"", in.rest(), "\""));
@@ -66,17 +64,10 @@ class GraphReader {
     return ValueKind(found - std::begin(kKinds));
   }
 
-  static void read_sizes(Cursor& in, c10::DimVector& sizes) {
-    in.expect("[");
-    sizes.clear();
-    read_list(in, "]", [&] { sizes.push_back(read_int(in)); });
-  }
-
   static void read_meta(Cursor& in, TensorMeta& meta) {
     meta.dtype = read_dtype(in);
-    read_sizes(in, meta.sizes);
-    meta.strides = row_major_strides(meta.sizes);
-    if (in.accept("strides ")) read_sizes(in, meta.strides);
+    meta.sizes = read_numbers(in);
+    meta.strides = in.accept("strides ") ? read_numbers(in) : serried::contiguous_strides(meta.sizes);
     if (in.accept("offset ")) meta.offset = read_int(in);
     if (in.accept("device ")) meta.device = read_literal(in, c10::DeviceObjType::get()).toDevice();
   }
@@ -92,6 +83,14 @@ class GraphReader {
   void read_ids(Cursor& in, std::vector<ValueId>& ids) {
     in.expect("[");
     read_list(in, "]", [&] { ids.push_back(read_id(in)); });
+  }
+
+  static void read_placed(Cursor& in, const char* what, size_t count, Spreads& spreads) {
+    const int64_t number = read_int(in);
+    if (number < 0 || number >= int64_t(count)) in.fail(c10::str("there is no ", what, " ", number));
+    in.expect("placed");
+    const bool is_new = spreads.emplace(size_t(number), read_spread(in)).second;
+    if (!is_new) in.fail(c10::str(what, " ", number, " is placed twice"));
   }
 
   void read_gradient(Cursor& in) {
@@ -141,7 +140,7 @@ class GraphReader {
     const auto* optional = declared.type()->castRaw<c10::OptionalType>();
     const TypePtr type = optional != nullptr ? optional->getElementType() : declared.type();
     if (in.next_is("%") || in.next_is("undefined")) return Argument::of_value(read_id(in));
-    if (is_group_type(type)) return {Argument::Kind::group, read_quoted(in), {}};
+    if (is_c10d_type(*type, "ProcessGroup")) return {Argument::Kind::group, read_quoted(in), {}};
     if (!in.next_is("[")) return Argument::of(read_literal(in, literal_type(declared)));
     if (is_list_of(type, TypeKind::TensorType)) return read_values(in, Argument::Kind::values);
     if (is_list_of(type, TypeKind::OptionalType)) {
@@ -189,7 +188,7 @@ Graph parse_graph(std::string_view text) {
     ++number;
     const size_t length = text.find('\n');
     Cursor in(text.substr(0, length), number);
-    if (number == 1 && in.rest() != kFormat) in.fail(c10::str("\"", in.rest(), "\" is not \"", kFormat, "\""));
+    if (number == 1) check_version(in);
     if (length == std::string_view::npos) in.fail(c10::str("the text stops here, without \"", kEnd, "\""));
     if (in.rest() == kEnd) return reader.take();
     if (number > 1) reader.read(in);

@@ -11,7 +11,7 @@ namespace serried::graph {
 Graph parse_graph(std::string_view text);
 
 /// The first line of every text.
-inline constexpr std::string_view kFormat = "serried graph 1";
+inline constexpr std::string_view kFormat = "serried graph 2";
 /// The last one, lest a truncated text pass for a short graph.
 inline constexpr std::string_view kEnd = "end";
 

@@ -21,9 +21,19 @@ namespace passes {
 /// What `capture` runs unless told otherwise: all below but those that change the order of collectives.
 std::vector<Pass> defaults();
 
+/// Collectives of c10d that are waited for at once become ours, so that other passes know them: all_reduce and
+/// broadcast in place; gathers, scatters and exchanges with a result, where their output was made for them. Those that
+/// run beside other work stay as they are, and so do several tensors in one call, timeouts, reduce, gather, scatter,
+/// send, recv.
+Pass functional_collectives();
+
 /// Nodes whose results nobody needs go, unless they write, communicate or draw random numbers; detach() and other
 /// second names of a tensor go too.
 Pass drop_dead();
+
+/// Collectives of the same data run once: a Partial that several ops need is reduced for the first. Two results that
+/// the caller gets, or that somebody writes, stay two.
+Pass reuse_collectives();
 
 /// Views of parameters, constants and buffers are made once.
 Pass hoist_views();

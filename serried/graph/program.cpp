@@ -130,6 +130,8 @@ void Program::bind(const std::vector<at::Tensor>& inputs) {
 void Program::run(const std::vector<at::Tensor>& inputs) {
   const at::NoGradGuard no_grad;
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  // Autocast did its part when the graph was recorded: its casts are nodes.
+  const c10::impl::ExcludeDispatchKeyGuard below_autocast(c10::autocast_dispatch_keyset);
   try {
     bind(inputs);
     for (Step& step : steps_) execute(step);

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "serried/graph/custom_class.h"
 #include "serried/graph/error.h"
 #include "serried/graph/recorded_work.h"
 #include "serried/graph/user_hooks.h"
@@ -34,23 +35,6 @@ std::string layout_key(const at::Tensor& t) {
 
 bool has_layout(const at::Tensor& t) {
   return t.layout() == at::kStrided && t.has_storage();
-}
-
-const c10::ClassType* class_type(const IValue& value) {
-  return value.isCustomClass() ? value.type()->castRaw<c10::ClassType>() : nullptr;
-}
-
-bool is_class(const IValue& value, const char* name) {
-  const c10::ClassType* type = class_type(value);
-  return type != nullptr && type->name()->qualifiedName() == name;
-}
-
-bool is_work(const IValue& value) {
-  return is_class(value, "__torch__.torch.classes.c10d.Work");
-}
-
-bool is_group(const IValue& value) {
-  return is_class(value, "__torch__.torch.classes.c10d.ProcessGroup");
 }
 
 // c10d's gather and scatter take lists of lists.
@@ -181,6 +165,11 @@ void Recorder::make_input(ValueId id) {
   graph().value(id).kind = ValueKind::input;
   graph().value(id).tensor.reset();
   graph().inputs().push_back(id);
+}
+
+void Recorder::rely_on(Witness witness) {
+  if (witness.subject != nullptr && !subjects_.insert(witness.subject).second) return;
+  recording_.witnesses.push_back(std::move(witness));
 }
 
 void Recorder::meet(c10::TensorImpl* dtensor) {

@@ -58,7 +58,7 @@ class Recorder final : public LocalOpTap {
   Recorder(const Recorder&) = delete;
 
   void run(const c10::OperatorHandle& op, torch::jit::Stack& stack) override;
-  void rely_on(Witness witness) override { recording_.witnesses.push_back(std::move(witness)); }
+  void rely_on(Witness witness) override;
   void meet(c10::TensorImpl* dtensor) override;
   void before_replay(std::function<void()> action) override { recording_.before_replay.push_back(std::move(action)); }
   void after_replay(std::function<void()> action) override { recording_.after_replay.push_back(std::move(action)); }
@@ -110,7 +110,8 @@ class Recorder final : public LocalOpTap {
   std::unordered_map<std::string, ValueId> by_layout_;
   std::unordered_map<const c10::StorageImpl*, ValueId> by_storage_;
   std::unordered_set<const c10::TensorImpl*> residents_;
-  std::set<int32_t> unwritten_;  // storages made by empty(), into which no op has written
+  std::unordered_set<const void*> subjects_;  // of witnesses
+  std::set<int32_t> unwritten_;               // storages made by empty(), into which no op has written
   // Weak: they keep addresses from being used again without keeping memory, and autograd may still steal gradients.
   std::vector<WeakTensor> impls_;
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages_;

@@ -11,26 +11,12 @@
 #include "serried/base/error.h"
 #include "serried/graph/literal.h"
 #include "serried/graph/text.h"
-#include "serried/tensor/meta.h"
+#include "serried/tensor/parts.h"
 
 namespace serried::graph {
 namespace {
 
 using c10::IValue;
-
-std::string numbers_text(c10::IntArrayRef numbers) {
-  std::string text = "[";
-  for (int64_t number : numbers) text += (text.size() > 1 ? ", " : "") + std::to_string(number);
-  return text + "]";
-}
-
-bool is_row_major(const TensorMeta& meta) {
-  int64_t step = 1;
-  for (size_t d = meta.sizes.size(); d-- > 0; step *= std::max<int64_t>(meta.sizes[d], 1)) {
-    if (meta.strides.size() != meta.sizes.size() || meta.strides[d] != step) return false;
-  }
-  return true;
-}
 
 // Only what is not as for most.
 std::string value_line(const Value& value, size_t id) {
@@ -38,7 +24,7 @@ std::string value_line(const Value& value, size_t id) {
   std::string text = c10::str("value %", id, " ", kind_name(value.kind));
   if (value.kind != ValueKind::work) {
     text += " " + meta.to_string();
-    if (!is_row_major(meta)) text += " strides " + numbers_text(meta.strides);
+    if (meta.strides != serried::contiguous_strides(meta.sizes)) text += " strides " + numbers_text(meta.strides);
     if (meta.offset != 0) text += c10::str(" offset ", meta.offset);
     if (meta.device != at::kCPU) text += " device " + meta.device.str();
   }
@@ -56,6 +42,16 @@ std::string ids_text(const std::vector<ValueId>& ids) {
   std::string text = "[";
   for (ValueId id : ids) text += (text.size() > 1 ? ", " : "") + id_text(id);
   return text + "]";
+}
+
+// One line for each DTensor.
+std::string spread_lines(std::string_view word, const std::vector<ValueId>& ids, const Spreads& spreads) {
+  std::string text;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const Spread* spread = find_spread(spreads, i);
+    if (spread != nullptr) text += c10::str(word, i, " placed ", spread_text(*spread), "\n");
+  }
+  return text;
 }
 
 void check_has_text(const Node& node) {
@@ -114,11 +110,6 @@ Archive read_archive(const std::string& path) {
       {"load", c10::str(path, " (", data.size(), " bytes) is no saved graph, or only a part of one"), fix});
 }
 
-at::Tensor local_part(const at::Tensor& t) {
-  const DTensorMeta* dtensor = dtensor_meta(t);
-  return dtensor != nullptr ? dtensor->local : t;
-}
-
 std::string name_of(const Graph& graph, ValueId id) {
   return value_text(graph, id) + " is " + graph.value(id).meta.to_string();
 }
@@ -128,7 +119,7 @@ at::Tensor fitting(const Graph& graph, ValueId id, const at::Tensor& t) {
   const std::string fix = "bind the tensors that the function was captured with, or others of the same layout";
   if (!t.defined())
     raise<c10::ValueError>({"bind_persistent", name_of(graph, id) + ", and the tensor is undefined", fix});
-  const at::Tensor part = local_part(t);
+  const at::Tensor part = part_of(t);
   const TensorMeta &want = graph.value(id).meta, got = meta_of(part);
   if (got.sizes == want.sizes && got.strides == want.strides && got.dtype == want.dtype && got.device == want.device) {
     return part.variable_data();
@@ -147,6 +138,7 @@ std::string to_text(const Graph& graph) {
   if (graph.arena_bytes() > 0) text += c10::str("arena ", graph.arena_bytes(), "\n");
   for (size_t id = 0; id < graph.values().size(); ++id) text += value_line(graph.value(ValueId(id)), id);
   text += "inputs " + ids_text(graph.inputs()) + "\n";
+  text += spread_lines("input ", graph.inputs(), graph.input_spreads());
   for (size_t i = 0; i < graph.nodes().size(); ++i) {
     check_has_text(graph.nodes()[i]);
     text += "node " + line_of(graph, i, LineStyle::complete) + "\n";
@@ -154,7 +146,9 @@ std::string to_text(const Graph& graph) {
   for (const Gradient& gradient : graph.gradients()) {
     text += "gradient " + id_text(gradient.value) + " of " + quoted_text(gradient.parameter) + "\n";
   }
-  return text + "outputs " + ids_text(graph.outputs()) + "\n" + std::string(kEnd) + "\n";
+  text += "outputs " + ids_text(graph.outputs()) + "\n";
+  text += spread_lines("output ", graph.outputs(), graph.output_spreads());
+  return text + std::string(kEnd) + "\n";
 }
 
 void save(const Graph& graph, const std::string& path, const SaveOptions& options) {

@@ -13,7 +13,8 @@
 namespace serried::graph {
 
 /// All of a graph but the data of its tensors, for `parse_graph`: the same graph gives the same text. Groups stand
-/// there by name. ValueError for a constant that has no text, such as a generator of the user's own.
+/// there by name, DTensors by their placements. ValueError for a constant that has no text, such as a generator of the
+/// user's own.
 std::string to_text(const Graph& graph);
 
 struct SaveOptions {

@@ -2,13 +2,13 @@
 #include "serried/graph/settle.h"
 
 #include <ATen/core/Generator.h>
-#include <torch/csrc/distributed/c10d/Types.hpp>
 
 #include <algorithm>
 #include <cstring>
 #include <optional>
 #include <set>
 
+#include "serried/graph/custom_class.h"
 #include "serried/graph/error.h"
 #include "serried/graph/text.h"
 
@@ -16,11 +16,6 @@ namespace serried::graph {
 namespace {
 
 using c10::IValue;
-
-bool is_reduce_op(const IValue& value) {
-  return value.isCustomClass() &&
-         value.type()->expectRef<c10::ClassType>().name()->qualifiedName() == "__torch__.torch.classes.c10d.ReduceOp";
-}
 
 // Bit for bit, so that NaN equals itself.
 bool same_double(double a, double b) {
@@ -34,9 +29,7 @@ bool same_constant(const IValue& a, const IValue& b) {
     const auto x = a.toListRef(), y = b.toListRef();
     return x.size() == y.size() && std::equal(x.begin(), x.end(), y.begin(), same_constant);
   }
-  if (is_reduce_op(a) && is_reduce_op(b)) {
-    return a.toCustomClass<c10d::ReduceOp>()->op_ == b.toCustomClass<c10d::ReduceOp>()->op_;
-  }
+  if (reduce_op_of(a) != nullptr && reduce_op_of(b) != nullptr) return constant_text(a) == constant_text(b);
   if (a.isGenerator()) return a.toGenerator() == b.toGenerator();
   if (a.isPtrType() && a.is(b)) return true;
   if (a.isCustomClass() || a.isStorage()) return a.is(b);

@@ -166,6 +166,12 @@ class LineWriter {
   const bool is_complete_;
 };
 
+// As a DTensor behind its part; empty for plain tensors.
+std::string whole_of(const Spreads& spreads, size_t number) {
+  const Spread* spread = find_spread(spreads, number);
+  return spread == nullptr ? "" : " = " + spread->to_string();
+}
+
 std::string elements_of(const at::Tensor& t) {
   std::vector<std::string> words;
   const at::Tensor flat = t.reshape({-1});
@@ -218,8 +224,10 @@ std::string line_of(const Graph& graph, size_t i, LineStyle style) {
 
 std::string Graph::to_string() const {
   std::vector<std::string> inputs, outputs;
-  for (ValueId id : inputs_) {
-    inputs.push_back(value_text(*this, id) + (id == kNoValue ? "" : ": " + value(id).meta.to_string()));
+  for (size_t i = 0; i < inputs_.size(); ++i) {
+    const ValueId id = inputs_[i];
+    const std::string part = id == kNoValue ? "" : ": " + value(id).meta.to_string();
+    inputs.push_back(value_text(*this, id) + part + whole_of(input_spreads_, i));
   }
   std::string text = "graph(" + joined(inputs) + "):\n";
   if (arena_bytes_ > 0) text += "  arena of " + bytes_text(arena_bytes_) + "\n";
@@ -232,7 +240,9 @@ std::string Graph::to_string() const {
   for (const Gradient& gradient : gradients_) {
     text += "  gradient of " + gradient.parameter + " = " + value_text(*this, gradient.value) + "\n";
   }
-  for (ValueId id : outputs_) outputs.push_back(value_text(*this, id));
+  for (size_t i = 0; i < outputs_.size(); ++i) {
+    outputs.push_back(value_text(*this, outputs_[i]) + whole_of(output_spreads_, i));
+  }
   return text + "  return " + joined(outputs) + "\n";
 }
 

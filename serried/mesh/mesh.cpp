@@ -8,6 +8,7 @@
 #include <ATen/ops/empty.h>
 
 #include "serried/base/error.h"
+#include "serried/base/witness.h"
 #include "serried/mesh/detail/mesh_root.h"
 
 namespace serried {
@@ -31,6 +32,20 @@ void check_inside(std::string_view where, const DeviceMesh& mesh) {
       {where, c10::str("rank ", mesh.get_rank(), " is not in ", mesh.to_string()), "ask contains_this_rank() first"});
 }
 
+std::string existence_text(uint64_t exists) {
+  return exists != 0 ? "there" : "gone";
+}
+
+// Answers become constants of a recorded function, which holds as long as the mesh is there.
+void note_question(const DeviceMesh& mesh, const std::shared_ptr<const detail::MeshState>& state) {
+  WitnessListener* listener = witness_listener();
+  if (C10_LIKELY(listener == nullptr)) return;
+  listener->rely_on({.name = mesh.to_string(),
+                     .value = [state = std::weak_ptr(state)] { return uint64_t(!state.expired()); },
+                     .text = existence_text,
+                     .subject = state->root});
+}
+
 // The one slot that MeshGuard writes.
 std::optional<DeviceMesh>& current_slot() {
   static thread_local std::optional<DeviceMesh> current;
@@ -44,14 +59,17 @@ int64_t DeviceMesh::ndim() const {
 }
 
 int64_t DeviceMesh::size() const {
+  note_question(*this, state_);
   return int64_t(state_->ranks.size());
 }
 
 int64_t DeviceMesh::size(int64_t axis) const {
+  note_question(*this, state_);
   return state_->shape[checked_axis("size", *this, axis)];
 }
 
 const Sizes& DeviceMesh::shape() const {
+  note_question(*this, state_);
   return state_->shape;
 }
 
@@ -64,12 +82,14 @@ const std::string& DeviceMesh::device_type() const {
 }
 
 at::Tensor DeviceMesh::ranks() const {
+  note_question(*this, state_);
   at::Tensor ranks = at::empty(state_->shape, at::kLong);
   std::memcpy(ranks.mutable_data_ptr(), state_->ranks.data(), state_->ranks.size() * sizeof(int64_t));
   return ranks;
 }
 
 const std::vector<int64_t>& DeviceMesh::rank_list() const {
+  note_question(*this, state_);
   return state_->ranks;
 }
 
@@ -83,6 +103,7 @@ int64_t DeviceMesh::axis(const std::string& name) const {
 }
 
 Group DeviceMesh::get_group(int64_t axis) const {
+  note_question(*this, state_);
   const size_t index = checked_axis("get_group", *this, axis);
   check_inside("get_group", *this);
   return state_->root->find_or_make_group(*state_, uint64_t(1) << index);
@@ -104,6 +125,7 @@ std::vector<Group> DeviceMesh::get_all_groups() const {
 }
 
 Group DeviceMesh::get_merged_group(c10::IntArrayRef axes) const {
+  note_question(*this, state_);
   uint64_t chosen = 0;
   for (size_t i = 0; i < axes.size(); ++i) {
     chosen |= uint64_t(1) << checked_axis("get_merged_group", *this, axes[i]);
@@ -122,6 +144,7 @@ const Group& DeviceMesh::root_group() const {
 }
 
 int64_t DeviceMesh::get_rank() const {
+  note_question(*this, state_);
   return state_->root->rank();
 }
 
@@ -130,6 +153,7 @@ int64_t DeviceMesh::get_local_rank(const std::string& name) const {
 }
 
 int64_t DeviceMesh::get_local_rank(int64_t axis) const {
+  note_question(*this, state_);
   const size_t index = checked_axis("get_local_rank", *this, axis);
   check_inside("get_local_rank", *this);
   return state_->coordinate[index];
@@ -141,11 +165,13 @@ int64_t DeviceMesh::get_local_rank() const {
 }
 
 std::optional<std::vector<int64_t>> DeviceMesh::get_coordinate() const {
+  note_question(*this, state_);
   if (!contains_this_rank()) return std::nullopt;
   return state_->coordinate;
 }
 
 bool DeviceMesh::contains_this_rank() const {
+  note_question(*this, state_);
   return state_->root->contains_this_rank();
 }
 

@@ -35,21 +35,30 @@ bool detail::is_local_only() {
 
 constinit thread_local LocalOpTap* detail::current_tap = nullptr;
 
+namespace {
+
+LocalOpTap* exchange_tap(LocalOpTap* tap) {
+  detail::current_listener = tap;
+  return std::exchange(detail::current_tap, tap);
+}
+
+}  // namespace
+
 TapGuard::TapGuard(LocalOpTap& tap) : include_(kHomeKey) {
   if (detail::current_tap != nullptr) {
     raise<c10::ValueError>({"TapGuard", "the ops of this thread are tapped already", "end the other scope first"});
   }
-  detail::current_tap = &tap;
+  exchange_tap(&tap);
 }
 
 TapGuard::~TapGuard() {
-  detail::current_tap = nullptr;
+  exchange_tap(nullptr);
 }
 
-PauseTap::PauseTap() : paused_(std::exchange(detail::current_tap, nullptr)) {}
+PauseTap::PauseTap() : paused_(exchange_tap(nullptr)) {}
 
 PauseTap::~PauseTap() {
-  detail::current_tap = paused_;
+  exchange_tap(paused_);
 }
 
 void run_untapped(const c10::OperatorHandle& op, torch::jit::Stack& stack) {

@@ -5,31 +5,22 @@
 #include <ATen/core/stack.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include <cstdint>
 #include <functional>
-#include <string>
+
+#include "serried/base/witness.h"
 
 namespace serried {
 
 /// Runs `op` on plain tensors, below autograd and below the home key. Every local op of a DTensor goes through here.
 void execute_local(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
-/// A fact that a tapped function relied on and that no op shows, as a number that changes with it.
-struct Witness {
-  std::string name;
-  std::function<uint64_t()> value;
-};
-
 /// Sees every op on plain tensors that its thread runs, those inside DTensors and backward included, below autograd.
-class LocalOpTap {
+class LocalOpTap : public WitnessListener {
  public:
-  virtual ~LocalOpTap() = default;
   /// Has to run the op, by `run_untapped`.
   virtual void run(const c10::OperatorHandle& op, torch::jit::Stack& stack) = 0;
   /// A DTensor among the arguments of an op, before the op runs on its part.
   virtual void meet(c10::TensorImpl* dtensor) = 0;
-  /// Code that is about to read something no op shows (which module, which group) says so.
-  virtual void rely_on(Witness witness) = 0;
   /// Host work that belongs to the tapped function and that no op shows: done again around each replay.
   virtual void before_replay(std::function<void()> action) = 0;
   virtual void after_replay(std::function<void()> action) = 0;

@@ -5,22 +5,33 @@
 #include <torch/nn/modules/adaptive.h>
 
 #include <array>
+#include <iterator>
 #include <map>
 #include <optional>
-#include <string>
+#include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "serried/comm/group.h"
+#include "serried/mesh/mesh.h"
+
 namespace serried {
 namespace detail {
 
 template <class T>
 inline constexpr bool is_tensor_free =
-    std::is_arithmetic_v<T> || std::is_enum_v<T> || std::is_same_v<T, std::string> || std::is_same_v<T, at::Scalar> ||
-    std::is_same_v<T, const char*> || std::is_same_v<T, std::nullopt_t> || std::is_same_v<T, at::ScalarType>;
+    std::is_arithmetic_v<T> || std::is_enum_v<T> || std::is_convertible_v<const T&, std::string_view> ||
+    std::is_same_v<T, at::Scalar> || std::is_same_v<T, std::nullopt_t> || std::is_same_v<T, Group> ||
+    std::is_same_v<T, DeviceMesh> || std::is_same_v<T, Placement>;
+
+/// Visitors that also want what is no tensor, and how many elements there are, have a member `plain`.
+template <class Fn, class T>
+void visit_plain(Fn& fn, const T& value) {
+  if constexpr (requires { fn.plain(value); }) fn.plain(value);
+}
 
 template <class T, class Fn>
 concept HasVisitor = requires(T& value, Fn& fn) {
@@ -67,7 +78,7 @@ void for_each_tensor(T& value, Fn& fn) {
   } else if constexpr (std::is_base_of_v<at::Tensor, Plain>) {
     fn(static_cast<std::conditional_t<std::is_const_v<T>, const at::Tensor&, at::Tensor&>>(value));
   } else if constexpr (is_tensor_free<Plain>) {
-    return;
+    visit_plain(fn, value);
   } else if constexpr (HasVisitor<T, Fn>) {
     value.visit_tensors(fn);
   } else if constexpr (HasFreeVisitor<T, Fn>) {
@@ -75,11 +86,17 @@ void for_each_tensor(T& value, Fn& fn) {
   } else if constexpr (std::is_same_v<Plain, torch::nn::ASMoutput>) {
     fn(value.output);
   } else if constexpr (IsMap<Plain>) {
-    for (auto& [key, element] : value) for_each_tensor(element, fn);
+    visit_plain(fn, value.size());
+    for (auto& [key, element] : value) {
+      if constexpr (is_tensor_free<std::remove_cvref_t<decltype(key)>>) visit_plain(fn, key);
+      for_each_tensor(element, fn);
+    }
   } else if constexpr (IsOptional<Plain>) {
+    visit_plain(fn, value.has_value());
     if (value.has_value()) for_each_tensor(*value, fn);
   } else if constexpr (IsRange<Plain>) {
-    for (auto& element : value) for_each_tensor(element, fn);
+    visit_plain(fn, int64_t(std::distance(value.begin(), value.end())));
+    for (auto&& element : value) for_each_tensor(element, fn);
   } else if constexpr (IsTuple<Plain>) {
     std::apply([&](auto&... element) { (for_each_tensor(element, fn), ...); }, value);
   } else {

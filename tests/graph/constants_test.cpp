@@ -98,6 +98,29 @@ TEST(CapturedConstants, FactsOfAMeshFoldPerRank) {
   });
 }
 
+TEST(CapturedConstants, AMeshThatWasMadeAnewIsNoticed) {
+  const Group group = fake_group(3, 8);
+  using Question = int64_t (*)(const DeviceMesh&);
+  const std::vector<Question> questions = {
+      [](const DeviceMesh& mesh) { return mesh.size(); },
+      [](const DeviceMesh& mesh) { return mesh.shape()[0]; },
+      [](const DeviceMesh& mesh) { return mesh.get_local_rank(0); },
+      [](const DeviceMesh& mesh) { return (*mesh.get_coordinate())[1]; },
+      [](const DeviceMesh& mesh) { return mesh["tp"].get_local_rank(); },
+      [](const DeviceMesh& mesh) { return int64_t(mesh.get_group("dp")->getRank()); },
+  };
+  for (const Question question : questions) {
+    std::optional<DeviceMesh> mesh = init_device_mesh("cpu", {2, 4}, {"dp", "tp"}, {.group = group});
+    const auto eager = [&](const at::Tensor& x) { return x + question(*mesh); };
+    auto step = capture(eager);
+    expect_replays_as(step, eager);
+    mesh.reset();
+    mesh = init_device_mesh("cpu", {4, 2}, {"dp", "tp"}, {.group = group});
+    expect_replays_as(step, eager);
+    EXPECT_THAT(step.last_recapture_reason(), HasSubstr("was there and is gone"));
+  }
+}
+
 TEST(CapturedConstants, AnotherCurrentMeshIsNoticed) {
   const Group group = fake_group(0, 8);
   const DeviceMesh two = init_device_mesh("cpu", {2}, {}, {.group = group});

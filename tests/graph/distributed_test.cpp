@@ -3,9 +3,12 @@
 #include <torch/torch.h>
 
 #include "serried/comm/collectives.h"
+#include "serried/comm/ranks.h"
 #include "serried/graph/capture.h"
+#include "serried/optim/adam.h"
 #include "serried/parallel/ddp/ddp.h"
 #include "serried/parallel/sync_batchnorm.h"
+#include "serried/tensor/dtensor.h"
 #include "serried/tensor/meta.h"
 #include "serried/tensor/modules.h"
 #include "serried/tensor/random.h"
@@ -84,6 +87,33 @@ TEST_P(CapturedDdp, TrainsAsEagerDoes) {
       for (int i = 0; i < kSteps; ++i) EXPECT_TRUE(at::equal(losses[0][i], losses[1][i])) << "step " << i;
       expect_equal_parameters(*nets[1], *nets[0]);
     }
+  });
+}
+
+TEST(CapturedDTensors, ParametersWithEmptyPartsTrainAsEagerDoes) {
+  run_ranks(3, [](const Group& group) {
+    const DeviceMesh mesh = init_device_mesh("cpu", {3}, {"tp"}, {.group = group});
+    std::vector<std::vector<at::Tensor>> losses(2);
+    for (int captured = 0; captured < 2; ++captured) {
+      const at::Tensor whole = seeded(9, [] { return at::randn({1, 2}); });
+      at::Tensor weight = distribute_tensor(whole, mesh, {Shard(0)}).requires_grad_();
+      AdamW optimizer({weight}, torch::optim::AdamWOptions(0.1));
+      const auto train = [&](const at::Tensor& x) {
+        optimizer.zero_grad();
+        at::Tensor loss = torch::linear(x, weight).square().mean();
+        loss.backward();
+        optimizer.step();
+        return DTensor(loss).full_tensor();
+      };
+      auto step = capture(train);
+      for (int i = 0; i < kSteps; ++i) {
+        const at::Tensor x = seeded(20 + i, [] { return at::randn({4, 2}); });
+        const at::Tensor on_mesh = distribute_tensor(x, mesh, {Replicate()});
+        losses[captured].push_back((captured ? step(on_mesh) : train(on_mesh)).detach());
+      }
+      if (captured) EXPECT_GE(step.replays(), kSteps - 4) << step.last_recapture_reason();
+    }
+    for (int i = 0; i < kSteps; ++i) EXPECT_TRUE(at::equal(losses[0][i], losses[1][i])) << "step " << i;
   });
 }
 

@@ -71,7 +71,7 @@ TEST(CaptureGuards, TrainAndEvalOfAListedModuleCount) {
   settle_on(step, torch::ones({100}));
   dropout->eval();
   EXPECT_TRUE(at::equal(step(torch::ones({100})), torch::ones({100})));
-  EXPECT_THAT(step.last_recapture_reason(), HasSubstr("train/eval of"));
+  EXPECT_THAT(step.last_recapture_reason(), HasSubstr("train or eval of"));
   settle_on(step, torch::ones({100}));
 }
 

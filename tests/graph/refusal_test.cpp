@@ -5,6 +5,8 @@
 
 #include <thread>
 
+#include "serried/comm/collectives.h"
+#include "serried/comm/ranks.h"
 #include "serried/graph/capture.h"
 #include "tests/support/errors.h"
 
@@ -55,6 +57,16 @@ TEST(CaptureRefusal, NamesAScalarThatChanges) {
   EXPECT_EQ(report.kind, CaptureErrorKind::changing_scalar);
   EXPECT_EQ(report.op, "aten::clamp_max");
   EXPECT_THAT(report.explanation, HasSubstr("argument \"max\" of aten::clamp_max was 2.0 in one call and 2.5"));
+}
+
+TEST(CaptureRefusal, NamesAFactorOfAReductionThatChanges) {
+  run_ranks(2, [](const Group& group) {
+    double factor = 1;
+    auto step = capture([&](const at::Tensor& x) { return all_reduce(x, group, c10d::makePreMulSum(factor *= 2)); });
+    const CaptureError::Report report = refusal(step, ones());
+    EXPECT_EQ(report.kind, CaptureErrorKind::changing_scalar);
+    EXPECT_THAT(report.explanation, HasSubstr("premul_sum(4.0) in one call and premul_sum(8.0) in the next"));
+  });
 }
 
 TEST(CaptureRefusal, NamesATensorMadeOnTheHost) {

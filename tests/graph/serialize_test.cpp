@@ -67,7 +67,7 @@ struct TemporaryFile {
 
 TEST(GraphSerialize, WritesAllThereIs) {
   EXPECT_EQ(to_text(sample_graph()),
-            "serried graph 1\n"
+            "serried graph 2\n"
             "value %0 input f32[4, 3] storage 0 name \"x\"\n"
             "value %1 persistent f32[3, 2] storage 1\n"
             "value %2 constant f32[] storage 2\n"
@@ -371,7 +371,7 @@ TEST(GraphArchive, BindRefusesWhatDoesNotFitAndBindsNothing) {
 
 // What parse_graph says of a text with these lines between the first and the last.
 std::string parse_error(const std::string& lines) {
-  const std::string text = error_text<c10::ValueError>([&] { parse_graph("serried graph 1\n" + lines + "end\n"); });
+  const std::string text = error_text<c10::ValueError>([&] { parse_graph("serried graph 2\n" + lines + "end\n"); });
   const std::string fix = "\n  fix: give it what serried::graph::to_text wrote, unchanged and whole";
   return text.ends_with(fix) ? text.substr(0, text.size() - fix.size()) : text;
 }
@@ -404,8 +404,15 @@ TEST(GraphParse, NamesTheLineThatItCannotRead) {
 }
 
 TEST(GraphParse, RefusesOtherVersionsAndTruncatedText) {
-  EXPECT_THAT(error_text<c10::ValueError>([] { parse_graph("serried graph 2\nend\n"); }),
-              StartsWith("[graph] line 1: \"serried graph 2\" is not \"serried graph 1\"\n  fix: "));
+  for (const std::string other : {"serried graph 1", "serried graph 3"}) {
+    EXPECT_EQ(error_text<c10::ValueError>([&] { parse_graph(other + "\nend\n"); }),
+              "[graph] line 1: \"" + other +
+                  "\" is not \"serried graph 2\"\n  fix: capture the function again, and save its graph with this "
+                  "version");
+  }
+  EXPECT_EQ(error_text<c10::ValueError>([] { parse_graph("a poem\n"); }),
+            "[graph] line 1: \"a poem\" is not \"serried graph 2\"\n  fix: give it what serried::graph::to_text wrote, "
+            "unchanged and whole");
   const std::string text = to_text(sample_graph());
   for (size_t length = 0; length + 1 < text.size(); ++length) {
     EXPECT_THAT(error_text<c10::ValueError>([&] { parse_graph(text.substr(0, length)); }), StartsWith("[graph] line "));

@@ -4,6 +4,7 @@
 #include <c10/util/strides.h>
 
 #include <algorithm>
+#include <map>
 #include <unordered_map>
 
 namespace serried::graph {
@@ -73,6 +74,41 @@ Access access_of(const Graph& graph, const Node& node, InFlight& in_flight) {
   return access;
 }
 
+struct Reach {
+  int32_t storage;
+  int64_t begin, end;  // bytes, from the begin of the storage
+  ValueId value;
+};
+
+Reach reach_of(const Graph& graph, ValueId id, const Storages& storages) {
+  const Value& value = graph.value(id);
+  const bool is_told = value.meta.strides.size() == value.meta.sizes.size() && !storages.changes_layout(id);
+  if (!is_told) return {value.storage, 0, INT64_MAX, id};
+  return {value.storage, value.meta.offset * int64_t(c10::elementSize(value.meta.dtype)), value.meta.storage_end(), id};
+}
+
+// Gives each part of a storage that no value reaches across a number of its own.
+void part_storages(Graph& graph) {
+  const Storages storages(graph);
+  std::vector<Reach> reaches;
+  for (size_t id = 0; id < graph.values().size(); ++id) {
+    if (graph.value(ValueId(id)).storage >= 0) reaches.push_back(reach_of(graph, ValueId(id), storages));
+  }
+  const auto place = [](const Reach& reach) { return std::pair(reach.storage, reach.begin); };
+  std::sort(reaches.begin(), reaches.end(), [&](const Reach& a, const Reach& b) { return place(a) < place(b); });
+  int32_t part = -1, storage = -1;
+  int64_t end = 0;
+  for (const Reach& reach : reaches) {
+    if (reach.storage != storage || reach.begin >= end) {
+      ++part;
+      storage = reach.storage;
+      end = reach.end;
+    }
+    end = std::max(end, reach.end);
+    graph.value(reach.value).storage = part;
+  }
+}
+
 }  // namespace
 
 bool is_opaque(const Node& node) {
@@ -124,6 +160,12 @@ std::vector<Access> accesses_of(const Graph& graph) {
   return accesses;
 }
 
+std::vector<Access> accesses_of_parts(const Graph& graph) {
+  Graph parted = graph;
+  part_storages(parted);
+  return accesses_of(parted);
+}
+
 bool in_conflict(const Access& a, const Access& b) {
   if (a.is_barrier || b.is_barrier) return true;
   return share_one(a.writes, b.writes) || share_one(a.writes, b.reads) || share_one(a.reads, b.writes);
@@ -150,6 +192,30 @@ void Storages::mark(ValueId id, std::vector<bool>& flags) {
 bool Storages::test(ValueId id, const std::vector<bool>& flags) const {
   const int32_t storage = graph_.value(id).storage;
   return storage < 0 || flags[size_t(storage)];
+}
+
+std::set<int32_t> immovable_storages(const Graph& graph) {
+  std::set<int32_t> found;
+  std::map<int32_t, at::ScalarType> dtypes;
+  const Storages storages(graph);
+  for (size_t id = 0; id < graph.values().size(); ++id) {
+    const Value& value = graph.value(ValueId(id));
+    const at::ScalarType dtype = dtypes.emplace(value.storage, value.meta.dtype).first->second;
+    if (dtype != value.meta.dtype || storages.changes_layout(ValueId(id))) found.insert(value.storage);
+  }
+  for (const Node& node : graph.nodes()) {
+    if (!node.op.operator_name().name.starts_with("aten::as_strided")) continue;
+    for_each_operand(node, [&](ValueId id) { found.insert(graph.value(id).storage); });
+  }
+  return found;
+}
+
+void move_values(Graph& graph, int32_t from, int32_t to, int64_t offset) {
+  for (Value& value : graph.values()) {
+    if (value.storage != from) continue;
+    value.storage = to;
+    value.meta.offset += offset;
+  }
 }
 
 }  // namespace serried::graph

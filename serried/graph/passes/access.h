@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <vector>
 
 #include "serried/graph/graph.h"
@@ -37,6 +38,10 @@ struct Access {
 /// Per node. Whoever waits for a collective on its way writes what that collective touches.
 std::vector<Access> accesses_of(const Graph& graph);
 
+/// As accesses_of, but finer: parts of a storage that no value reaches across have numbers of their own, such as the
+/// buckets that DDP makes in one piece of memory. The numbers are not those of the values.
+std::vector<Access> accesses_of_parts(const Graph& graph);
+
 /// Whether two nodes have to stay in their order.
 bool in_conflict(const Access& a, const Access& b);
 
@@ -57,5 +62,10 @@ class Storages {
   std::vector<bool> escaping_;
   std::vector<bool> restrided_;
 };
+
+/// Storages whose values cannot be moved into another one: read as another dtype, or by an offset from their begin.
+std::set<int32_t> immovable_storages(const Graph& graph);
+/// All values of one storage lie in another from now on, `offset` elements behind its begin.
+void move_values(Graph& graph, int32_t from, int32_t to, int64_t offset);
 
 }  // namespace serried::graph

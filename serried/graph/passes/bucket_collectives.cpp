@@ -2,7 +2,6 @@
 #include <c10/util/strides.h>
 
 #include <algorithm>
-#include <map>
 #include <set>
 
 #include "serried/base/error.h"
@@ -87,12 +86,7 @@ class BucketWriter {
   // The result of a member, and all views of it, lie in the bucket from now on.
   void cut_result(ValueId whole, int64_t offset, ValueId result) {
     cut(whole, offset, graph_.value(result).meta, result);
-    const int32_t old = graph_.value(result).storage;
-    for (Value& value : graph_.values()) {
-      if (value.storage != old) continue;
-      value.storage = graph_.value(whole).storage;
-      value.meta.offset += offset;
-    }
+    move_values(graph_, graph_.value(result).storage, graph_.value(whole).storage, offset);
   }
 
   const Argument& group() const { return members_[0].node.arguments[1]; }
@@ -193,23 +187,6 @@ class BucketWriter {
   int32_t next_storage_;
   std::vector<Node> nodes_;
 };
-
-// Storages whose values cannot be moved into another one: read as another dtype, or by an offset from their begin.
-std::set<int32_t> immovable_storages(const Graph& graph) {
-  std::set<int32_t> found;
-  std::map<int32_t, at::ScalarType> dtypes;
-  const Storages storages(graph);
-  for (size_t id = 0; id < graph.values().size(); ++id) {
-    const Value& value = graph.value(ValueId(id));
-    const at::ScalarType dtype = dtypes.emplace(value.storage, value.meta.dtype).first->second;
-    if (dtype != value.meta.dtype || storages.changes_layout(ValueId(id))) found.insert(value.storage);
-  }
-  for (const Node& node : graph.nodes()) {
-    if (!node.op.operator_name().name.starts_with("aten::as_strided")) continue;
-    for_each_operand(node, [&](ValueId id) { found.insert(graph.value(id).storage); });
-  }
-  return found;
-}
 
 // Holds collectives back while others may join them.
 class Bucketing {

@@ -22,23 +22,11 @@ Kind simple_kind(const Node& node) {
   return Kind::none;
 }
 
-const c10::IValue& constant_named(const Node& node, const std::string& name) {
-  static const c10::IValue nothing;
-  for (size_t i = 0; i < node.arguments.size(); ++i) {
-    if (node.op.schema().arguments()[i].name() == name) return node.arguments[i].constant;
-  }
-  return nothing;
-}
-
 // Equal pieces along dim 0.
 bool lies_side_by_side(const Node& node) {
   const std::vector<int64_t> sizes = constant_named(node, "sizes").toIntVector();
   return constant_named(node, "dim").toInt() == 0 && !sizes.empty() &&
          std::all_of(sizes.begin(), sizes.end(), [&](int64_t size) { return size == sizes[0]; });
-}
-
-bool is_premultiplied(const c10::IValue& op) {
-  return !op.isNone() && op.toCustomClass<c10d::ReduceOp>()->op_ == c10d::ReduceOp::PREMUL_SUM;
 }
 
 bool is_strided(const TensorMeta& meta) {
@@ -47,12 +35,27 @@ bool is_strided(const TensorMeta& meta) {
 
 }  // namespace
 
+const c10::IValue& constant_named(const Node& node, const std::string& name) {
+  static const c10::IValue nothing;
+  for (size_t i = 0; i < node.arguments.size(); ++i) {
+    if (node.op.schema().arguments()[i].name() == name) return node.arguments[i].constant;
+  }
+  return nothing;
+}
+
+bool is_premultiplied(const Node& node) {
+  for (const char* name : {"op", "reduce_op"}) {
+    const c10::IValue& op = constant_named(node, name);
+    if (!op.isNone() && op.toCustomClass<c10d::ReduceOp>()->op_ == c10d::ReduceOp::PREMUL_SUM) return true;
+  }
+  return false;
+}
+
 SimpleCollective simple_collective(const Graph& graph, const Node& node) {
   const Kind kind = simple_kind(node);
   const bool has_pieces = kind == Kind::all_gather || kind == Kind::reduce_scatter;
   if (kind == Kind::none || (has_pieces && !lies_side_by_side(node))) return {};
-  const c10::IValue& op = constant_named(node, "op");
-  if (is_premultiplied(op)) return {};
+  if (is_premultiplied(node)) return {};
   SimpleCollective found{.kind = kind, .operand = node.arguments[0].ids[0]};
   found.result = kind == Kind::all_reduce_in_place ? found.operand : node.results.at(0).at(0);
   if (found.operand == kNoValue || found.result == kNoValue) return {};
@@ -61,8 +64,8 @@ SimpleCollective simple_collective(const Graph& graph, const Node& node) {
   if (kind != Kind::all_reduce_in_place && !(is_contiguous(out) && out.offset == 0)) return {};
   if (has_pieces) found.num_ranks = int64_t(constant_named(node, "sizes").toListRef().size());
   found.bytes = std::max(in.num_bytes(), out.num_bytes());
-  found.likeness = c10::str(node.op.operator_name().name, " ", node.group_name(), " ", constant_text(op), " ", in.dtype,
-                            " ", in.device);
+  found.likeness = c10::str(node.op.operator_name().name, " ", node.group_name(), " ",
+                            constant_text(constant_named(node, "op")), " ", in.dtype, " ", in.device);
   return found;
 }
 

@@ -21,6 +21,12 @@ struct SimpleCollective {
   explicit operator bool() const { return kind != Kind::none; }
 };
 
+/// The constant that the node is given for the argument `name`; None where it has no such argument.
+const c10::IValue& constant_named(const Node& node, const std::string& name);
+
+/// Whether it multiplies by a factor first, which may be a tensor that changes.
+bool is_premultiplied(const Node& node);
+
 SimpleCollective simple_collective(const Graph& graph, const Node& node);
 
 }  // namespace serried::graph

@@ -5,6 +5,7 @@
 
 #include "serried/graph/passes.h"
 #include "serried/graph/passes/access.h"
+#include "serried/graph/passes/names.h"
 
 namespace serried::passes {
 namespace {
@@ -18,25 +19,6 @@ bool keeps_data(const Node& node) {
       "permute",        "slice",        "squeeze", "t",          "transpose", "unsqueeze", "view"};
   return std::find(kNames.begin(), kNames.end(), node.short_name()) != kNames.end();
 }
-
-// Other names of values, found one after the other.
-class Names {
- public:
-  explicit Names(const Graph& graph) : names_(graph.values().size()) {
-    for (size_t id = 0; id < names_.size(); ++id) names_[id] = ValueId(id);
-  }
-  ValueId of(ValueId id) const {
-    while (id != kNoValue && names_[size_t(id)] != id) id = names_[size_t(id)];
-    return id;
-  }
-  void call(ValueId id, ValueId by) { names_[size_t(id)] = by; }
-  void apply(std::vector<ValueId>& ids) const {
-    for (ValueId& id : ids) id = of(id);
-  }
-
- private:
-  std::vector<ValueId> names_;
-};
 
 // Finds values that are one tensor: nobody can tell which of them an op is given.
 class SecondNames {
@@ -99,10 +81,7 @@ class SecondNames {
 void fold_second_names(Graph& graph) {
   SecondNames second(graph);
   std::erase_if(graph.nodes(), [&](const Node& node) { return second.fold(node); });
-  for (Node& node : graph.nodes()) {
-    for (Argument& argument : node.arguments) second.names().apply(argument.ids);
-    for (auto& ids : node.results) second.names().apply(ids);
-  }
+  second.names().apply(graph);
 }
 
 void drop_unneeded(Graph& graph) {

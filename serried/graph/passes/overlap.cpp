@@ -1,11 +1,13 @@
 // Starts collectives as early as their operands are there, and waits as late as their results allow.
 #include <algorithm>
 #include <deque>
+#include <optional>
 
 #include "serried/base/error.h"
 #include "serried/graph/passes.h"
 #include "serried/graph/passes/access.h"
 #include "serried/graph/passes/collectives.h"
+#include "serried/graph/passes/pairs.h"
 #include "serried/graph/passes/plan.h"
 
 namespace serried::passes {
@@ -13,15 +15,52 @@ namespace {
 
 using namespace serried::graph;
 
-c10::OperatorHandle serried_op(const std::string& name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(("serried::" + name).c_str(), "");
-}
-
 struct Flight {
   ValueId work;
   int64_t bytes;
   Access access;
 };
+
+// The op that starts it; none where there is no such op.
+std::optional<c10::OperatorHandle> start_of(const Node& node) {
+  const std::string& name = node.op.operator_name().name;
+  if (!name.starts_with("serried::")) return std::nullopt;
+  return c10::Dispatcher::singleton().findSchema({"serried::start_" + name.substr(9), ""});
+}
+
+// Whether pieces lie side by side, which is how they travel.
+bool has_pieces_in_a_row(const Node& node) {
+  for (const char* name : {"dim", "split_dim", "concat_dim"}) {
+    const c10::IValue& dim = constant_named(node, name);
+    if (!dim.isNone() && dim.toInt() != 0) return false;
+  }
+  const c10::IValue& sizes = constant_named(node, "sizes");
+  if (sizes.isNone()) return true;
+  const std::vector<int64_t> each = sizes.toIntVector();
+  return std::all_of(each.begin(), each.end(), [&](int64_t size) { return size == each[0]; });
+}
+
+bool can_start(const Graph& graph, const Node& node) {
+  if (!start_of(node) || is_premultiplied(node) || !has_pieces_in_a_row(node)) return false;
+  bool fits = true;
+  // Integers have no average that all backends agree on, and not all of them carry every dtype.
+  const auto check = [&](ValueId id) {
+    const TensorMeta& meta = graph.value(id).meta;
+    fits &= is_dense_cpu(meta) && c10::isFloatingType(meta.dtype);
+  };
+  for_each_operand(node, check);
+  for_each_result(node, check);
+  for_each_written(node, [&](ValueId id) { fits &= is_contiguous(graph.value(id).meta); });
+  return fits;
+}
+
+int64_t largest_bytes(const Graph& graph, const Node& node) {
+  int64_t bytes = 0;
+  const auto count = [&](ValueId id) { bytes = std::max(bytes, graph.value(id).meta.num_bytes()); };
+  for_each_operand(node, count);
+  for_each_result(node, count);
+  return bytes;
+}
 
 // A node in its new place.
 struct Placed {
@@ -33,15 +72,16 @@ struct Placed {
 
 class Overlapping {
  public:
-  Overlapping(Graph& graph, int64_t max_bytes) : graph_(graph), accesses_(accesses_of(graph)), max_bytes_(max_bytes) {}
+  Overlapping(Graph& graph, int64_t max_bytes)
+      : graph_(graph), accesses_(accesses_of_parts(graph)), max_bytes_(max_bytes) {}
 
   std::vector<Node> run() {
     for (size_t i = 0; i < accesses_.size(); ++i) {
       const Node node = graph_.nodes()[i];
-      const SimpleCollective collective = simple_collective(graph_, node);
-      land(accesses_[i]);
-      if (can_start(collective)) {
-        start(node, collective, accesses_[i]);
+      // A view does not look at the data.
+      if (!is_alias(graph_, node)) land(accesses_[i]);
+      if (can_start(graph_, node)) {
+        start(node, accesses_[i]);
       } else {
         placed_.push_back({node, accesses_[i]});
       }
@@ -51,27 +91,28 @@ class Overlapping {
   }
 
  private:
-  bool can_start(const SimpleCollective& collective) const {
-    if (!collective || collective.kind == SimpleCollective::Kind::all_reduce_in_place) return false;
-    const TensorMeta& meta = graph_.value(collective.operand).meta;
-    // Integers have no average that all backends agree on.
-    return is_dense_cpu(meta) && c10::isFloatingType(meta.dtype);
+  void start(const Node& node, const Access& access) {
+    size_t place = placed_.size();
+    while (place > 0 && !stays_ahead(placed_[place - 1], node, access)) --place;
+    const ValueId work = graph_.add_value({.kind = ValueKind::work});
+    Node started{*start_of(node), {}, node.results};
+    started.results.push_back({work});
+    for (const c10::Argument& wanted : started.op.schema().arguments()) {
+      started.arguments.push_back(node.arguments[size_t(*node.op.schema().argumentIndexWithName(wanted.name()))]);
+    }
+    const int64_t bytes = largest_bytes(graph_, node);
+    placed_.insert(placed_.begin() + int64_t(place), {std::move(started), access, bytes});
+    flights_.push_back({work, bytes, access});
   }
 
-  void start(const Node& node, const SimpleCollective& collective, const Access& access) {
-    // Whoever wrote the operand, and the collective before, stay ahead.
-    size_t place = placed_.size();
-    while (place > 0 && !placed_[place - 1].node.is_collective() && !in_conflict(placed_[place - 1].access, access)) {
-      --place;
-    }
-    const ValueId work = graph_.add_value({.kind = ValueKind::work});
-    Node started{serried_op("start_" + node.short_name()), {}, {{collective.result}, {work}}};
-    for (const Argument& argument : node.arguments) {
-      const bool is_shape = argument.kind == Argument::Kind::constant && !argument.constant.isCustomClass();
-      if (!is_shape) started.arguments.push_back(argument);
-    }
-    placed_.insert(placed_.begin() + int64_t(place), {std::move(started), access, collective.bytes});
-    flights_.push_back({work, collective.bytes, access});
+  // Whoever wrote or made the operand, and the collective before.
+  static bool stays_ahead(const Placed& placed, const Node& node, const Access& access) {
+    if (placed.node.is_collective() || in_conflict(placed.access, access)) return true;
+    bool makes_operand = false;
+    for_each_result(placed.node, [&](ValueId made) {
+      for_each_operand(node, [&](ValueId used) { makes_operand |= made == used; });
+    });
+    return makes_operand;
   }
 
   // Waits for what the next node needs.
@@ -90,7 +131,7 @@ class Overlapping {
   }
 
   static Node wait_node(ValueId work) {
-    static const c10::OperatorHandle op = serried_op("wait");
+    static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("serried::wait", "");
     return {op, {Argument::of_value(work)}, {}};
   }
 
@@ -113,7 +154,7 @@ class Overlapping {
       }
       if (placed.bytes >= 0) {
         while (!flying.empty() && bytes + placed.bytes > max_bytes_) take(flying.begin());
-        flying.emplace_back(placed.node.results[1][0], placed.bytes);
+        flying.emplace_back(placed.node.results.back()[0], placed.bytes);
         bytes += placed.bytes;
       }
       nodes.push_back(placed.node);
@@ -136,6 +177,7 @@ Pass overlap(int64_t max_bytes_in_flight) {
                             "give a limit above 0, or leave the pass out"});
   }
   return {"overlap", [max_bytes_in_flight](Graph& graph) {
+            fold_pairs(graph, [&](const Node& ours) { return can_start(graph, ours); });
             graph.nodes() = Overlapping(graph, max_bytes_in_flight).run();
             plan_again(graph);
           }};

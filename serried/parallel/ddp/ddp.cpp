@@ -11,6 +11,7 @@
 #include "serried/parallel/ddp/reducer.h"
 #include "serried/parallel/ddp/verify.h"
 #include "serried/tensor/local_ops.h"
+#include "serried/tensor/training_mode.h"
 
 namespace serried {
 
@@ -122,7 +123,7 @@ void DataParallelBase::abandon_forward() {
 
 void DataParallelBase::sync_state(int source) {
   std::vector<at::Tensor> tensors;
-  for (const at::Tensor& t : detail::module_state(*wrapped_, ignored_)) tensors.push_back(detail::part_of(t));
+  for (const at::Tensor& t : detail::module_state(*wrapped_, ignored_)) tensors.push_back(part_of(t));
   detail::broadcast_tensors(tensors, group_, source);
 }
 
@@ -140,7 +141,7 @@ bool DataParallelBase::will_sync_buffers() const {
 
 void DataParallelBase::sync_buffers(int source) {
   std::vector<at::Tensor> tensors;
-  for (auto& [name, tensor] : buffers_to_sync()) tensors.push_back(detail::part_of(tensor));
+  for (auto& [name, tensor] : buffers_to_sync()) tensors.push_back(part_of(tensor));
   detail::broadcast_tensors(tensors, group_, source);
 }
 
@@ -170,11 +171,7 @@ void DataParallelBase::before_forward() {
 void DataParallelBase::tell_tap() const {
   LocalOpTap* tap = local_op_tap();
   if (tap == nullptr) return;
-  tap->rely_on({"train or eval of the modules in DistributedDataParallel", [modules = wrapped_->modules()] {
-                  uint64_t flags = 1;
-                  for (const auto& module : modules) flags = flags * 31 + uint64_t(module->is_training());
-                  return flags;
-                }});
+  tap->rely_on(training_mode("train or eval of the modules in DistributedDataParallel", wrapped_->modules()));
   tap->rely_on({"buckets, group and hook of DistributedDataParallel",
                 [reducer = std::weak_ptr<const Reducer>(reducer_)]() -> uint64_t {
                   const auto alive = reducer.lock();

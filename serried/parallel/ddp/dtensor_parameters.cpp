@@ -21,7 +21,7 @@ bool share_other_ranks(const DeviceMesh& a, const DeviceMesh& b) {
 }  // namespace
 
 std::vector<ManagedParameter> parts_of(std::vector<ManagedParameter> parameters) {
-  for (ManagedParameter& parameter : parameters) parameter.tensor = at::Tensor(part_of(parameter.tensor));
+  for (ManagedParameter& parameter : parameters) parameter.tensor = part_of(parameter.tensor);
   return parameters;
 }
 

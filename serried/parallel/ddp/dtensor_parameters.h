@@ -5,15 +5,9 @@
 
 #include "serried/mesh/mesh.h"
 #include "serried/parallel/ddp/parameters.h"
-#include "serried/tensor/meta.h"
+#include "serried/tensor/parts.h"
 
 namespace serried::detail {
-
-/// What this rank holds of `t`: a plain tensor is all there.
-inline const at::Tensor& part_of(const at::Tensor& t) {
-  const DTensorMeta* meta = dtensor_meta(t);
-  return meta != nullptr ? meta->local : t;
-}
 
 /// The same parameters with their parts for tensors.
 std::vector<ManagedParameter> parts_of(std::vector<ManagedParameter> parameters);

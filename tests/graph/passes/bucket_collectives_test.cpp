@@ -90,6 +90,27 @@ TEST(BucketCollectives, ReduceScattersGiveTheSame) {
   });
 }
 
+TEST(BucketCollectives, AllReducesOfC10dGiveTheSame) {
+  const OnGroup fn = [](const Tensors& in, const Group& group) -> Tensors {
+    Tensors out;
+    for (const at::Tensor& x : in) {
+      Tensors one{x.exp()};
+      group->allreduce(one)->wait();
+      out.push_back(one[0]);
+    }
+    return out;
+  };
+  for (int world_size : {1, 2, 3}) {
+    run_ranks(world_size, [&](const Group& group) {
+      const Function here = [&](const Tensors& in) { return fn(in, group); };
+      const Tensors in = inputs_of(group);
+      const Recorded after = with(record(here, in), {passes::functional_collectives(), passes::bucket_collectives()});
+      EXPECT_EQ(after.graph.count("all_reduce"), 1) << code_of(after);
+      expect_same_results(here, with(after, passes::defaults()), in);
+    });
+  }
+}
+
 int64_t num_left(const OnGroup& fn, const std::vector<Pass>& list) {
   const Group group = fake_group(0, 3);
   const Recorded after = with(record([&](const Tensors& in) { return fn(in, group); }, inputs_of(group)), list);

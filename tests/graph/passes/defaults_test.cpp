@@ -55,8 +55,9 @@ void expect_trains_as_eager(const std::vector<Pass>& list) {
 }
 
 TEST(Passes, EachAloneTrainsAsEagerDoes) {
-  for (const Pass& pass : {passes::drop_dead(), passes::hoist_views(), passes::fuse_foreach(), passes::freeze(),
-                           passes::plan_memory(), passes::bucket_collectives(), passes::overlap()}) {
+  for (const Pass& pass : {passes::functional_collectives(), passes::drop_dead(), passes::reuse_collectives(),
+                           passes::hoist_views(), passes::fuse_foreach(), passes::freeze(), passes::plan_memory(),
+                           passes::bucket_collectives(), passes::overlap()}) {
     SCOPED_TRACE(pass.name);
     expect_trains_as_eager({pass});
   }
@@ -72,7 +73,8 @@ TEST(Passes, AllTogetherTrainAsEagerDoes) {
 TEST(Passes, DefaultsHaveNames) {
   std::vector<std::string> names;
   for (const Pass& pass : passes::defaults()) names.push_back(pass.name);
-  EXPECT_EQ(names, (std::vector<std::string>{"drop_dead", "fuse_foreach", "freeze", "hoist_views", "plan_memory"}));
+  EXPECT_EQ(names, (std::vector<std::string>{"functional_collectives", "drop_dead", "reuse_collectives", "fuse_foreach",
+                                             "freeze", "hoist_views", "plan_memory"}));
 }
 
 }  // namespace

@@ -1,13 +1,13 @@
-// What a graph sees of a tensor: of a DTensor this rank's part.
+// What plain code sees of a tensor: of a DTensor this rank's part.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include "serried/tensor/meta.h"
 
-namespace serried::graph {
+namespace serried {
 
-/// Undefined where `t` is.
+/// What this rank holds of `t`: a plain tensor is all there. Undefined where `t` is.
 inline at::Tensor part_of(const at::Tensor& t) {
   const DTensorMeta* dtensor = t.defined() ? dtensor_meta(t) : nullptr;
   return dtensor != nullptr ? dtensor->local : t;
@@ -19,4 +19,4 @@ inline SpecPtr spec_of(const at::Tensor& t) {
   return dtensor != nullptr ? dtensor->spec : SpecPtr();
 }
 
-}  // namespace serried::graph
+}  // namespace serried

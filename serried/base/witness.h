@@ -1,0 +1,34 @@
+// What a recorded function relied on without an op to show it: code that answers such a question tells the listener.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+namespace serried {
+
+/// A fact as a number that changes with it.
+struct Witness {
+  std::string name;
+  std::function<uint64_t()> value;
+  std::string (*text)(uint64_t value) = nullptr;  // for readers; the number itself if null
+  const void* subject = nullptr;                  // told often, heard once; null: told once
+};
+
+class WitnessListener {
+ public:
+  virtual ~WitnessListener() = default;
+  /// The running function is about to read something that no op shows (which module, which group, which mesh).
+  virtual void rely_on(Witness witness) = 0;
+};
+
+namespace detail {
+extern constinit thread_local WitnessListener* current_listener;  // constinit: read without a check
+}
+
+/// Null unless this thread is being recorded.
+inline WitnessListener* witness_listener() {
+  return detail::current_listener;
+}
+
+}  // namespace serried
