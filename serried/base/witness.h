@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 
 namespace serried {
@@ -11,15 +12,17 @@ namespace serried {
 struct Witness {
   std::string name;
   std::function<uint64_t()> value;
+  const void* subject = nullptr;                  // same name and subject: the same fact, whoever tells it
   std::string (*text)(uint64_t value) = nullptr;  // for readers; the number itself if null
-  const void* subject = nullptr;                  // told often, heard once; null: told once
 };
 
 class WitnessListener {
  public:
   virtual ~WitnessListener() = default;
-  /// The running function is about to read something that no op shows (which module, which group, which mesh).
+  /// The running function is about to read something that no op shows: which module, which group.
   virtual void rely_on(Witness witness) = 0;
+  /// It was told something that holds as long as `object` is there.
+  virtual void rely_on_life(const std::string& name, std::weak_ptr<const void> object) = 0;
 };
 
 namespace detail {

@@ -48,20 +48,37 @@ int64_t common_bytes(const Graph& graph, const Node& node) {
   return bytes;
 }
 
+// The same for c10d's ops and ours.
+std::string_view common_name(std::string_view argument) {
+  if (argument == "op" || argument == "reduce_op") return "op";
+  if (argument == "src" || argument == "dst" || argument == "root_rank") return "root";
+  return "";
+}
+
 // "all_reduce op=sum f32 48 bytes": what has to be the same on all ranks.
 std::string line_of_collective(const Graph& graph, const Node& node) {
-  static constexpr std::array<std::string_view, 5> kAlike = {"op", "reduce_op", "src", "dst", "root_rank"};
   static constexpr std::array<std::string_view, 3> kUneven = {"all_to_all", "gather", "scatter"};
-  std::string line = node.short_name();
+  static constexpr std::string_view kStart = "start_";
+  std::string name = node.short_name();
+  if (name.starts_with(kStart)) name.erase(0, kStart.size());
+  std::string line = name;
   for (size_t k = 0; k < node.arguments.size(); ++k) {
-    const std::string& name = node.op.schema().arguments()[k].name();
-    if (is_one_of(name, kAlike)) line += c10::str(" ", name, "=", constant_text(node.arguments[k].constant));
+    const std::string_view alike = common_name(node.op.schema().arguments()[k].name());
+    if (!alike.empty()) line += c10::str(" ", alike, "=", constant_text(node.arguments[k].constant));
   }
   ValueId first = kNoValue;
   for_each_operand(node, [&](ValueId id) { first = first == kNoValue ? id : first; });
   if (first == kNoValue) return line;
   line += c10::str(" ", watch::dtype_name(graph.value(first).meta.dtype));
-  return is_one_of(node.short_name(), kUneven) ? line : line + c10::str(" ", common_bytes(graph, node), " bytes");
+  return is_one_of(name, kUneven) ? line : line + c10::str(" ", common_bytes(graph, node), " bytes");
+}
+
+std::map<std::string, Lines> lines_by_group(const Graph& graph) {
+  std::map<std::string, Lines> by_group;
+  for (const Node& node : graph.nodes()) {
+    if (is_for_all(node)) by_group[node.group_name()].push_back(line_of_collective(graph, node));
+  }
+  return by_group;
 }
 
 Lines split_lines(const std::string& text) {
@@ -81,42 +98,67 @@ Group group_named(const std::string& name, const std::vector<Group>& groups) {
   return c10d::resolve_process_group(name);
 }
 
+constexpr std::string_view kSettled = "settled";
+
+std::string_view status_text(RecordingStatus status) {
+  static constexpr std::array<std::string_view, 3> kTexts = {"pending", "refused", "eager"};
+  return kTexts[size_t(status)];
+}
+
+// What a rank says of one recording: the number of its call, how it ended, and its collectives.
+struct Notice {
+  std::string call;
+  std::string status;
+  Lines lines;
+};
+
 // The page of one captured function in the store of one group.
 class Page {
  public:
-  Page(const Group& group, RecordedCall call, Lines mine)
+  Page(const Group& group, RecordedCall call)
       : group_(group),
-        mine_(std::move(mine)),
         store_(group->getStore()),
-        call_(call.call),
+        call_(std::to_string(call.call)),
         prefix_(c10::str("capture/", call.function, "/")),
         deadline_(steady_clock::now() + store_->getTimeout()) {}
 
-  void publish() {
+  void tell(std::string_view status) {
     const std::string rank = prefix_ + std::to_string(group_->getRank());
     const int64_t k = store_->add(rank + "/count", 1) - 1;
-    store_->set(c10::str(rank, "/", k), c10::str(call_, "\n", c10::Join("\n", mine_)));
+    store_->set(c10::str(rank, "/", k), c10::str(call_, "\n", status, "\n", c10::Join("\n", mine_)));
   }
 
-  void compare() {
+  /// `as_recorded`: passes have left the collectives as they were.
+  void publish(Lines mine, bool as_recorded) {
+    mine_ = std::move(mine);
+    as_recorded_ = as_recorded;
+    tell(kSettled);
+  }
+
+  bool agrees() {
+    bool all = true;
     for (int peer = 0; peer < group_->getSize(); ++peer) {
-      if (peer != group_->getRank()) compare(peer);
+      if (peer != group_->getRank()) all &= agrees_with(peer);
     }
+    return all;
   }
 
  private:
-  // Reads what the peer has published until it is the same.
-  void compare(int peer) {
+  // Reads what the peer has told until it is about this call, or settles it.
+  bool agrees_with(int peer) {
     for (int64_t k = 0;; ++k) {
-      Lines theirs = split_lines(read(peer, k));
-      const bool is_same_call = theirs.at(0) == std::to_string(call_);
-      theirs.erase(theirs.begin());
-      if (theirs == mine_) return;
-      if (is_same_call) raise_difference(peer, theirs);
+      const Notice theirs = read(peer, k);
+      const bool is_same_call = theirs.call == call_;
+      if (theirs.status == status_text(RecordingStatus::eager)) raise_refused(peer);
+      if (theirs.status == kSettled && theirs.lines == mine_ && (is_same_call || as_recorded_)) return true;
+      if (!is_same_call) continue;
+      if (theirs.status == status_text(RecordingStatus::pending)) return false;
+      if (theirs.status == status_text(RecordingStatus::refused)) raise_refused(peer);
+      raise_difference(peer, theirs.lines);
     }
   }
 
-  std::string read(int peer, int64_t k) {
+  Notice read(int peer, int64_t k) {
     const std::string key = c10::str(prefix_, peer, "/", k);
     const auto left = std::chrono::ceil<milliseconds>(deadline_ - steady_clock::now());
     try {
@@ -125,7 +167,10 @@ class Page {
       if (steady_clock::now() < deadline_) throw;
       raise_missing(peer);
     }
-    return store_->get_to_str(key);
+    Lines lines = split_lines(store_->get_to_str(key));
+    Notice notice{lines.at(0), lines.at(1), {}};
+    notice.lines.assign(lines.begin() + 2, lines.end());
+    return notice;
   }
 
   std::string group_text() const {
@@ -145,6 +190,16 @@ class Page {
                         {"run the same collectives in the same order on every rank, with the same passes"}});
   }
 
+  [[noreturn]] void raise_refused(int peer) const {
+    throw CaptureError(
+        {CaptureErrorKind::different_ranks,
+         "",
+         "",
+         c10::str("rank ", peer, " of the group ", group_text(), " cannot capture the function, and rank ",
+                  group_->getRank(), " can"),
+         {c10::str("see what rank ", peer, " says of it"), "let the function do the same on every rank"}});
+  }
+
   [[noreturn]] void raise_missing(int peer) const {
     throw CaptureError(
         {CaptureErrorKind::different_ranks,
@@ -156,11 +211,12 @@ class Page {
   }
 
   const Group group_;
-  const Lines mine_;
   const c10::intrusive_ptr<c10d::Store> store_;
-  const int64_t call_;
+  const std::string call_;
   const std::string prefix_;
   const steady_clock::time_point deadline_;
+  Lines mine_;
+  bool as_recorded_ = true;
 };
 
 bool has_peers(const Group& group) {
@@ -169,19 +225,30 @@ bool has_peers(const Group& group) {
 
 }  // namespace
 
-void agree_on_collectives(const Graph& graph, const std::vector<Group>& groups, RecordedCall call) {
-  std::map<std::string, Lines> by_group;
-  for (const Node& node : graph.nodes()) {
-    if (is_for_all(node)) by_group[node.group_name()].push_back(line_of_collective(graph, node));
+void tell_ranks(const std::vector<Group>& groups, RecordedCall call, RecordingStatus status) {
+  for (const Group& group : groups) {
+    try {
+      if (has_peers(group)) Page(group, call).tell(status_text(status));
+    } catch (const c10::Error&) {
+      // Without their store the others do not wait, they raise.
+    }
   }
+}
+
+bool agree_on_collectives(const Graph& recorded, const Graph& graph, const std::vector<Group>& groups,
+                          RecordedCall call) {
+  const std::map<std::string, Lines> before = lines_by_group(recorded), after = lines_by_group(graph);
   std::vector<Page> pages;
-  for (auto& [name, lines] : by_group) {
+  // All are told before the first wait: the names of groups, and so their order, may differ between ranks.
+  for (const auto& [name, lines] : after) {
     const Group group = group_named(name, groups);
-    if (has_peers(group)) pages.emplace_back(group, call, std::move(lines));
+    if (!has_peers(group)) continue;
+    const auto found = before.find(name);
+    pages.emplace_back(group, call).publish(lines, found != before.end() && found->second == lines);
   }
-  // All of them before the first wait: the names of groups, and so their order, may differ between ranks.
-  for (Page& page : pages) page.publish();
-  for (Page& page : pages) page.compare();
+  bool all = true;
+  for (Page& page : pages) all &= page.agrees();
+  return all;
 }
 
 }  // namespace serried::graph

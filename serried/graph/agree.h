@@ -15,10 +15,23 @@ struct RecordedCall {
   int64_t call = 0;      // number of its call
 };
 
-/// Returns once every other rank of each group that the graph uses has recorded the same collectives on it, in this
-/// call or in an earlier or later one. CaptureError that names both ranks and the first difference where another rank
-/// recorded others in the same call, or none within the timeout of the group. Goes through the groups' stores and runs
-/// no collective, so ranks that replay need not take part.
-void agree_on_collectives(const Graph& graph, const std::vector<Group>& groups, RecordedCall call);
+/// How a recording ended that made no graph.
+enum class RecordingStatus : uint8_t {
+  pending,  // the function has to be recorded once more
+  refused,  // it cannot be captured, and raised
+  eager,    // it cannot be captured, and runs eagerly for good
+};
+
+/// Says so to the other ranks of `groups`, so that nobody waits for this one.
+void tell_ranks(const std::vector<Group>& groups, RecordedCall call, RecordingStatus status);
+
+/// Whether every other rank of each group that `graph` uses has recorded the same collectives on it. False where one
+/// has to record once more: all shall replay from the same call on. Where passes left the collectives as they were
+/// `recorded`, a rank that replays already counts too.
+/// CaptureError that names both ranks and the first difference where another rank recorded others in the same call, or
+/// refused the function, or told nothing within the timeout of the group. Goes through the groups' stores and runs no
+/// collective, so ranks that replay need not take part.
+bool agree_on_collectives(const Graph& recorded, const Graph& graph, const std::vector<Group>& groups,
+                          RecordedCall call);
 
 }  // namespace serried::graph

@@ -1,8 +1,10 @@
 // Calls a user's hook in the middle of a graph as autograd would have called it.
 #include "serried/graph/call_hook.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/clone.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/library.h>
 
 #include <utility>
@@ -56,6 +58,8 @@ void check_result(const at::Tensor& result, const at::Tensor& given) {
 at::Tensor call_hook(const at::Tensor& grad, int64_t id) {
   const GraphHook hook = hook_at(id);
   const AsOutside outside;
+  // Autograd calls hooks in its own grad mode; a replay is outside of it.
+  const at::AutoGradMode mode(at::GradMode::is_enabled() && torch::autograd::get_current_graph_task_id() != -1);
   const at::Tensor given = hook.spec && grad.defined() ? wrap(grad, hook.spec) : grad;
   at::Tensor result((*hook.fn)(given));
   if (!grad.defined()) return result;

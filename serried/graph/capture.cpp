@@ -1,6 +1,7 @@
 // From eager to recorded to replayed: which of them a call gets.
 #include "serried/graph/capture.h"
 
+#include <algorithm>
 #include <list>
 #include <thread>
 
@@ -16,7 +17,8 @@
 namespace serried::graph {
 namespace {
 
-constexpr int kMaxRecordings = 4;  // of one program before it counts as a different one each time
+constexpr int kMaxRecordings = 4;   // of one program before it counts as a different one each time
+constexpr size_t kMaxPending = 16;  // ways to call a function that were recorded once, and may come again
 
 std::vector<at::Tensor> parts_of(const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> parts;
@@ -38,6 +40,38 @@ void check_results(Recorder& recorder, const std::vector<at::Tensor>& outputs) {
                         {"call backward inside of the captured function",
                          "capture under torch::NoGradGuard, or return result.detach()"}});
   }
+}
+
+// What a function returns besides tensors is that of the recording.
+void check_plain_results(const std::vector<std::string>& before, const std::vector<std::string>& now) {
+  for (size_t i = 0; i < std::min(before.size(), now.size()); ++i) {
+    if (before[i] == now[i]) continue;
+    throw CaptureError({CaptureErrorKind::changing_scalar,
+                        "",
+                        "",
+                        c10::str("value ", i, " of the result, which is no tensor, was ", before[i],
+                                 " in one call and ", now[i], " in the next; a replay would return the last one"),
+                        {"return the tensor, and read it outside"}});
+  }
+}
+
+void check_options(const CaptureOptions& options) {
+  const auto check = [](bool is_fine, const std::string& what, const std::string& fix) {
+    if (!is_fine) raise<c10::ValueError>({"capture", what, fix});
+  };
+  check(options.max_graphs >= 1, c10::str("max_graphs is ", options.max_graphs), "keep at least one graph");
+  check(options.max_recaptures >= 0, c10::str("max_recaptures is ", options.max_recaptures), "give 0 or more");
+  for (size_t i = 0; i < options.modules.size(); ++i) {
+    check(options.modules[i] != nullptr, c10::str("modules[", i, "] is null"), "list modules that exist");
+  }
+  for (const Pass& pass : options.passes) {
+    check(pass.run != nullptr, c10::str("the pass \"", pass.name, "\" has no function"),
+          "give it one, or leave it out");
+  }
+}
+
+bool all_hold(const std::vector<Reliance>& reliances) {
+  return std::all_of(reliances.begin(), reliances.end(), [](const Reliance& reliance) { return reliance.holds(); });
 }
 
 // Sets a flag while alive.
@@ -62,6 +96,7 @@ struct CaptureState::Entry {
   int num_recordings = 0;
   std::optional<Recording> recording;  // the last one, until two agree
   std::vector<GradientState> before;   // that one
+  std::vector<std::string> results;    // of that one, besides tensors
   // Once they do:
   std::unique_ptr<Program> program;
   Graph graph;
@@ -73,9 +108,11 @@ struct CaptureState::Entry {
   bool is_ready() const { return program != nullptr; }
   // With zero_grad() between calls, those that find gradients and those that find none run other ops.
   bool state_holds(const CallArguments& arguments) const {
-    if (!is_ready()) return same_gradients(before);
+    if (!is_ready()) return same_gradients(before) && same_surroundings();
     return state_guards->hold() && effects.hold(arguments.tensors);
   }
+  // Buckets that were laid out anew, a module in another mode: another program, and no reason to refuse this one.
+  bool same_surroundings() const { return !recording || all_hold(recording->reliances); }
   std::string why_not(const CallArguments& arguments) const {
     const std::string why = state_guards->why_not();
     return why.empty() ? effects.why_not(arguments.tensors) : why;
@@ -93,6 +130,7 @@ struct CaptureState::Impl {
   int64_t calls = 0;
   int64_t captures = 0;
   int64_t replays = 0;
+  int64_t recordings_in_a_row = 0;  // without a replay
   std::string reason;
 
   void check_caller();
@@ -101,8 +139,13 @@ struct CaptureState::Impl {
   Outcome replay(Entry& entry, const CallArguments& arguments);
   void record(Entry& entry, const CallArguments& arguments, Run run, MakeForm make_form);
   std::vector<GradientState> known_gradients() const;
+  std::vector<Reliance> known_reliances() const;
   void finish(Entry& entry, Recorder& recorder, const std::vector<at::Tensor>& outputs);
-  void make_ready(Entry& entry, Recording recording);
+  void compare(Entry& entry, Recording recording, MakeForm make_form);
+  bool make_ready(Entry& entry, Recording recording);
+  Entry* add_entry(const CallArguments& arguments);
+  void drop_oldest();
+  bool is_hopeless() const;
   void refuse(const CaptureError& error);
   void give_up();
 };
@@ -112,6 +155,7 @@ CaptureState::CaptureState(CaptureOptions options) : impl_(std::make_unique<Impl
     raise<c10::NotImplementedError>({"capture", "dynamic = true: graphs of varying shapes are not built",
                                      "leave dynamic false: another shape is recorded once and then replayed as well"});
   }
+  check_options(options);
   impl_->options = std::move(options);
   // The same number on all ranks, as all run the same program.
   static thread_local int64_t num_functions = 0;
@@ -175,6 +219,7 @@ CaptureState::Outcome CaptureState::Impl::replay(Entry& entry, const CallArgumen
   program.clear();
   for (const auto& action : entry.recording->after_replay) action();
   ++replays;
+  recordings_in_a_row = 0;
   return outcome;
 }
 
@@ -189,6 +234,18 @@ std::vector<GradientState> CaptureState::Impl::known_gradients() const {
   return states;
 }
 
+// How the surroundings are before a recording runs.
+std::vector<Reliance> CaptureState::Impl::known_reliances() const {
+  std::vector<Reliance> known;
+  for (const Entry& entry : entries) {
+    if (!entry.recording) continue;
+    for (const Reliance& reliance : entry.recording->reliances) {
+      known.push_back({reliance.witness, reliance.witness.value()});
+    }
+  }
+  return known;
+}
+
 void CaptureState::Impl::finish(Entry& entry, Recorder& recorder, const std::vector<at::Tensor>& outputs) {
   entry.output_specs.clear();
   for (const at::Tensor& t : outputs) {
@@ -199,15 +256,18 @@ void CaptureState::Impl::finish(Entry& entry, Recorder& recorder, const std::vec
   entry.effects = Effects(recorder, entry.before);
 }
 
-void CaptureState::Impl::make_ready(Entry& entry, Recording recording) {
+// False where another rank is not as far: all begin to replay in the same call.
+bool CaptureState::Impl::make_ready(Entry& entry, Recording recording) {
+  Recording kept = recording;
   settle(*entry.recording, recording);
-  for (const auto& module : options.modules) {
-    recording.witnesses.push_back(training_mode("train or eval of " + module->name(), module->modules()));
+  Graph graph = recording.graph;
+  for (const Pass& pass : options.passes) pass.run(graph);
+  entry.effects.drop_unused(graph);
+  if (!agree_on_collectives(recording.graph, graph, recording.groups, {function, calls})) {
+    entry.recording = std::move(kept);
+    return false;
   }
-  entry.graph = recording.graph;
-  for (const Pass& pass : options.passes) pass.run(entry.graph);
-  entry.effects.drop_unused(entry.graph);
-  agree_on_collectives(entry.graph, recording.groups, {function, calls});
+  entry.graph = std::move(graph);
   entry.state_guards.emplace(recording);
   entry.program = std::make_unique<Program>(entry.graph, recording.groups);
   recording.graph = {};
@@ -218,24 +278,12 @@ void CaptureState::Impl::make_ready(Entry& entry, Recording recording) {
   for (Resident& resident : recording.residents) resident.grad = at::Tensor();
   entry.recording = std::move(recording);
   ++captures;
+  return true;
 }
 
-void CaptureState::Impl::record(Entry& entry, const CallArguments& arguments, Run run, MakeForm make_form) {
-  entry.before = known_gradients();
-  Recorder recorder(parts_of(arguments.tensors));
-  recorder.graph().input_spreads() = spreads_of(arguments.tensors);
-  std::vector<at::Tensor> outputs;
-  {
-    const TapGuard tap(recorder);
-    outputs = run();
-  }
-  recorder.raise_refusal();
-  check_results(recorder, outputs);
-  finish(entry, recorder, outputs);
-  Recording recording = recorder.take();
-  ++entry.num_recordings;
-  const bool is_first = !entry.recording.has_value();
-  const std::string difference = is_first ? "" : first_difference(*entry.recording, recording);
+// Two recordings that agree become a graph.
+void CaptureState::Impl::compare(Entry& entry, Recording recording, MakeForm make_form) {
+  const std::string difference = entry.recording ? first_difference(*entry.recording, recording) : "";
   if (!difference.empty() && entry.num_recordings >= kMaxRecordings) {
     throw CaptureError({CaptureErrorKind::different_program,
                         "",
@@ -243,12 +291,49 @@ void CaptureState::Impl::record(Entry& entry, const CallArguments& arguments, Ru
                         "the function runs other ops each time: " + difference,
                         {"let it do the same at every call: no branch on a counter or on data"}});
   }
-  if (is_first || !difference.empty()) {
-    entry.recording = std::move(recording);
-    return;
+  const auto keep = [&](Recording last) {
+    tell_ranks(last.groups, {function, calls}, RecordingStatus::pending);
+    entry.recording = std::move(last);
+  };
+  if (!entry.recording || !difference.empty()) return keep(std::move(recording));
+  // A call that changed its own surroundings need not be like the next: DDP lays its buckets out anew.
+  const bool may_differ = !all_hold(recording.reliances) && entry.num_recordings < kMaxRecordings;
+  const Recording last = recording;
+  try {
+    if (make_ready(entry, std::move(recording))) entry.form = make_form();
+  } catch (const CaptureError& error) {
+    if (!may_differ || error.report().kind == CaptureErrorKind::different_ranks) throw;
+    keep(last);
   }
-  make_ready(entry, std::move(recording));
-  entry.form = make_form();
+}
+
+void CaptureState::Impl::record(Entry& entry, const CallArguments& arguments, Run run, MakeForm make_form) {
+  ++recordings_in_a_row;
+  entry.before = known_gradients();
+  Recorder recorder(parts_of(arguments.tensors), known_reliances());
+  recorder.graph().input_spreads() = spreads_of(arguments.tensors);
+  for (const auto& module : options.modules) recorder.rely_on(training_mode("the module " + module->name(), module));
+  try {
+    FlatValues result;
+    {
+      const TapGuard tap(recorder);
+      result = run();
+    }
+    recorder.raise_refusal();
+    check_results(recorder, result.tensors);
+    if (entry.recording) check_plain_results(entry.results, result.constants);
+    entry.results = std::move(result.constants);
+    finish(entry, recorder, result.tensors);
+    ++entry.num_recordings;
+    compare(entry, recorder.take(), make_form);
+  } catch (const CaptureError&) {
+    const bool stays_eager = options.when_refused == WhenRefused::run_eager;
+    tell_ranks(recorder.groups(), {function, calls}, stays_eager ? RecordingStatus::eager : RecordingStatus::refused);
+    throw;
+  } catch (...) {
+    tell_ranks(recorder.groups(), {function, calls}, RecordingStatus::pending);
+    throw;
+  }
 }
 
 void CaptureState::Impl::refuse(const CaptureError& error) {
@@ -258,10 +343,30 @@ void CaptureState::Impl::refuse(const CaptureError& error) {
   log::warn_once(std::string(error.what_without_backtrace()) + "\n  the function runs eagerly from now on");
 }
 
+CaptureState::Entry* CaptureState::Impl::add_entry(const CallArguments& arguments) {
+  entries.emplace_front(CallGuards(arguments));
+  return &entries.front();
+}
+
+// Of the graphs, and of what may become one.
+void CaptureState::Impl::drop_oldest() {
+  size_t num_ready = 0, num_pending = 0;
+  for (auto entry = entries.begin(); entry != entries.end();) {
+    const bool is_one_too_many =
+        entry->is_ready() ? ++num_ready > size_t(options.max_graphs) : ++num_pending > kMaxPending;
+    entry = is_one_too_many ? entries.erase(entry) : std::next(entry);
+  }
+}
+
+bool CaptureState::Impl::is_hopeless() const {
+  return captures > options.max_recaptures || recordings_in_a_row > options.max_recaptures + kMaxRecordings;
+}
+
 void CaptureState::Impl::give_up() {
   gave_up = true;
   entries.clear();
-  log::warn_once(c10::str("[capture] recaptured ", options.max_recaptures, " times, the last time because ", reason,
+  const std::string why = reason.empty() ? "" : ", the last time because " + reason;
+  log::warn_once(c10::str("[capture] recorded again and again, ", captures, " times to the end", why,
                           "; the function runs eagerly from now on\n  fix: call it with few different shapes, or raise "
                           "CaptureOptions::max_recaptures"));
 }
@@ -286,17 +391,16 @@ CaptureState::Outcome CaptureState::call(const CallArguments& arguments, Run run
   if (entry != nullptr && entry->is_ready()) return self.replay(*entry, arguments);
   if (entry == nullptr) {
     self.note_reason(arguments);
-    if (self.captures > self.options.max_recaptures) {
+    if (self.is_hopeless()) {
       self.give_up();
       run();
       return {};
     }
-    self.entries.emplace_front(CallGuards(arguments));
-    entry = &self.entries.front();
-    if (int(self.entries.size()) > self.options.max_graphs) self.entries.pop_back();
+    entry = self.add_entry(arguments);
   }
   try {
     self.record(*entry, arguments, run, make_form);
+    self.drop_oldest();
   } catch (const CaptureError& error) {
     self.refuse(error);
   } catch (...) {

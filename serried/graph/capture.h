@@ -51,8 +51,8 @@ class CaptureState {
   explicit CaptureState(CaptureOptions options);
   ~CaptureState();
 
-  /// Runs the function and returns the tensors of its result.
-  using Run = c10::function_ref<std::vector<at::Tensor>()>;
+  /// Runs the function and returns what is in its result.
+  using Run = c10::function_ref<FlatValues()>;
   /// Copies the result of the last `Run`, as a form for replays.
   using MakeForm = c10::function_ref<std::shared_ptr<void>()>;
   struct Outcome {
@@ -76,14 +76,14 @@ class CaptureState {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Takes the arguments of a call apart.
-struct ArgumentCollector {
-  CallArguments& arguments;
+/// Takes arguments and results apart.
+struct Flattener {
+  FlatValues& values;
 
-  void operator()(const at::Tensor& t) { arguments.tensors.push_back(t); }
+  void operator()(const at::Tensor& t) { values.tensors.push_back(t); }
   template <class T>
   void plain(const T& value) {
-    arguments.constants.push_back(plain_text(value));
+    values.constants.push_back(plain_text(value));
   }
 };
 
@@ -100,12 +100,12 @@ class Captured {
   std::invoke_result_t<Fn&, Args&...> operator()(Args&&... args) {
     using Result = std::invoke_result_t<Fn&, Args&...>;
     graph::CallArguments arguments = state_->new_call();
-    graph::ArgumentCollector collector{arguments};
-    (detail::for_each_tensor(args, collector), ...);
+    graph::Flattener flattener{arguments};
+    (detail::for_each_tensor(args, flattener), ...);
     if constexpr (std::is_void_v<Result>) {
       const auto run = [&] {
         fn_(args...);
-        return std::vector<at::Tensor>();
+        return graph::FlatValues();
       };
       state_->call(arguments, run, [] { return std::shared_ptr<void>(); });
     } else {
@@ -128,10 +128,10 @@ class Captured {
     std::optional<Result> result;
     const auto run = [&] {
       result.emplace(run_function());
-      std::vector<at::Tensor> tensors;
-      auto add = [&](at::Tensor& t) { tensors.push_back(t); };
-      detail::for_each_tensor(*result, add);
-      return tensors;
+      graph::FlatValues values;
+      graph::Flattener flattener{values};
+      detail::for_each_tensor(*result, flattener);
+      return values;
     };
     const auto make_form = [&]() -> std::shared_ptr<void> {
       auto form = std::make_shared<Result>(*result);

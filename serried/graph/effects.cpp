@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <set>
+#include <utility>
 
 #include "serried/tensor/parts.h"
 
@@ -56,6 +57,35 @@ bool is_used(const Graph& graph, ValueId id) {
          std::any_of(graph.gradients().begin(), graph.gradients().end(), gives);
 }
 
+bool is_resident(const Recorder& recorder, const at::Tensor& t) {
+  const auto is_it = [&](const Resident& resident) { return resident.tensor.address() == t.unsafeGetTensorImpl(); };
+  return std::any_of(recorder.residents().begin(), recorder.residents().end(), is_it);
+}
+
+bool is_in_persistent_memory(const Graph& graph, const Value& value) {
+  const auto has_it = [&](const Value& other) {
+    return other.kind == ValueKind::persistent && other.storage == value.storage;
+  };
+  return value.storage >= 0 && std::any_of(graph.values().begin(), graph.values().end(), has_it);
+}
+
+// Whether the call gives this very tensor every time, such as a part of a bucket.
+bool is_kept(Recorder& recorder, const at::Tensor& grad, const Value& value) {
+  if (value.kind == ValueKind::input) return false;
+  if (value.kind != ValueKind::computed) return true;
+  return is_resident(recorder, grad) && is_in_persistent_memory(recorder.graph(), value);
+}
+
+uint32_t version_of(const at::Tensor& t) {
+  return t.is_inference() ? 0 : uint32_t(t._version());
+}
+
+// Ops of a replay run below autograd, which counts.
+void raise_version(const at::Tensor& t, uint32_t version) {
+  if (t.is_inference()) return;
+  while (version_of(t) < version) t.unsafeGetTensorImpl()->bump_version();
+}
+
 }  // namespace
 
 std::vector<GradientState> gradients_of(const std::vector<Resident>& residents) {
@@ -99,8 +129,9 @@ void Effects::add_gradient(Recorder& recorder, const Leaf& leaf, const GradientS
   if (after.defined()) {
     given.value = recorder.find(part_of(after));
     given.spec = spec_of(after);
-    const ValueKind kind = recorder.graph().value(given.value).kind;
-    if (kind != ValueKind::computed && kind != ValueKind::input) given.kept = after;
+    const Value& value = recorder.graph().value(given.value);
+    if (is_kept(recorder, after, value)) given.kept = after;
+    if (value.kind == ValueKind::computed) given.version = version_of(after);
     recorder.graph().gradients().push_back({meta_of(leaf.tensor.lock()).to_string(), given.value});
   }
   given_.push_back(std::move(given));
@@ -127,9 +158,9 @@ void Effects::drop_unused(Graph& graph) {
 
 void Effects::add_bump(const Graph& graph, const Resident& resident) {
   const at::Tensor t = resident.tensor.lock();
-  if (!t.defined() || t.is_inference() || uint32_t(t._version()) == resident.version) return;
+  if (!t.defined() || version_of(t) == resident.version) return;
   bumped_.push_back({.tensor = t,
-                     .count = uint32_t(t._version()) - resident.version,
+                     .count = version_of(t) - resident.version,
                      .input = input_index(graph, resident.value),
                      .is_part = dtensor_meta(t) == nullptr});
 }
@@ -196,6 +227,11 @@ void Effects::drop_gradients(const std::vector<at::Tensor>& inputs) const {
 }
 
 void Effects::apply(const Program& program, const std::vector<at::Tensor>& inputs) const {
+  give(program, inputs);
+  bump(inputs);
+}
+
+void Effects::give(const Program& program, const std::vector<at::Tensor>& inputs) const {
   for (const Given& given : given_) {
     const at::Tensor parameter = given.leaf.in(inputs);
     if (!parameter.defined()) continue;
@@ -207,13 +243,24 @@ void Effects::apply(const Program& program, const std::vector<at::Tensor>& input
     } else {
       const at::Tensor part = program.value(given.value);
       grad = given.spec ? wrap(part, given.spec) : part;
+      raise_version(grad, given.version);
     }
   }
+}
+
+at::Tensor Effects::Bumped::in(const std::vector<at::Tensor>& inputs) const {
+  const at::Tensor t = input < 0 ? tensor.lock() : inputs[size_t(input)];
+  return t.defined() && is_part ? part_of(t) : t;
+}
+
+// All versions are read before any is raised: a tensor and its views have one between them.
+void Effects::bump(const std::vector<at::Tensor>& inputs) const {
+  std::vector<std::pair<at::Tensor, uint32_t>> raised;
   for (const Bumped& bumped : bumped_) {
-    at::Tensor t = bumped.input < 0 ? bumped.tensor.lock() : inputs[size_t(bumped.input)];
-    if (t.defined() && bumped.is_part) t = part_of(t);
-    for (uint32_t i = 0; t.defined() && i < bumped.count; ++i) t.unsafeGetTensorImpl()->bump_version();
+    const at::Tensor t = bumped.in(inputs);
+    if (t.defined()) raised.emplace_back(t, version_of(t) + bumped.count);
   }
+  for (const auto& [t, version] : raised) raise_version(t, version);
 }
 
 }  // namespace serried::graph

@@ -65,6 +65,7 @@ class Effects {
   struct Given {
     Leaf leaf;
     ValueId value = kNoValue;  // computed anew
+    uint32_t version = 0;      // then
     SpecPtr spec = {};         // of a DTensor
     at::Tensor kept = {};      // the same tensor every time
   };
@@ -89,10 +90,14 @@ class Effects {
     uint32_t count;
     int input = -1;  // then this one of the call's inputs, or its part
     bool is_part = false;
+
+    at::Tensor in(const std::vector<at::Tensor>& inputs) const;
   };
   void add_gradient(Recorder& recorder, const Leaf& leaf, const GradientState& state, bool is_added);
   bool add_input(Recorder& recorder, const Leaf& leaf, const GradientState& state, const std::set<int32_t>& shared);
   void add_bump(const Graph& graph, const Resident& resident);
+  void give(const Program& program, const std::vector<at::Tensor>& inputs) const;
+  void bump(const std::vector<at::Tensor>& inputs) const;
 
   std::vector<Given> given_;
   std::vector<Expected> expected_;

@@ -7,8 +7,11 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 
+#include <algorithm>
+
+#include "serried/graph/user_hooks.h"
 #include "serried/mesh/mesh.h"
-#include "serried/tensor/meta.h"
+#include "serried/tensor/parts.h"
 
 namespace serried::graph {
 namespace {
@@ -21,35 +24,61 @@ const char* on_off(bool on) {
   return on ? "on" : "off";
 }
 
+// Others are refused when they are recorded.
+bool is_strided(const at::Tensor& t) {
+  return t.layout() == at::kStrided && !t.is_nested();
+}
+
+const c10::StorageImpl* storage_of(const at::Tensor& t) {
+  const at::Tensor part = part_of(t);
+  return part.defined() && part.has_storage() ? part.storage().unsafeGetStorageImpl() : nullptr;
+}
+
+bool has_memory(const at::Tensor& t, const c10::StorageImpl* storage) {
+  return storage != nullptr && storage_of(t) == storage;
+}
+
 InputFacts facts_of(const CallArguments& arguments, size_t i) {
   const at::Tensor& t = arguments.tensors[i];
   InputFacts facts;
   if (!t.defined()) return facts;
   facts.is_defined = true;
+  if (!is_strided(t)) return facts;
   facts.meta = meta_of(t);
   facts.requires_grad = t.requires_grad();
   const DTensorMeta* dtensor = dtensor_meta(t);
   if (dtensor != nullptr) facts.spec = dtensor->spec;
-  for (size_t k = 0; k < i && facts.same_as < 0; ++k) {
+  const c10::StorageImpl* storage = storage_of(t);
+  for (size_t k = i; k-- > 0;) {
     if (arguments.tensors[k].is_same(t)) facts.same_as = int(k);
+    if (has_memory(arguments.tensors[k], storage)) facts.shares_with = int(k);
   }
   return facts;
+}
+
+// A pass may change the order of what touches different memory.
+bool is_apart_as(const InputFacts& facts, const CallArguments& arguments, size_t i) {
+  const at::Tensor& t = arguments.tensors[i];
+  const c10::StorageImpl* storage = storage_of(t);
+  int same_as = -1, shares_with = -1;
+  for (size_t k = i; k-- > 0;) {
+    if (arguments.tensors[k].is_same(t)) same_as = int(k);
+    if (has_memory(arguments.tensors[k], storage)) shares_with = int(k);
+  }
+  return same_as == facts.same_as && shares_with == facts.shares_with;
 }
 
 bool same_input(const InputFacts& facts, const CallArguments& arguments, size_t i) {
   const at::Tensor& t = arguments.tensors[i];
   if (t.defined() != facts.is_defined) return false;
   if (!t.defined()) return true;
-  if (t.sizes() != c10::IntArrayRef(facts.meta.sizes) || t.scalar_type() != facts.meta.dtype) return false;
-  if (t.layout() != at::kStrided || t.strides() != c10::IntArrayRef(facts.meta.strides)) return false;
+  if (!is_strided(t) || t.sizes() != c10::IntArrayRef(facts.meta.sizes)) return false;
+  if (t.scalar_type() != facts.meta.dtype || t.strides() != c10::IntArrayRef(facts.meta.strides)) return false;
   if (t.device() != facts.meta.device || t.requires_grad() != facts.requires_grad) return false;
-  if (t.is_conj() || t.is_neg()) return false;
+  if (t.is_conj() || t.is_neg() || (t.requires_grad() && num_user_hooks(t) > 0)) return false;
   const DTensorMeta* dtensor = dtensor_meta(t);
   if ((dtensor != nullptr ? dtensor->spec.get() : nullptr) != facts.spec.get()) return false;
-  for (size_t k = 0; k < i; ++k) {
-    if (arguments.tensors[k].is_same(t)) return facts.same_as == int(k);
-  }
-  return facts.same_as < 0;
+  return is_apart_as(facts, arguments, i);
 }
 
 std::string spec_text(const SpecPtr& spec) {
@@ -86,8 +115,14 @@ std::string input_difference(size_t i, const InputFacts& before, const InputFact
   if (before.requires_grad != now.requires_grad) {
     return changed("requires_grad of " + input, on_off(before.requires_grad), on_off(now.requires_grad));
   }
-  const auto same = [](int k) { return k < 0 ? std::string("a tensor of its own") : "input " + std::to_string(k); };
-  return changed(input, same(before.same_as), same(now.same_as));
+  const auto other = [](int k, const char* none) { return k < 0 ? none : "input " + std::to_string(k); };
+  if (before.same_as != now.same_as) {
+    return changed(input, other(before.same_as, "a tensor of its own"), other(now.same_as, "a tensor of its own"));
+  }
+  if (before.shares_with != now.shares_with) {
+    return changed("memory of " + input, other(before.shares_with, "its own"), other(now.shares_with, "its own"));
+  }
+  return input + " came with a hook on its gradient";
 }
 
 std::string witness_text(const Witness& witness, uint64_t value) {
@@ -207,53 +242,54 @@ StateGuards::StateGuards(const Recording& settled) {
     groups_.push_back({c10::weak_intrusive_ptr<c10d::ProcessGroup>(group),
                        c10::str(group->getGroupName(), ", rank ", group->getRank(), "/", group->getSize())});
   }
-  for (const Witness& witness : settled.witnesses) reported_.push_back({witness, witness.value()});
+  objects_ = settled.objects;
+  reliances_ = settled.reliances;
 }
 
-int StateGuards::failing() const {
-  for (size_t i = 0; i < tenants_.size(); ++i) {
-    const at::Tensor t = tenants_[i].tensor.lock();
-    if (!t.defined() || memory_of(t.unsafeGetTensorImpl()) != tenants_[i].memory ||
-        t.requires_grad() != tenants_[i].requires_grad) {
-      return int(i);
-    }
+bool StateGuards::Tenant::is_there() const {
+  const at::Tensor t = tensor.lock();
+  return t.defined() && memory_of(t.unsafeGetTensorImpl()) == memory && t.requires_grad() == requires_grad;
+}
+
+std::string StateGuards::Tenant::why_not() const {
+  const at::Tensor t = tensor.lock();
+  if (!t.defined()) return "the tensor " + text + " that the step used is gone";
+  if (t.requires_grad() != requires_grad) {
+    return changed("requires_grad of " + text, on_off(requires_grad), on_off(t.requires_grad()));
   }
-  for (size_t i = 0; i < groups_.size(); ++i) {
-    if (groups_[i].group.expired()) return int(tenants_.size() + i);
-  }
-  for (size_t i = 0; i < reported_.size(); ++i) {
-    if (reported_[i].witness.value() != reported_[i].value) return int(tenants_.size() + groups_.size() + i);
-  }
-  return -1;
+  return "the tensor " + text + " has other memory than when recorded";
+}
+
+bool StateGuards::hold() const {
+  return std::all_of(tenants_.begin(), tenants_.end(), [](const Tenant& tenant) { return tenant.is_there(); }) &&
+         std::none_of(groups_.begin(), groups_.end(), [](const LiveGroup& live) { return live.group.expired(); }) &&
+         std::none_of(objects_.begin(), objects_.end(), [](const LiveObject& live) { return live.object.expired(); }) &&
+         std::all_of(reliances_.begin(), reliances_.end(), [](const Reliance& reliance) { return reliance.holds(); });
 }
 
 std::string StateGuards::why_not() const {
-  const int failed = failing();
-  if (failed < 0) return "";
-  size_t i = size_t(failed);
-  if (i < tenants_.size()) {
-    const at::Tensor t = tenants_[i].tensor.lock();
-    if (!t.defined()) return "the tensor " + tenants_[i].text + " that the step used is gone";
-    if (t.requires_grad() != tenants_[i].requires_grad) {
-      return changed("requires_grad of " + tenants_[i].text, on_off(tenants_[i].requires_grad),
-                     on_off(t.requires_grad()));
-    }
-    return "the tensor " + tenants_[i].text + " has other memory than when recorded";
+  for (const Tenant& tenant : tenants_) {
+    if (!tenant.is_there()) return tenant.why_not();
   }
-  i -= tenants_.size();
-  if (i < groups_.size()) return "the group " + groups_[i].text + " is gone";
-  const Reported& reported = reported_[i - groups_.size()];
-  return changed(reported.witness.name, witness_text(reported.witness, reported.value),
-                 witness_text(reported.witness, reported.witness.value()));
+  for (const LiveGroup& live : groups_) {
+    if (live.group.expired()) return "the group " + live.text + " is gone";
+  }
+  for (const LiveObject& live : objects_) {
+    if (live.object.expired()) return live.name + " is gone";
+  }
+  for (const auto& [witness, value] : reliances_) {
+    const uint64_t now = witness.value();
+    if (now != value) return changed(witness.name, witness_text(witness, value), witness_text(witness, now));
+  }
+  return "";
 }
 
 std::vector<Guard> StateGuards::list() const {
   std::vector<Guard> guards;
   for (const Tenant& tenant : tenants_) guards.push_back({"tensor " + tenant.text, "the same memory"});
   for (const LiveGroup& group : groups_) guards.push_back({"group", group.text});
-  for (const Reported& reported : reported_) {
-    guards.push_back({reported.witness.name, witness_text(reported.witness, reported.value)});
-  }
+  for (const LiveObject& live : objects_) guards.push_back({live.name, "still there"});
+  for (const auto& [witness, value] : reliances_) guards.push_back({witness.name, witness_text(witness, value)});
   return guards;
 }
 

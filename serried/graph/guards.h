@@ -26,10 +26,14 @@ struct WatchedText {
   bool operator==(const WatchedText&) const = default;
 };
 
-/// The arguments of one call: tensors in order, and all other values as text.
-struct CallArguments {
+/// What a function takes or returns, taken apart: tensors in order, and all other values as text.
+struct FlatValues {
   std::vector<at::Tensor> tensors;
   std::vector<std::string> constants;
+};
+
+/// One call.
+struct CallArguments : FlatValues {
   std::vector<WatchedText> watched;
 };
 
@@ -52,8 +56,9 @@ struct InputFacts {
   bool is_defined = false;
   TensorMeta meta = {};
   bool requires_grad = false;
-  int same_as = -1;   // an earlier argument that is the same tensor
-  SpecPtr spec = {};  // of a DTensor
+  int same_as = -1;      // an earlier argument that is the same tensor
+  int shares_with = -1;  // the first argument that has memory in common with it
+  SpecPtr spec = {};     // of a DTensor
 };
 
 /// Conditions on arguments and surroundings: known before a call runs.
@@ -78,7 +83,7 @@ class StateGuards {
  public:
   /// `settled` is the recording that the graph was made of.
   explicit StateGuards(const Recording& settled);
-  bool hold() const { return failing() < 0; }
+  bool hold() const;
   std::string why_not() const;
   std::vector<Guard> list() const;
 
@@ -88,20 +93,18 @@ class StateGuards {
     const void* memory;  // storage of a plain tensor, part of a DTensor
     bool requires_grad;
     std::string text;
+    bool is_there() const;
+    std::string why_not() const;
   };
   struct LiveGroup {
     c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
     std::string text;
   };
-  struct Reported {
-    Witness witness;
-    uint64_t value;
-  };
-  int failing() const;  // index into tenants, groups, reported in a row; -1: none
 
   std::vector<Tenant> tenants_;
   std::vector<LiveGroup> groups_;
-  std::vector<Reported> reported_;
+  std::vector<LiveObject> objects_;
+  std::vector<Reliance> reliances_;
 };
 
 }  // namespace serried::graph

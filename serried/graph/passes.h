@@ -31,10 +31,6 @@ Pass functional_collectives();
 /// second names of a tensor go too.
 Pass drop_dead();
 
-/// Collectives of the same data run once: a Partial that several ops need is reduced for the first. Two results that
-/// the caller gets, or that somebody writes, stay two.
-Pass reuse_collectives();
-
 /// Views of parameters, constants and buffers are made once.
 Pass hoist_views();
 
@@ -48,13 +44,18 @@ Pass freeze(double max_peak = 1.0);
 /// Buffers that are never needed at the same time share memory.
 Pass plan_memory();
 
+/// Collectives of the same data run once: a Partial that several ops need is reduced for the first. Two results that
+/// the caller gets, or that somebody writes, stay two.
+Pass reuse_collectives();
+
 /// Collectives of one kind, group, reduction and dtype that follow each other become one over at most `megabytes`
 /// (MiB), as long as nothing between them needs a result. All ranks have to run it with the same limit.
 ///     auto step = capture(fn, {.passes = {passes::drop_dead(), passes::bucket_collectives(), passes::overlap()}});
 Pass bucket_collectives(double megabytes = 25);
 
-/// Collectives start as soon as their operands are there and are waited for where their results are needed. Starts keep
-/// their order. At most `max_bytes_in_flight` are on their way, but always one collective.
+/// Collectives start as soon as their operands are there and are waited for where their results are needed, those of
+/// c10d too, whenever they were waited for. Starts keep their order. At most `max_bytes_in_flight` are on their way,
+/// but always one collective.
 Pass overlap(int64_t max_bytes_in_flight = int64_t(256) << 20);
 
 /// "12 buffers: 1.250 MiB planned, 3.000 MiB without reuse".

@@ -2,7 +2,6 @@
 #include "serried/graph/program.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 
@@ -128,7 +127,7 @@ void Program::bind(const std::vector<at::Tensor>& inputs) {
 }
 
 void Program::run(const std::vector<at::Tensor>& inputs) {
-  const at::NoGradGuard no_grad;
+  // The grad mode stays as it was when the function was recorded: some kernels keep more for backward where it is on.
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   // Autocast did its part when the graph was recorded: its casts are nodes.
   const c10::impl::ExcludeDispatchKeyGuard below_autocast(c10::autocast_dispatch_keyset);

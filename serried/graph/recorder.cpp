@@ -1,6 +1,7 @@
 // Finds out which value each tensor is, and appends one node per op.
 #include "serried/graph/recorder.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/clone.h>
 #include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -8,7 +9,7 @@
 #include <algorithm>
 
 #include "serried/graph/custom_class.h"
-#include "serried/graph/error.h"
+#include "serried/graph/factories.h"
 #include "serried/graph/recorded_work.h"
 #include "serried/graph/user_hooks.h"
 #include "serried/tensor/meta.h"
@@ -42,13 +43,31 @@ bool is_nested_list(const IValue& value) {
   return value.isList() && !value.toListRef().empty() && value.toListRef()[0].isTensorList();
 }
 
-// Ops that look at the shape of their operand only.
+// Ops that look at the shape of their operand only, or at its device.
 bool reads_no_data(const std::string& name) {
-  return name.ends_with("_like") || name.starts_with("aten::new_") || name.starts_with("aten::sym_");
+  return name.ends_with("_like") || name.starts_with("aten::new_") || name.starts_with("aten::sym_") ||
+         name == "c10d::barrier" || name == "c10d::monitored_barrier_";
 }
 
-bool makes_unwritten(const std::string& name) {
-  return name.starts_with("aten::empty") || name.starts_with("aten::new_empty");
+// add_ and its kin, unlike fill_ and copy_.
+bool reads_what_it_writes(const c10::OperatorHandle& op) {
+  return op.hasTag(at::Tag::pointwise) && op.operator_name().name.ends_with('_');
+}
+
+// What a reader calls a tensor that a graph cannot hold; empty for one in plain memory.
+std::string odd_form(const at::Tensor& t) {
+  if (t.is_nested()) return "a nested tensor";
+  if (t.is_quantized()) return c10::str("a quantized tensor ", t.sizes());
+  if (t.layout() != at::kStrided) return c10::str("a tensor ", t.sizes(), " of layout ", t.layout());
+  return t.has_storage() ? "" : c10::str("a tensor ", t.sizes(), " without storage");
+}
+
+// That of an op about to run, undefined where it draws nothing.
+at::Generator generator_of(const c10::OperatorHandle& op, at::ArrayRef<IValue> arguments) {
+  for (const IValue& value : arguments) {
+    if (value.isGenerator()) return value.toGenerator();
+  }
+  return is_random(op) ? at::detail::getDefaultCPUGenerator() : at::Generator();
 }
 
 // index() with masks has a shape that depends on data, with numbers it has not.
@@ -64,7 +83,8 @@ bool has_mask(const Node& node, const Graph& graph) {
 
 }  // namespace
 
-Recorder::Recorder(const std::vector<at::Tensor>& inputs) : link_(std::make_shared<Link>()) {
+Recorder::Recorder(const std::vector<at::Tensor>& inputs, std::vector<Reliance> known)
+    : known_(std::move(known)), link_(std::make_shared<Link>()) {
   watch_registrations();
   link_->wait = [this](ValueId work) { note_wait(work); };
   for (const at::Tensor& t : inputs) {
@@ -74,6 +94,7 @@ Recorder::Recorder(const std::vector<at::Tensor>& inputs) : link_(std::make_shar
     }
     ValueId id = find_known(t);
     if (id == kNoValue) {
+      if (refuse_odd(t, "an argument of the function") || refuse_lazy(t)) return;
       id = graph().add_value({.kind = ValueKind::input, .meta = meta_of(t)});
       remember(t, id);
       note_resident(t.unsafeGetTensorImpl(), id);
@@ -139,10 +160,12 @@ ValueId Recorder::restride(ValueId base, const at::Tensor& t) {
                      Argument::of(t.storage_offset())},
                     {{id}}});
   remember(t, id);
+  note_resident(t.unsafeGetTensorImpl(), id);  // mostly: one that lives shorter is gone when residents are looked at
   return id;
 }
 
 ValueId Recorder::add_external(const at::Tensor& t) {
+  if (refuse_odd(t, "an operand")) return graph().add_value({.kind = ValueKind::persistent});
   const ValueId id = graph().add_value({.kind = ValueKind::persistent, .meta = meta_of(t), .tensor = t});
   recording_.externals.push_back(id);
   remember(t, id);
@@ -167,9 +190,24 @@ void Recorder::make_input(ValueId id) {
   graph().inputs().push_back(id);
 }
 
+bool Reliance::is_about(const Witness& other) const {
+  return other.subject != nullptr && other.subject == witness.subject && other.name == witness.name;
+}
+
 void Recorder::rely_on(Witness witness) {
-  if (witness.subject != nullptr && !subjects_.insert(witness.subject).second) return;
-  recording_.witnesses.push_back(std::move(witness));
+  const auto is_it = [&](const Reliance& reliance) { return reliance.is_about(witness); };
+  if (std::any_of(recording_.reliances.begin(), recording_.reliances.end(), is_it)) return;
+  const auto known = std::find_if(known_.begin(), known_.end(), is_it);
+  const uint64_t value = known != known_.end() ? known->value : witness.value();
+  recording_.reliances.push_back({std::move(witness), value});
+}
+
+void Recorder::rely_on_life(const std::string& name, std::weak_ptr<const void> object) {
+  const auto is_it = [&](const LiveObject& known) {
+    return !known.object.owner_before(object) && !object.owner_before(known.object);
+  };
+  if (std::any_of(recording_.objects.begin(), recording_.objects.end(), is_it)) return;
+  recording_.objects.push_back({name, std::move(object)});
 }
 
 void Recorder::meet(c10::TensorImpl* dtensor) {
@@ -183,6 +221,7 @@ ValueId Recorder::define(const at::Tensor& t) {
   if (!t.defined()) return kNoValue;
   const auto same = by_impl_.find(t.unsafeGetTensorImpl());
   if (same != by_impl_.end() && has_memory_of(t, same->second)) return same->second;
+  if (refuse_odd(t, "a result")) return kNoValue;
   const ValueId id = graph().add_value({.kind = ValueKind::computed, .meta = meta_of(t)});
   remember(t, id);
   return id;
@@ -190,6 +229,7 @@ ValueId Recorder::define(const at::Tensor& t) {
 
 ValueId Recorder::define_work(IValue& slot) {
   const ValueId id = graph().add_value({.kind = ValueKind::work});
+  on_their_way_.push_back(id);
   slot = IValue(
       c10::intrusive_ptr<c10d::Work>(c10::make_intrusive<RecordedWork>(slot.toCustomClass<c10d::Work>(), link_, id)));
   return id;
@@ -240,50 +280,111 @@ std::vector<ValueId> Recorder::results_of(IValue& value) {
   return ids;
 }
 
-void Recorder::note_writes(const Node& node) {
-  if (unwritten_.empty()) return;
-  for_each_written(node, [&](ValueId id) { unwritten_.erase(graph().value(id).storage); });
+void Recorder::note_makers(const Node& node) {
+  if (!makes_unwritten(node.op) && !makes_by_constants(node.op)) return;
+  for_each_result(node, [&](ValueId id) { untouched_[graph().value(id).storage] = graph().nodes().size(); });
 }
 
-// What torch::tensor({1, 2}) made: empty() and then plain stores. Its data is a constant, if it stays the same.
-void Recorder::adopt_unwritten(const Node& node, const Stack& stack) {
-  if (unwritten_.empty() || is_view(node.op.schema()) || reads_no_data(node.op.operator_name().name)) return;
-  const auto values = torch::jit::last(stack, node.arguments.size());
+void Recorder::note_writes(const Node& node) {
+  if (untouched_.empty()) return;
+  for_each_written(node, [&](ValueId id) { untouched_.erase(graph().value(id).storage); });
+}
+
+// The host may have filled what the op is about to read.
+void Recorder::adopt_operands(const Node& node) {
+  if (untouched_.empty() || is_view(node.op.schema()) || reads_no_data(node.op.operator_name().name)) return;
   for (size_t i = 0; i < node.arguments.size(); ++i) {
-    if (is_written(node.op.schema(), i)) continue;
-    if (values[i].isTensor() && values[i].toTensor().defined()) adopt(node.arguments[i].ids[0], values[i].toTensor());
-    if (!values[i].isTensorList()) continue;
-    const std::vector<at::Tensor> tensors = values[i].toTensorVector();
-    for (size_t k = 0; k < tensors.size(); ++k) {
-      if (tensors[k].defined()) adopt(node.arguments[i].ids[k], tensors[k]);
+    for (ValueId id : node.arguments[i].ids) {
+      if (id == kNoValue) continue;
+      const auto untouched = untouched_.find(graph().value(id).storage);
+      if (untouched == untouched_.end()) continue;
+      // What fills empty() does not look at what the host has left there.
+      const bool is_filled = is_written(node.op.schema(), i) && !reads_what_it_writes(node.op);
+      if (is_filled && makes_unwritten(graph().nodes()[untouched->second].op)) continue;
+      adopt(id);
     }
   }
 }
 
-void Recorder::adopt(ValueId id, const at::Tensor& t) {
-  if (t.numel() == 0 || unwritten_.erase(graph().value(id).storage) == 0) return;
-  const ValueId base = by_storage_.at(t.storage().unsafeGetStorageImpl());
+void Recorder::adopt_results() {
+  for (ValueId id : graph().outputs()) {
+    if (id != kNoValue) adopt(id);
+  }
+  for (const Gradient& gradient : graph().gradients()) {
+    if (gradient.value != kNoValue) adopt(gradient.value);
+  }
+}
+
+// What torch::tensor({1, 2}) made: empty() and then plain stores. Its data is a constant, if it stays the same. So is a
+// mask that starts as zeros().
+void Recorder::adopt(ValueId id) {
+  const int32_t storage = graph().value(id).storage;
+  const auto untouched = untouched_.find(storage);
+  if (untouched == untouched_.end()) return;
+  const Node& maker = graph().nodes()[untouched->second];
+  untouched_.erase(untouched);
+  const auto memory = storages_.at(size_t(storage)).lock();
+  const ValueId base = maker.results[0][0];
   Value& value = graph().value(base);
+  if (!memory || value.meta.num_bytes() == 0) return;
   const PauseTap pause;
-  at::Tensor whole = at::empty({0}, t.options());
-  whole.set_(t.storage(), value.meta.offset, value.meta.sizes, value.meta.strides);
+  at::Tensor whole = at::empty({0}, at::TensorOptions(value.meta.dtype).device(value.meta.device));
+  whole.set_(c10::Storage(memory), value.meta.offset, value.meta.sizes, value.meta.strides);
+  if (!makes_unwritten(maker.op) && is_as_made(maker, whole)) return;
   value.kind = ValueKind::constant;
   value.tensor = whole.clone();
   recording_.externals.push_back(base);
 }
 
+void Recorder::refuse(CaptureError::Report report) {
+  if (!refusal_) refusal_ = CaptureError(std::move(report));
+}
+
+bool Recorder::refuse_odd(const at::Tensor& t, const std::string& what) {
+  const std::string form = odd_form(t);
+  if (form.empty()) return false;
+  const std::string op = running_ ? c10::toString(running_->operator_name()) : "";
+  refuse({CaptureErrorKind::unsupported,
+          op,
+          "",
+          c10::str(what, op.empty() ? "" : " of " + op, " is ", form, "; a graph holds tensors in strided memory only"),
+          {"use a dense form: t.to_dense(), t.dequantize(), an Embedding without sparse gradients",
+           "keep this part out of the captured function"}});
+  return true;
+}
+
+// No op shows whether the next argument is one.
+bool Recorder::refuse_lazy(const at::Tensor& t) {
+  if (!t.is_conj() && !t.is_neg()) return false;
+  refuse({CaptureErrorKind::unsupported,
+          "",
+          "",
+          c10::str("the argument ", meta_of(t).to_string(), " is a ", t.is_conj() ? "conjugate" : "negative",
+                   " view: its memory holds other numbers than it shows"),
+          {t.is_conj() ? "pass t.resolve_conj()" : "pass t.resolve_neg()"}});
+  return true;
+}
+
+void Recorder::refuse_generator(const std::string& change) {
+  if (change.empty()) return;
+  refuse({CaptureErrorKind::unsupported,
+          running_ ? c10::toString(running_->operator_name()) : "",
+          "",
+          "a generator " + change + " inside of the function, and a replay would not do that again",
+          {"seed before the call of the captured function, and draw by ops only",
+           "draw numbers that shall stay the same once, and pass them to the function"}});
+}
+
 void Recorder::check_supported(const c10::OperatorHandle& op, const Node& node) {
-  if (refusal_ || !op.hasTag(at::Tag::dynamic_output_shape)) return;
+  if (!op.hasTag(at::Tag::dynamic_output_shape)) return;
   const std::string name = op.operator_name().name;
   if (name.starts_with("aten::index") && !has_mask(node, recording_.graph)) return;
-  refusal_ =
-      CaptureError({CaptureErrorKind::data_dependent_shape,
-                    c10::toString(op.operator_name()),
-                    "",
-                    "the shape of its result depends on the data, and a replay runs with fixed shapes",
-                    {"use a form of fixed shape: torch::where, a mask that is multiplied in, index with a list of "
-                     "fixed length",
-                     "keep this part out of the captured function"}});
+  refuse({CaptureErrorKind::data_dependent_shape,
+          c10::toString(op.operator_name()),
+          "",
+          "the shape of its result depends on the data, and a replay runs with fixed shapes",
+          {"use a form of fixed shape: torch::where, a mask that is multiplied in, index with a list of fixed length",
+           "keep this part out of the captured function"}});
 }
 
 void Recorder::raise_refusal() const {
@@ -291,20 +392,25 @@ void Recorder::raise_refusal() const {
 }
 
 void Recorder::run(const c10::OperatorHandle& op, Stack& stack) {
+  if (refusal_) return run_untapped(op, stack);
+  running_ = op;
   Node node{op, {}, {}};
-  for (const IValue& value : torch::jit::last(stack, op.schema().arguments().size())) {
-    node.arguments.push_back(argument_of(value));
-  }
+  const auto values = torch::jit::last(stack, op.schema().arguments().size());
+  for (const IValue& value : values) node.arguments.push_back(argument_of(value));
+  const at::Generator generator = generator_of(op, values);
+  if (generator.defined()) refuse_generator(generators_.change_of(generator));
   check_supported(op, node);
-  adopt_unwritten(node, stack);
+  adopt_operands(node);
   recording_.ran_backward |= torch::autograd::get_current_graph_task_id() != -1;
   run_untapped(op, stack);
+  if (generator.defined()) generators_.note(generator);
   note_writes(node);
   if (keep_results(node, stack)) {
     graph().add_node(std::move(node));
   } else {
     recording_.host_reads.push_back({c10::toString(op.operator_name()), graph().nodes().size()});
   }
+  running_.reset();
 }
 
 // False where the op gave the host a number and nothing else.
@@ -316,15 +422,20 @@ bool Recorder::keep_results(Node& node, Stack& stack) {
     has_values |= value.isTensor() || value.isTensorList() || is_work(value);
     node.results.push_back(results_of(value));
   }
-  if (makes_unwritten(node.op.operator_name().name)) {
-    for_each_result(node, [&](ValueId id) { unwritten_.insert(graph().value(id).storage); });
-  }
+  note_makers(node);
   return has_values;
 }
 
 void Recorder::note_wait(ValueId work) {
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("serried::wait", "");
   graph().add_node({op, {Argument::of_value(work)}, {}});
+  std::erase(on_their_way_, work);
+}
+
+// A replay must not end while somebody writes into its memory.
+void Recorder::wait_for_all() {
+  const std::vector<ValueId> works = on_their_way_;
+  for (ValueId work : works) note_wait(work);
 }
 
 at::Tensor Recorder::call_hook(std::shared_ptr<const TensorHook> fn, const at::Tensor& grad) {
@@ -366,9 +477,18 @@ void Recorder::rely_on_hooks() {
 }
 
 Recording Recorder::take() {
+  link_->wait = nullptr;
+  refuse_generator(generators_.any_change());
+  raise_refusal();
+  wait_for_all();
+  adopt_results();
   check_hooks_of_inputs();
   rely_on_hooks();
-  return std::move(recording_);
+  // What the function made and dropped on its way is its own.
+  std::erase_if(recording_.objects, [](const LiveObject& known) { return known.object.expired(); });
+  Recording taken = std::move(recording_);
+  recording_.groups = taken.groups;
+  return taken;
 }
 
 }  // namespace serried::graph

@@ -6,7 +6,6 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -15,6 +14,7 @@
 #include "serried/comm/group.h"
 #include "serried/graph/call_hook.h"
 #include "serried/graph/error.h"
+#include "serried/graph/generator_watch.h"
 #include "serried/graph/graph.h"
 #include "serried/graph/weak_tensor.h"
 #include "serried/tensor/local_ops.h"
@@ -36,13 +36,29 @@ struct Resident {
   WeakTensor grad;
 };
 
+/// A fact that the function relied on, and how it was when the call began.
+struct Reliance {
+  Witness witness;
+  uint64_t value;
+
+  bool holds() const { return witness.value() == value; }
+  bool is_about(const Witness& other) const;
+};
+
+/// An object whose answers the function relied on.
+struct LiveObject {
+  std::string name;
+  std::weak_ptr<const void> object;
+};
+
 /// One run of a function, before it is trusted.
 struct Recording {
   Graph graph;
   std::vector<ValueId> externals;  // met first as operands: persistent or constant, a second recording tells
   std::vector<Resident> residents;
   std::vector<HostRead> host_reads;
-  std::vector<Witness> witnesses;
+  std::vector<Reliance> reliances;
+  std::vector<LiveObject> objects;
   std::vector<std::function<void()>> before_replay;
   std::vector<std::function<void()>> after_replay;
   std::vector<Group> groups;  // of its collectives, in the order of first use
@@ -52,13 +68,15 @@ struct Recording {
 
 class Recorder final : public LocalOpTap {
  public:
-  /// `inputs` are the plain tensors of the caller's arguments; undefined ones are skipped.
-  explicit Recorder(const std::vector<at::Tensor>& inputs);
+  /// `inputs` are the plain tensors of the caller's arguments; undefined ones are skipped. `known` are facts that
+  /// earlier recordings relied on, with their values now: a function may change one on its way before it relies on it.
+  explicit Recorder(const std::vector<at::Tensor>& inputs, std::vector<Reliance> known = {});
   ~Recorder() override;
   Recorder(const Recorder&) = delete;
 
   void run(const c10::OperatorHandle& op, torch::jit::Stack& stack) override;
   void rely_on(Witness witness) override;
+  void rely_on_life(const std::string& name, std::weak_ptr<const void> object) override;
   void meet(c10::TensorImpl* dtensor) override;
   void before_replay(std::function<void()> action) override { recording_.before_replay.push_back(std::move(action)); }
   void after_replay(std::function<void()> action) override { recording_.after_replay.push_back(std::move(action)); }
@@ -75,7 +93,9 @@ class Recorder final : public LocalOpTap {
   void make_input(ValueId id);
 
   const std::vector<Resident>& residents() const { return recording_.residents; }
-  /// What was recorded; ends the recorder's use. CaptureError for hooks on arguments.
+  /// Of the collectives so far; also after `take`.
+  const std::vector<Group>& groups() const { return recording_.groups; }
+  /// What was recorded; ends the recorder's use. CaptureError for hooks on arguments, and as raise_refusal.
   Recording take();
   Graph& graph() { return recording_.graph; }
   /// Throws what was met that cannot be replayed; only now, so that the function has run to its end.
@@ -94,14 +114,21 @@ class Recorder final : public LocalOpTap {
   ValueId add_external(const at::Tensor& t);
   void remember(const at::Tensor& t, ValueId id);
   std::vector<ValueId> results_of(c10::IValue& value);
+  void note_makers(const Node& node);
   void note_writes(const Node& node);
-  void adopt_unwritten(const Node& node, const torch::jit::Stack& stack);
-  void adopt(ValueId id, const at::Tensor& t);
+  void adopt_operands(const Node& node);
+  void adopt_results();
+  void adopt(ValueId id);
+  void refuse(CaptureError::Report report);
+  bool refuse_odd(const at::Tensor& t, const std::string& what);
+  bool refuse_lazy(const at::Tensor& t);
+  void refuse_generator(const std::string& change);
   void note_resident(c10::TensorImpl* impl, ValueId value);
   std::vector<ValueId> find_all(const std::vector<at::Tensor>& tensors);
   bool keep_results(Node& node, torch::jit::Stack& stack);
   void check_supported(const c10::OperatorHandle& op, const Node& node);
   void note_wait(ValueId work);
+  void wait_for_all();
   void check_hooks_of_inputs() const;
   void rely_on_hooks();
 
@@ -110,12 +137,15 @@ class Recorder final : public LocalOpTap {
   std::unordered_map<std::string, ValueId> by_layout_;
   std::unordered_map<const c10::StorageImpl*, ValueId> by_storage_;
   std::unordered_set<const c10::TensorImpl*> residents_;
-  std::unordered_set<const void*> subjects_;  // of witnesses
-  std::set<int32_t> unwritten_;               // storages made by empty(), into which no op has written
+  std::vector<Reliance> known_;                    // when the call began
+  std::unordered_map<int32_t, size_t> untouched_;  // storages that no op has read or written since the node made them
+  std::vector<ValueId> on_their_way_;              // collectives that nobody has waited for
+  GeneratorWatch generators_;
   // Weak: they keep addresses from being used again without keeping memory, and autograd may still steal gradients.
   std::vector<WeakTensor> impls_;
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages_;
   std::shared_ptr<Link> link_;
+  std::optional<c10::OperatorHandle> running_;
   std::optional<CaptureError> refusal_;
   std::string hooked_input_;  // an argument that came with hooks of a user
 };

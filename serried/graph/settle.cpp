@@ -40,7 +40,8 @@ bool same_operands(const Argument& a, const Argument& b) {
   return a.kind == b.kind && a.ids == b.ids;
 }
 
-bool is_stock_adam(const Node& node) {
+// Adam and its kin, RMSprop, Adagrad: all divide by a root of squares.
+bool is_stock_optimizer(const Node& node) {
   const std::string& name = node.op.operator_name().name;
   return name == "aten::addcdiv_" || name == "aten::addcdiv";
 }
@@ -48,10 +49,11 @@ bool is_stock_adam(const Node& node) {
 std::vector<std::string> hints_for(const Node& node, bool was_read) {
   std::vector<std::string> hints;
   if (was_read) hints.push_back("keep the value in a tensor: no item() between the ops that use it");
-  if (is_stock_adam(node)) {
+  if (is_stock_optimizer(node)) {
     hints.push_back(
-        "torch::optim::Adam and AdamW bake their step count into scalars: use serried::AdamW or serried::Adam, which "
-        "keep it in a tensor");
+        "torch::optim bakes step count and learning rate into scalars: instead of its Adam and AdamW use "
+        "serried::AdamW "
+        "or serried::Adam, which keep both in tensors; of others keep the rate fixed (Adagrad: lr_decay = 0)");
   }
   hints.push_back("pass the number as a 0-dim tensor that the function reads");
   return hints;
@@ -88,9 +90,10 @@ void check_constants(const Recording& first, const Recording& second) {
     const auto changed = changed_argument(first, second, i);
     if (!changed) continue;
     // The op of an optimizer that follows says more about the cause.
-    const size_t adam = size_t(std::find_if(nodes.begin() + int64_t(i), nodes.end(), is_stock_adam) - nodes.begin());
-    const auto changed_there = adam < nodes.size() ? changed_argument(first, second, adam) : std::nullopt;
-    if (changed_there) raise_changed(first, second, adam, *changed_there);
+    const size_t update =
+        size_t(std::find_if(nodes.begin() + int64_t(i), nodes.end(), is_stock_optimizer) - nodes.begin());
+    const auto changed_there = update < nodes.size() ? changed_argument(first, second, update) : std::nullopt;
+    if (changed_there) raise_changed(first, second, update, *changed_there);
     raise_changed(first, second, i, *changed);
   }
 }
@@ -144,15 +147,21 @@ void settle_external(const Recording& first, Recording& second, size_t i) {
   value.tensor = value.tensor.detach();
 }
 
+// Those that ops write, and those that the caller gets and may write.
 std::set<int32_t> written_storages(const Graph& graph) {
   std::set<int32_t> written;
-  for (const Node& node : graph.nodes()) {
-    for_each_written(node, [&](ValueId id) { written.insert(graph.value(id).storage); });
+  const auto add = [&](ValueId id) { written.insert(graph.value(id).storage); };
+  for (const Node& node : graph.nodes()) for_each_written(node, add);
+  for (ValueId id : graph.outputs()) {
+    if (id != kNoValue) add(id);
+  }
+  for (const Gradient& gradient : graph.gradients()) {
+    if (gradient.value != kNoValue) add(gradient.value);
   }
   return written;
 }
 
-// A constant that the function writes starts anew at each call.
+// A constant that somebody writes starts anew at each call.
 void copy_written_constants(Graph& graph) {
   static const auto clone = c10::Dispatcher::singleton().findSchemaOrThrow("aten::clone", "");
   const std::set<int32_t> written = written_storages(graph);
@@ -170,7 +179,7 @@ void copy_written_constants(Graph& graph) {
   graph.nodes().insert(graph.nodes().begin(), copies.begin(), copies.end());
 }
 
-// empty() whose memory was filled by hand: the constant stands in its place.
+// empty() or zeros() whose memory was filled by hand: the constant stands in its place.
 void drop_makers_of_constants(Graph& graph) {
   std::erase_if(graph.nodes(), [&](const Node& node) {
     if (!is_functional(node.op.schema()) || node.results.size() != 1 || node.results[0].size() != 1) return false;

@@ -32,18 +32,10 @@ void check_inside(std::string_view where, const DeviceMesh& mesh) {
       {where, c10::str("rank ", mesh.get_rank(), " is not in ", mesh.to_string()), "ask contains_this_rank() first"});
 }
 
-std::string existence_text(uint64_t exists) {
-  return exists != 0 ? "there" : "gone";
-}
-
-// Answers become constants of a recorded function, which holds as long as the mesh is there.
+// Answers become constants of a recorded function.
 void note_question(const DeviceMesh& mesh, const std::shared_ptr<const detail::MeshState>& state) {
   WitnessListener* listener = witness_listener();
-  if (C10_LIKELY(listener == nullptr)) return;
-  listener->rely_on({.name = mesh.to_string(),
-                     .value = [state = std::weak_ptr(state)] { return uint64_t(!state.expired()); },
-                     .text = existence_text,
-                     .subject = state->root});
+  if (C10_UNLIKELY(listener != nullptr)) listener->rely_on_life(mesh.to_string(), state);
 }
 
 // The one slot that MeshGuard writes.

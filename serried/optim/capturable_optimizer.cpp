@@ -20,6 +20,14 @@ bool has_gradient(const at::Tensor& param) {
   return param.grad().defined();
 }
 
+// Enough to tell two states apart.
+std::string fingerprint(uint64_t value) {
+  constexpr const char* kDigits = "0123456789abcdef";
+  std::string text = value == 0 ? "gone" : "fingerprint ";
+  for (int shift = 12; value != 0 && shift >= 0; shift -= 4) text += kDigits[(value >> shift) % 16];
+  return text;
+}
+
 // Fused kernels walk through memory without a look at strides: all operands have to lie as the parameter does. Parts of
 // DTensors are contiguous anyway.
 at::Tensor laid_out_as(const at::Tensor& like, const at::Tensor& t) {
@@ -126,15 +134,24 @@ void CapturableOptimizer::tell(LocalOpTap& tap, const std::vector<Batch>& batche
     if (work.before) tap.before_replay(while_alive(work.before));
     if (work.after) tap.after_replay(while_alive(work.after));
   }
-  tap.rely_on({"options of " + name_, [this, alive] { return alive.expired() ? 0 : options_witness(); }});
+  tap.rely_on({.name = "options of " + name_,
+               .value = [this, alive] { return alive.expired() ? 0 : options_witness(); },
+               .subject = this,
+               .text = fingerprint});
   std::vector<at::Tensor> stepped;
   for (const Batch& batch : batches) stepped.insert(stepped.end(), batch.params.begin(), batch.params.end());
-  tap.rely_on({"parameters and state of " + name_,
-               [this, alive, stepped = std::move(stepped)] { return alive.expired() ? 0 : state_witness(stepped); }});
+  tap.rely_on(
+      {.name = "parameters and state of " + name_,
+       .value = [this, alive, stepped = std::move(stepped)] { return alive.expired() ? 0 : state_witness(stepped); },
+       .subject = this,
+       .text = fingerprint});
   // Those of the others come and go with backward, which a recorder sees.
-  tap.rely_on({"parameters without gradients of " + name_, [idle = without_gradients()] {
-                 return uint64_t(std::count_if(idle.begin(), idle.end(), has_gradient));
-               }});
+  tap.rely_on(
+      {.name = "parameters without gradients of " + name_,
+       .value = [idle =
+                     without_gradients()] { return uint64_t(std::count_if(idle.begin(), idle.end(), has_gradient)); },
+       .subject = this,
+       .text = [](uint64_t count) { return count == 0 ? std::string("all") : c10::str("all but ", count); }});
 }
 
 std::vector<at::Tensor> CapturableOptimizer::without_gradients() const {

@@ -5,12 +5,14 @@
 #include <ATen/ops/cat.h>
 #include <c10/util/StringUtil.h>
 
+#include <algorithm>
 #include <map>
 #include <numeric>
 
 #include "serried/base/error.h"
 #include "serried/base/log.h"
 #include "serried/comm/collectives.h"
+#include "serried/tensor/local_ops.h"
 
 namespace serried {
 namespace {
@@ -25,6 +27,11 @@ void check_warmup(const char* where, int64_t warmup_steps) {
 void warn_of_period_one(const char* where) {
   log::warn_once(c10::str(where, ": the period is 1, so averaging parameters costs as much as averaging gradients at ",
                           "every step; DistributedDataParallel alone does that"));
+}
+
+std::string level_text(uint64_t level) {
+  if (level == 0) return "not due";
+  return level == 1 ? "due" : c10::str("due at level ", level);
 }
 
 using Hierarchy = std::vector<std::pair<int64_t, int>>;
@@ -87,6 +94,22 @@ void average_parameters(const std::vector<at::Tensor>& parameters, const Group& 
   for (const auto& [_, same] : by_dtype) average_flat(same, group);
 }
 
+int64_t detail::AveragerSteps::next(const char* averager, const std::function<uint64_t(int64_t)>& action) {
+  if (LocalOpTap* tap = local_op_tap()) {
+    const std::weak_ptr<int64_t> count = count_;
+    const auto value = [count, action] {
+      const auto alive = count.lock();
+      return alive ? action(*alive) : UINT64_MAX;
+    };
+    tap->rely_on(
+        {.name = c10::str("averaging of ", averager), .value = value, .subject = count_.get(), .text = level_text});
+    tap->after_replay([count] {
+      if (const auto alive = count.lock()) ++*alive;
+    });
+  }
+  return (*count_)++;
+}
+
 PeriodicModelAverager::PeriodicModelAverager(PeriodicModelAveragerOptions options) : options_(std::move(options)) {
   constexpr const char* where = "PeriodicModelAverager";
   check_warmup(where, options_.warmup_steps);
@@ -98,9 +121,11 @@ PeriodicModelAverager::PeriodicModelAverager(PeriodicModelAveragerOptions option
 }
 
 void PeriodicModelAverager::average_parameters(const std::vector<at::Tensor>& parameters) {
-  const int64_t since_warmup = step_++ - options_.warmup_steps;
-  if (since_warmup < 0 || since_warmup % options_.period != 0) return;
-  serried::average_parameters(parameters, options_.process_group);
+  const auto is_due = [period = options_.period, warmup = options_.warmup_steps](int64_t step) -> uint64_t {
+    return step >= warmup && (step - warmup) % period == 0;
+  };
+  const int64_t step = steps_.next("PeriodicModelAverager", is_due);
+  if (is_due(step) != 0) serried::average_parameters(parameters, options_.process_group);
 }
 
 HierarchicalModelAverager::HierarchicalModelAverager(HierarchicalModelAveragerOptions options)
@@ -117,12 +142,16 @@ HierarchicalModelAverager::HierarchicalModelAverager(HierarchicalModelAveragerOp
 }
 
 void HierarchicalModelAverager::average_parameters(const std::vector<at::Tensor>& parameters) {
-  const int64_t step = step_++;
-  if (step < warmup_steps_) return;
-  for (auto level = levels_.rbegin(); level != levels_.rend(); ++level) {
-    if (step % level->period != 0) continue;
-    return serried::average_parameters(parameters, level->group);
-  }
+  std::vector<int64_t> periods;
+  for (const Level& level : levels_) periods.push_back(level.period);
+  // How many levels there are up to the one that is due: the largest whose period divides the step.
+  const auto due = [periods = std::move(periods), warmup = warmup_steps_](int64_t step) -> uint64_t {
+    if (step < warmup) return 0;
+    const auto divides = [step](int64_t period) { return step % period == 0; };
+    return uint64_t(std::find_if(periods.rbegin(), periods.rend(), divides).base() - periods.begin());
+  };
+  const uint64_t level = due(steps_.next("HierarchicalModelAverager", due));
+  if (level != 0) serried::average_parameters(parameters, levels_[level - 1].group);
 }
 
 std::vector<at::Tensor> detail::parameters_of(const std::vector<torch::optim::OptimizerParamGroup>& groups) {

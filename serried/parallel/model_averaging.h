@@ -7,6 +7,8 @@
 #include <torch/serialize/output-archive.h>
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -17,6 +19,31 @@ namespace serried {
 /// Replaces each parameter that has a gradient by its mean over the group, in place. The same parameters on every rank;
 /// does nothing where the group is null.
 void average_parameters(const std::vector<at::Tensor>& parameters, const Group& group);
+
+namespace detail {
+
+/// Steps of one averager; a copy counts on its own. Captured graphs refer to it.
+class AveragerSteps {
+ public:
+  AveragerSteps() = default;
+  AveragerSteps(const AveragerSteps& other) : count_(std::make_shared<int64_t>(other.value())) {}
+  AveragerSteps(AveragerSteps&&) = default;
+  AveragerSteps& operator=(AveragerSteps other) {
+    count_ = std::move(other.count_);
+    return *this;
+  }
+
+  int64_t value() const { return *count_; }
+  void set(int64_t step) { *count_ = step; }
+
+  /// The step that is made now. `action` says what is done in a step, where a recorder looks on.
+  int64_t next(const char* averager, const std::function<uint64_t(int64_t step)>& action);
+
+ private:
+  std::shared_ptr<int64_t> count_ = std::make_shared<int64_t>(0);
+};
+
+}  // namespace detail
 
 struct PeriodicModelAveragerOptions {
   int64_t period = 1;        // steps from one averaging to the next; 1 costs as much as DistributedDataParallel
@@ -34,12 +61,12 @@ class PeriodicModelAverager {
   /// Call it once per step, on every rank.
   void average_parameters(const std::vector<at::Tensor>& parameters);
 
-  int64_t step() const { return step_; }
-  void set_step(int64_t step) { step_ = step; }
+  int64_t step() const { return steps_.value(); }
+  void set_step(int64_t step) { steps_.set(step); }
 
  private:
   PeriodicModelAveragerOptions options_;
-  int64_t step_ = 0;
+  detail::AveragerSteps steps_;
 };
 
 struct HierarchicalModelAveragerOptions {
@@ -59,8 +86,8 @@ class HierarchicalModelAverager {
   /// Call it once per step, on every rank.
   void average_parameters(const std::vector<at::Tensor>& parameters);
 
-  int64_t step() const { return step_; }
-  void set_step(int64_t step) { step_ = step; }
+  int64_t step() const { return steps_.value(); }
+  void set_step(int64_t step) { steps_.set(step); }
 
  private:
   struct Level {
@@ -70,7 +97,7 @@ class HierarchicalModelAverager {
 
   std::vector<Level> levels_;
   int64_t warmup_steps_;
-  int64_t step_ = 0;
+  detail::AveragerSteps steps_;
 };
 
 namespace detail {

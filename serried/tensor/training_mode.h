@@ -1,17 +1,16 @@
-// Whether modules train or evaluate, for those who record what they do.
+// Whether a module trains or evaluates, for those who record what it does.
 #pragma once
 
 #include <torch/nn/module.h>
 
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "serried/base/witness.h"
 
 namespace serried {
 
-/// Changes with train() and eval() of any of `modules`.
-Witness training_mode(std::string name, std::vector<std::shared_ptr<torch::nn::Module>> modules);
+/// Changes with train() and eval() of `module` and of all within it.
+Witness training_mode(std::string name, const std::shared_ptr<torch::nn::Module>& module);
 
 }  // namespace serried

@@ -92,6 +92,70 @@ TEST_P(CaptureAgrees, OneRankMayRecordWhileTheOthersReplay) {
   });
 }
 
+TEST_P(CaptureAgrees, ARankThatIsNotAsFarHoldsTheOthersBack) {
+  for (const bool buckets : {false, true}) {
+    on_ranks([&](const Group& group) {
+      const at::NoGradGuard no_grad;
+      CaptureOptions options{.passes = passes::defaults()};
+      if (buckets) options.passes = {passes::bucket_collectives()};
+      int calls = 0;
+      auto step = capture(
+          [&](const at::Tensor& x) {
+            at::Tensor y = reduce_two(x, group);
+            // Rank 0 logs something while it is recorded for the second time.
+            if (++calls == 3 && group->getRank() == 0) y.norm();
+            return y;
+          },
+          options);
+      for (int i = 0; i < 8; ++i) {
+        EXPECT_TRUE(at::equal(step(torch::full({5}, 1.f * i)), torch::full({5}, 3.f * i * group->getSize())));
+      }
+      EXPECT_EQ(step.replays(), 3);
+      EXPECT_EQ(step.captures(), 1);
+    });
+  }
+}
+
+TEST_P(CaptureAgrees, ARefusalOfOneRankIsRaisedOnAll) {
+  on_ranks([](const Group& group) {
+    const at::NoGradGuard no_grad;
+    double scale = 1;
+    auto step = capture([&](const at::Tensor& x) {
+      if (group->getRank() == 0) scale += 1;
+      return all_reduce(x * scale, group);
+    });
+    step(torch::ones({5}));
+    step(torch::ones({5}));
+    try {
+      step(torch::ones({5}));
+      ADD_FAILURE() << "rank " << group->getRank() << " went on";
+    } catch (const CaptureError& error) {
+      const bool is_cause = group->getRank() == 0;
+      EXPECT_EQ(error.report().kind, is_cause ? CaptureErrorKind::changing_scalar : CaptureErrorKind::different_ranks);
+      if (!is_cause) EXPECT_THAT(error.report().explanation, HasSubstr("cannot capture the function, and rank"));
+    }
+  });
+}
+
+TEST_P(CaptureAgrees, ARankThatStaysEagerKeepsTheOthersEager) {
+  on_ranks([](const Group& group) {
+    const at::NoGradGuard no_grad;
+    int calls = 0;
+    double scale = 1;
+    auto step = capture(
+        [&](const at::Tensor& x) {
+          // Rank 0 is refused in call 3, where the others have to record once more.
+          at::Tensor y = all_reduce(x, group);
+          if (++calls == 3 && group->getRank() != 0) y.norm();
+          if (group->getRank() == 0) scale += 1;
+          return y * scale;
+        },
+        {.when_refused = WhenRefused::run_eager});
+    for (int i = 0; i < 8; ++i) step(torch::full({5}, 1.f * i));
+    EXPECT_EQ(step.replays(), 0);
+  });
+}
+
 TEST(CaptureAgreesInTime, ARankThatNeverRecordsIsNamed) {
   const auto run = [](const Group& group) {
     const at::NoGradGuard no_grad;

@@ -56,6 +56,24 @@ TEST_P(CapturedC10d, ACollectiveOnItsWayIsWaitedForWhereTheStepWaits) {
       "wait");
 }
 
+TEST_P(CapturedC10d, ARankMayWaitLaterThanAnother) {
+  expect_replays(
+      [](const Group& group, const at::Tensor& x) {
+        at::Tensor sum = x * 2;
+        for (const auto op : {c10d::ReduceOp::SUM, c10d::ReduceOp::AVG}) {
+          std::vector<at::Tensor> tensors = {sum};
+          c10d::AllreduceOptions options;
+          options.reduceOp = op;
+          const auto work = group->allreduce(tensors, options);
+          const at::Tensor meanwhile = group->getRank() == 0 ? x.sin() : x;
+          work->wait();
+          sum = tensors[0] + meanwhile;
+        }
+        return sum;
+      },
+      "all_reduce");
+}
+
 TEST_P(CapturedC10d, BroadcastFromTheLastRank) {
   expect_replays(
       [](const Group& group, const at::Tensor& x) {

@@ -90,6 +90,83 @@ TEST_P(CapturedDdp, TrainsAsEagerDoes) {
   });
 }
 
+TEST_P(CapturedDdp, TrainsWithBuffersAndEvaluationsInBetweenAsEagerDoes) {
+  on_ranks([&](const Group& group) {
+    std::vector<torch::nn::Sequential> nets;
+    for (int captured = 0; captured < 2; ++captured) {
+      nets.push_back(seeded(3, [] {
+        return torch::nn::Sequential(torch::nn::Linear(5, 4), torch::nn::BatchNorm1d(4), torch::nn::Linear(4, 2));
+      }));
+      DistributedDataParallel ddp(nets.back(), {.process_group = group});
+      torch::optim::SGD optimizer(ddp.parameters(), torch::optim::SGDOptions(0.1));
+      const auto train = [&](const at::Tensor& x) {
+        optimizer.zero_grad();
+        ddp(x).square().mean().backward();
+        optimizer.step();
+      };
+      const auto evaluate = [&](const at::Tensor& x) {
+        const torch::NoGradGuard off;
+        return ddp(x);
+      };
+      auto step = capture(train);
+      auto evaluation = capture(evaluate);
+      for (int i = 0; i < 3 * kSteps; ++i) {
+        const at::Tensor x = batch(i, group->getRank());
+        ddp.train();
+        if (captured) {
+          step(x);
+        } else {
+          train(x);
+        }
+        if (i % 3 != 0) continue;
+        ddp.eval();
+        if (captured) {
+          evaluation(x);
+        } else {
+          evaluate(x);
+        }
+      }
+      if (!captured) continue;
+      EXPECT_GE(step.replays(), 2 * kSteps) << step.last_recapture_reason();
+      EXPECT_GE(evaluation.replays(), kSteps - 5) << evaluation.last_recapture_reason();
+    }
+    expect_equal_parameters(*nets[1], *nets[0]);
+    const auto buffers = nets[0]->named_buffers();
+    for (const auto& item : nets[1]->named_buffers()) EXPECT_TRUE(at::equal(item.value(), buffers[item.key()]));
+  });
+}
+
+TEST_P(CapturedDdp, AccumulatesOverCallsAsEagerDoes) {
+  on_ranks([&](const Group& group) {
+    std::vector<Perceptron> nets = {seeded_perceptron(), seeded_perceptron()};
+    for (int captured = 0; captured < 2; ++captured) {
+      DistributedDataParallel ddp(nets[captured], {.process_group = group});
+      torch::optim::SGD optimizer(ddp.parameters(), torch::optim::SGDOptions(0.1));
+      const auto train = [&](const at::Tensor& x, bool is_last) {
+        if (!is_last) {
+          const auto alone = ddp.no_sync();
+          ddp(x).square().mean().backward();
+          return;
+        }
+        ddp(x).square().mean().backward();
+        optimizer.step();
+        optimizer.zero_grad();
+      };
+      auto step = capture(train);
+      for (int i = 0; i < 2 * kSteps; ++i) {
+        const at::Tensor x = batch(i, group->getRank());
+        if (captured) {
+          step(x, i % 2 == 1);
+        } else {
+          train(x, i % 2 == 1);
+        }
+      }
+      if (captured) EXPECT_GE(step.replays(), kSteps) << step.last_recapture_reason();
+    }
+    expect_equal_parameters(*nets[1], *nets[0]);
+  });
+}
+
 TEST(CapturedDTensors, ParametersWithEmptyPartsTrainAsEagerDoes) {
   run_ranks(3, [](const Group& group) {
     const DeviceMesh mesh = init_device_mesh("cpu", {3}, {"tp"}, {.group = group});

@@ -71,7 +71,7 @@ TEST(CaptureGuards, TrainAndEvalOfAListedModuleCount) {
   settle_on(step, torch::ones({100}));
   dropout->eval();
   EXPECT_TRUE(at::equal(step(torch::ones({100})), torch::ones({100})));
-  EXPECT_THAT(step.last_recapture_reason(), HasSubstr("train or eval of"));
+  EXPECT_THAT(step.last_recapture_reason(), HasSubstr("was train in 1 of 1 modules and is train in 0 of 1 modules"));
   settle_on(step, torch::ones({100}));
 }
 
@@ -103,6 +103,77 @@ TEST(CaptureGuards, InputsThatAreOneTensorCount) {
   const at::Tensor x = torch::ones({2}), y = torch::full({2}, 5.f);
   settle_on(step, x, x);
   EXPECT_TRUE(at::equal(step(x, y), torch::full({2}, 6.f)));
+}
+
+TEST(CaptureGuards, InputsThatShareMemoryCount) {
+  // Order matters where one is a view of the other.
+  const auto eager = [](at::Tensor a, at::Tensor b) {
+    a.mul_(2);
+    b.add_(1);
+    return a + b;
+  };
+  auto step = capture(eager);
+  settle_on(step, torch::ones({2}), torch::ones({2}));
+  for (int i = 0; i < 4; ++i) {
+    const at::Tensor whole = torch::full({3}, 1.f + i), same = whole.clone();
+    const at::Tensor actual = step(whole.slice(0, 0, 2), whole.slice(0, 1, 3));
+    EXPECT_TRUE(at::equal(actual, eager(same.slice(0, 0, 2), same.slice(0, 1, 3)))) << "call " << i;
+    EXPECT_TRUE(at::equal(whole, same)) << "call " << i;
+  }
+  EXPECT_EQ(step.last_recapture_reason(), "memory of input 1 was its own and is input 0");
+}
+
+TEST(CaptureGuards, AHookOnAnInputIsNoticed) {
+  auto step = capture([](const at::Tensor& x) { (x * x).sum().backward(); });
+  const auto leaf = [] { return torch::ones({2}, at::requires_grad()); };
+  settle_on(step, leaf());
+  at::Tensor hooked = leaf();
+  hooked.register_hook([](const at::Tensor& grad) { return grad * 10; });
+  EXPECT_THROW(step(hooked), graph::CaptureError);
+  EXPECT_TRUE(at::equal(hooked.grad(), torch::full({2}, 20.f)));
+}
+
+TEST(CaptureGuards, TrainAndEvalInTurnAreTwoGraphs) {
+  torch::nn::Sequential net(torch::nn::Linear(3, 3), torch::nn::BatchNorm1d(3));
+  const auto eager = [&](const at::Tensor& x) {
+    const torch::NoGradGuard off;
+    return net->forward(x);
+  };
+  auto step = capture(eager, {.modules = {net.ptr()}});
+  for (int i = 0; i < 12; ++i) {
+    const at::Tensor x = torch::randn({4, 3});
+    net->eval();
+    EXPECT_TRUE(at::equal(step(x), eager(x))) << "call " << i;
+    net->train();
+    step(x);
+  }
+  EXPECT_EQ(step.captures(), 2);
+  EXPECT_GE(step.replays(), 18);
+}
+
+TEST(CaptureGuards, AModuleThatTheFunctionItselfSwitchesIsNoChange) {
+  torch::nn::Sequential net(torch::nn::Linear(3, 3), torch::nn::Dropout(0.5));
+  auto step = capture(
+      [&](const at::Tensor& x) {
+        const torch::NoGradGuard off;
+        net->train();
+        at::Tensor y = net->forward(x);
+        net->eval();
+        return y;
+      },
+      {.modules = {net.ptr()}});
+  settle_on(step, torch::ones({2, 3}));
+  for (int i = 0; i < 4; ++i) step(torch::ones({2, 3}));
+  EXPECT_EQ(step.captures(), 1);
+}
+
+TEST(CaptureGuards, ShapesInTurnWithRoomForOneEndInEagerCalls) {
+  auto step = capture([](const at::Tensor& x) { return x * 2; }, {.max_graphs = 1, .max_recaptures = 3});
+  for (int i = 0; i < 40; ++i) {
+    const int size = 1 + i % 2;
+    EXPECT_TRUE(at::equal(step(torch::ones({size})), torch::full({size}, 2.f)));
+  }
+  EXPECT_EQ(step.captures(), 4);
 }
 
 TEST(CaptureGuards, PlacementAndMeshOfADTensorCount) {

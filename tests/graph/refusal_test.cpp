@@ -166,6 +166,79 @@ TEST(CaptureRefusal, StockAdamSaysWhichOptimizerToUse) {
   }
 }
 
+TEST(CaptureRefusal, AdagradSaysWhatToKeepFixed) {
+  torch::nn::Linear net(3, 2);
+  torch::optim::Adagrad optimizer(net->parameters(), torch::optim::AdagradOptions(0.1).lr_decay(0.1));
+  auto step = capture([&](const at::Tensor& x) {
+    optimizer.zero_grad();
+    net(x).square().sum().backward();
+    optimizer.step();
+  });
+  const CaptureError::Report report = refusal(step, torch::ones({2, 3}));
+  EXPECT_EQ(report.kind, CaptureErrorKind::changing_scalar);
+  EXPECT_THAT(report.hints.at(0), HasSubstr("Adagrad: lr_decay = 0"));
+}
+
+TEST(CaptureRefusal, NamesTensorsThatAreNotInStridedMemory) {
+  struct Case {
+    const char* form;
+    at::Tensor (*fn)(const at::Tensor&);
+  };
+  const Case cases[] = {
+      {"of layout Sparse", [](const at::Tensor& x) { return x.to_sparse(); }},
+      {"of layout Sparse", [](const at::Tensor& x) { return at::_sparse_mm(x.to_sparse(), x.t()); }},
+      {"of layout SparseCsr", [](const at::Tensor& x) { return x.to_sparse_csr().to_dense(); }},
+      {"of layout Mkldnn", [](const at::Tensor& x) { return x.to_mkldnn().to_dense(); }},
+      {"a quantized tensor",
+       [](const at::Tensor& x) { return at::quantize_per_tensor(x, 0.1, 10, at::kQInt8).dequantize(); }},
+      {"a nested tensor",
+       [](const at::Tensor& x) {
+         return at::_nested_tensor_from_tensor_list({x, x}).to_padded_tensor(0);
+       }},
+  };
+  for (const Case& each : cases) {
+    auto step = capture(each.fn);
+    const CaptureError::Report report = refusal(step, torch::ones({4, 5}));
+    EXPECT_EQ(report.kind, CaptureErrorKind::unsupported);
+    EXPECT_THAT(report.op, HasSubstr("aten::"));
+    EXPECT_THAT(report.explanation, HasSubstr(each.form));
+    EXPECT_THAT(report.explanation, HasSubstr("a graph holds tensors in strided memory only"));
+    EXPECT_FALSE(report.hints.empty());
+  }
+}
+
+TEST(CaptureRefusal, NamesASparseTensorFromOutside) {
+  const at::Tensor eye = torch::eye(3).to_sparse();
+  auto used = capture([&](const at::Tensor& x) { return at::_sparse_mm(eye, x); });
+  EXPECT_THAT(refusal(used, torch::ones({3, 2})).explanation,
+              HasSubstr("an operand of aten::_sparse_addmm is a tensor"));
+  auto returned = capture([&](const at::Tensor&) { return eye; });
+  EXPECT_THAT(refusal(returned, ones()).explanation, HasSubstr("[3, 3] of layout Sparse"));
+  auto given = capture([](const at::Tensor& x) { return x.to_dense(); });
+  EXPECT_THAT(refusal(given, eye).explanation, HasSubstr("an argument of the function is a tensor [3, 3]"));
+}
+
+TEST(CaptureRefusal, NamesSparseGradients) {
+  torch::nn::Embedding table(torch::nn::EmbeddingOptions(7, 3).sparse(true));
+  auto step = capture([&](const at::Tensor& i) {
+    table->zero_grad();
+    table(i).sum().backward();
+  });
+  const CaptureError::Report report = refusal(step, torch::tensor({1, 4, 1}));
+  EXPECT_EQ(report.kind, CaptureErrorKind::unsupported);
+  EXPECT_THAT(report.hints.at(0), HasSubstr("Embedding without sparse gradients"));
+}
+
+TEST(CaptureRefusal, NamesArgumentsThatAreLazyViews) {
+  const at::Tensor z = torch::ones({3}, at::kComplexFloat);
+  auto step = capture([](const at::Tensor& x) { return x * 2; });
+  const CaptureError::Report conjugate = refusal(step, z.conj());
+  EXPECT_EQ(conjugate.kind, CaptureErrorKind::unsupported);
+  EXPECT_THAT(conjugate.explanation, HasSubstr("[3] is a conjugate view"));
+  EXPECT_EQ(conjugate.hints, std::vector<std::string>{"pass t.resolve_conj()"});
+  EXPECT_EQ(refusal(step, at::imag(z.conj())).hints, std::vector<std::string>{"pass t.resolve_neg()"});
+}
+
 TEST(CaptureRefusal, MayRunEagerlyInstead) {
   double scale = 1;
   auto step = capture([&](const at::Tensor& x) { return at::clamp_max(x * 10, scale += 0.5); },
@@ -240,6 +313,30 @@ TEST(CaptureMisuse, ATensorOfAnotherDeviceIsRecordedAnew) {
   for (int i = 0; i < 4; ++i) EXPECT_TRUE(step(ones().to(at::kMeta)).is_meta());
   EXPECT_EQ(step.last_recapture_reason(), "device of input 0 was cpu and is meta");
   EXPECT_EQ(step.captures(), 2);
+}
+
+TEST(CaptureRefusal, NamesANumberInTheResultThatChanges) {
+  auto step = capture([](const at::Tensor& x) { return std::make_tuple(x * 2, x.sum().item<double>()); });
+  double sum = 0;
+  const auto call = [&] { return step(torch::full({3}, sum += 1)); };
+  EXPECT_EQ(std::get<1>(call()), 3);
+  EXPECT_EQ(std::get<1>(call()), 6);
+  EXPECT_EQ(
+      error_text<CaptureError>(call),
+      "[capture] changing scalar: value 0 of the result, which is no tensor, was 6 in one call and 9 in the next; a "
+      "replay would return the last one\n"
+      "  fix: return the tensor, and read it outside");
+}
+
+TEST(CaptureMisuse, OptionsThatMakeNoSenseAreNamed) {
+  const auto error_of = [](CaptureOptions options) {
+    return error_text<c10::ValueError>([&] { capture([](const at::Tensor& x) { return x * 2; }, options); });
+  };
+  EXPECT_EQ(error_of({.max_graphs = 0}), "[capture] max_graphs is 0\n  fix: keep at least one graph");
+  EXPECT_EQ(error_of({.max_recaptures = -1}), "[capture] max_recaptures is -1\n  fix: give 0 or more");
+  EXPECT_EQ(error_of({.modules = {nullptr}}), "[capture] modules[0] is null\n  fix: list modules that exist");
+  EXPECT_EQ(error_of({.passes = {{"mine", nullptr}}}),
+            "[capture] the pass \"mine\" has no function\n  fix: give it one, or leave it out");
 }
 
 TEST(CaptureMisuse, DynamicShapesAreNotBuilt) {

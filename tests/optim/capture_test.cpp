@@ -3,6 +3,7 @@
 
 #include <sstream>
 
+#include "serried/graph/capture.h"
 #include "tests/optim/tape.h"
 #include "tests/optim/twins.h"
 
@@ -15,6 +16,7 @@ using testing::give_gradients;
 using testing::gradient;
 using ::testing::IsEmpty;
 using testing::make_parameters;
+using ::testing::MatchesRegex;
 using testing::Tape;
 using testing::Tensors;
 using torch::optim::AdamOptions;
@@ -114,6 +116,24 @@ TEST(CapturedOptim, OptionsThatAreConstantsOfTheGraphAreWitnessed) {
   EXPECT_THAT(trained.tape.changed(), ElementsAre("options of AdamW"));
   trained.options().betas({0.9, 0.999}).amsgrad(true);
   EXPECT_THAT(trained.tape.changed(), ElementsAre("options of AdamW"));
+}
+
+TEST(CapturedOptim, ReasonsForANewRecordingCanBeRead) {
+  const Tensors parameters = make_parameters(at::kFloat);
+  fill_gradients({parameters[0]}, 0);
+  SGD optimizer(parameters, SGDOptions(0.1).momentum(0.9));
+  auto step = capture([&](const at::Tensor&) { optimizer.step(); });
+  for (int i = 0; i < 4; ++i) step(at::ones({1}));
+  EXPECT_EQ(step.replays(), 1);
+  static_cast<SGDOptions&>(optimizer.param_groups()[0].options()).momentum(0.8);
+  step(at::ones({1}));
+  EXPECT_THAT(step.last_recapture_reason(),
+              MatchesRegex("options of SGD was fingerprint [0-9a-f]+ and is fingerprint [0-9a-f]+"));
+  step(at::ones({1}));
+  fill_gradients(parameters, 0);
+  step(at::ones({1}));
+  EXPECT_EQ(step.last_recapture_reason(),
+            "parameters without gradients of SGD was all and is all but " + std::to_string(parameters.size() - 1));
 }
 
 TEST(CapturedOptim, SgdOptionsAreWitnessed) {

@@ -16,6 +16,7 @@ class Tape final : public LocalOpTap {
   }
   void meet(c10::TensorImpl*) override {}
   void rely_on(Witness witness) override { witnesses_.push_back(std::move(witness)); }
+  void rely_on_life(const std::string&, std::weak_ptr<const void>) override {}
   void before_replay(std::function<void()> action) override { before_.push_back(std::move(action)); }
   void after_replay(std::function<void()> action) override { after_.push_back(std::move(action)); }
 

@@ -51,6 +51,7 @@ class Tape final : public LocalOpTap {
   }
   void meet(c10::TensorImpl*) override {}
   void rely_on(Witness) override {}
+  void rely_on_life(const std::string&, std::weak_ptr<const void>) override {}
   void before_replay(std::function<void()>) override {}
   void after_replay(std::function<void()>) override {}
 

@@ -16,7 +16,8 @@ namespace {
 
 namespace nn = torch::nn;
 
-constexpr int kMaxCalls = 10;  // until a step is captured: buckets are rebuilt once before
+constexpr int64_t kMaxRanks = 10'000'000;  // for which the mesh takes 4 GiB
+constexpr int kMaxCalls = 10;              // until a step is captured: buckets are rebuilt once before
 
 nn::LayerNorm layer_norm(int64_t width) {
   return nn::LayerNorm(nn::LayerNormOptions({width}));
@@ -102,6 +103,10 @@ void check(const PlanWords& words) {
                          words.vocabulary, words.batch}) {
     if (number >= 1) continue;
     raise<c10::ValueError>({"plan", c10::str("there is no model or mesh of size ", number), "give numbers from 1 on"});
+  }
+  if (words.ranks > kMaxRanks) {
+    raise<c10::ValueError>({"plan", c10::str(words.ranks, " ranks are more than a mesh can list here"),
+                            c10::str("pass up to ", kMaxRanks, " as --ranks")});
   }
   const Division divisions[] = {
       {words.ranks, "ranks", words.tensor_parallel, "groups of tensor-parallel ones", "--ranks"},

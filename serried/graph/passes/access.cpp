@@ -14,8 +14,12 @@ bool is_aten(const Node& node) {
   return node.op.operator_name().name.starts_with("aten::");
 }
 
-bool is_wait(const Node& node) {
-  return node.op.operator_name().name == "serried::wait";
+bool is_ours(const Node& node) {
+  return node.op.operator_name().name.starts_with("serried::");
+}
+
+bool calls_user(const Node& node) {
+  return node.op.operator_name().name == "serried::call_hook";
 }
 
 bool restrides(const Node& node) {
@@ -61,7 +65,10 @@ Access access_of(const Graph& graph, const Node& node, InFlight& in_flight) {
   for_each_result(node, [&](ValueId id) {
     const Value& value = graph.value(id);
     if (value.kind == ValueKind::work) return;
-    access.is_barrier |= value.storage < 0;
+    if (value.storage < 0) {
+      access.is_barrier = true;
+      return;
+    }
     // A view writes nothing.
     if (std::find(read.begin(), read.end(), value.storage) == read.end()) add_unique(access.writes, value.storage);
   });
@@ -112,7 +119,7 @@ void part_storages(Graph& graph) {
 }  // namespace
 
 bool is_opaque(const Node& node) {
-  return !is_aten(node) && !is_wait(node) && !node.is_collective();
+  return !is_aten(node) && !node.is_collective() && (!is_ours(node) || calls_user(node));
 }
 
 bool writes_argument(const Node& node, size_t i) {

@@ -192,7 +192,10 @@ class BucketWriter {
 class Bucketing {
  public:
   Bucketing(Graph& graph, int64_t max_bytes)
-      : graph_(graph), accesses_(accesses_of(graph)), immovable_(immovable_storages(graph)), max_bytes_(max_bytes) {}
+      : graph_(graph),
+        accesses_(accesses_of_parts(graph)),
+        immovable_(immovable_storages(graph)),
+        max_bytes_(max_bytes) {}
 
   std::vector<Node> run() {
     for (size_t i = 0; i < accesses_.size(); ++i) add(i);

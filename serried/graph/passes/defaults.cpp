@@ -5,13 +5,7 @@ namespace serried::passes {
 
 std::vector<Pass> defaults() {
   // Buffers exist after freeze, and views of them are hoisted too.
-  return {functional_collectives(),
-          drop_dead(),
-          reuse_collectives(),
-          fuse_foreach(),
-          freeze(),
-          hoist_views(),
-          plan_memory()};
+  return {functional_collectives(), drop_dead(), fuse_foreach(), freeze(), hoist_views(), plan_memory()};
 }
 
 }  // namespace serried::passes

@@ -57,15 +57,18 @@ std::string key_of(const Graph& graph, const Node& node) {
   return key;
 }
 
-// Puts nodes into clusters, each as early as its memory allows; clusters keep their order.
+// Puts nodes into clusters, each as early as its operands and their memory allow; clusters keep their order.
 class Clusters {
  public:
   explicit Clusters(const Graph& graph)
-      : graph_(graph), last_write_(size_t(new_storage(graph)), -1), last_use_(last_write_) {}
+      : graph_(graph),
+        made_(graph.values().size(), -1),
+        last_write_(size_t(new_storage(graph)), -1),
+        last_use_(last_write_) {}
 
   void add(const Node& node, const Access& access) {
     const std::string key = key_of(graph_, node);
-    const int64_t earliest = last_conflict(access) + 1;
+    const int64_t earliest = std::max(last_conflict(access), last_maker(node)) + 1;
     const auto open = key.empty() || access.is_barrier ? open_.end() : open_.find(key);
     int64_t place = int64_t(clusters_.size());
     if (open != open_.end() && open->second >= earliest) {
@@ -75,12 +78,20 @@ class Clusters {
       clusters_.push_back({{node}});
       if (!key.empty()) open_[key] = place;
     }
+    for_each_result(node, [&](ValueId id) { made_[size_t(id)] = place; });
     note(access, place);
   }
 
   std::vector<Cluster> take() { return std::move(clusters_); }
 
  private:
+  // Views write no memory, and still have to be there.
+  int64_t last_maker(const Node& node) const {
+    int64_t last = -1;
+    for_each_operand(node, [&](ValueId id) { last = std::max(last, made_[size_t(id)]); });
+    return last;
+  }
+
   int64_t last_conflict(const Access& access) const {
     int64_t last = last_barrier_;
     for (int32_t storage : access.reads) last = std::max(last, last_write_[size_t(storage)]);
@@ -100,6 +111,7 @@ class Clusters {
   const Graph& graph_;
   std::vector<Cluster> clusters_;
   std::unordered_map<std::string, int64_t> open_;  // the latest cluster of each key
+  std::vector<int64_t> made_;                      // per value, the cluster that gives it
   std::vector<int64_t> last_write_, last_use_;     // per storage
   int64_t last_barrier_ = -1;
 };

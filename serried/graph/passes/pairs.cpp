@@ -1,7 +1,7 @@
 // Finds the pairs, and our op for each.
 #include "serried/graph/passes/pairs.h"
 
-#include <c10/util/strides.h>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
 #include <algorithm>
 #include <optional>
@@ -9,6 +9,8 @@
 #include <string>
 #include <unordered_map>
 
+#include "serried/comm/detail/direct.h"
+#include "serried/comm/group.h"
 #include "serried/graph/passes/access.h"
 #include "serried/graph/passes/collectives.h"
 
@@ -35,6 +37,21 @@ int64_t num_parts(const TensorMeta& whole, const TensorMeta& part) {
   if (whole.dtype != part.dtype) return 0;
   if (!std::equal(part.sizes.begin() + 1, part.sizes.end(), whole.sizes.begin() + 1)) return 0;
   return whole.sizes[0] % part.sizes[0] == 0 ? whole.sizes[0] / part.sizes[0] : 0;
+}
+
+// Others sum and divide where c10d averages. A rank that waits later keeps c10d's call, and both have to say the same.
+bool averages_as_c10d(const std::string& group_name) {
+  try {
+    const Group group = c10d::resolve_process_group(group_name);
+    return dynamic_cast<detail::DirectCollectives*>(group->getBackend(at::kCPU).get()) != nullptr;
+  } catch (const std::exception&) {
+    return false;  // a group of another process, or without a backend for the CPU
+  }
+}
+
+bool is_average(const Node& node) {
+  const c10::IValue& op = constant_named(node, "reduce_op");
+  return !op.isNone() && op.toCustomClass<c10d::ReduceOp>()->op_ == c10d::ReduceOp::AVG;
 }
 
 bool makes_empty(const Node& node) {
@@ -101,6 +118,7 @@ class Pairs {
   // A call of c10d on dense CPU tensors without a timeout or factor of its own.
   bool is_plain(const Node& node) const {
     if (!node.op.operator_name().name.starts_with("c10d::") || is_premultiplied(node)) return false;
+    if (is_average(node) && !averages_as_c10d(node.group_name())) return false;
     const c10::IValue& timeout = constant_named(node, "timeout");
     bool fits = timeout.isInt() && timeout.toInt() == -1;
     std::set<ValueId> operands;

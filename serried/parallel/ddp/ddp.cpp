@@ -19,6 +19,11 @@ using detail::Reducer;
 
 namespace {
 
+std::string sync_text(uint64_t value) {
+  static constexpr const char* kTexts[] = {"nothing", "gradients", "buffers", "gradients and buffers"};
+  return kTexts[value & 3];
+}
+
 Group group_of(const DistributedDataParallelOptions& options) {
   if (!options.mesh) return options.process_group ? options.process_group : require_current_process_group();
   if (options.process_group) {
@@ -171,25 +176,25 @@ void DataParallelBase::before_forward() {
 void DataParallelBase::tell_tap() const {
   LocalOpTap* tap = local_op_tap();
   if (tap == nullptr) return;
-  tap->rely_on(training_mode("train or eval of the modules in DistributedDataParallel", wrapped_->modules()));
-  tap->rely_on({"buckets, group and hook of DistributedDataParallel",
-                [reducer = std::weak_ptr<const Reducer>(reducer_)]() -> uint64_t {
-                  const auto alive = reducer.lock();
-                  return alive ? alive->num_changes() : UINT64_MAX;
-                }});
-  tap->rely_on({"what DistributedDataParallel synchronises next",
-                [sync = sync_] { return uint64_t(sync->gradients) + 2 * uint64_t(sync->buffers_next); }});
+  tap->rely_on(training_mode("the module in DistributedDataParallel", wrapped_));
+  const auto changes = [reducer = std::weak_ptr<const Reducer>(reducer_)]() -> uint64_t {
+    const auto alive = reducer.lock();
+    return alive ? alive->num_changes() : UINT64_MAX;
+  };
+  tap->rely_on({"changes to buckets, group and hook of DistributedDataParallel", changes, reducer_.get()});
+  const auto next = [sync = sync_] { return uint64_t(sync->gradients) + 2 * uint64_t(sync->buffers_next); };
+  tap->rely_on({"what DistributedDataParallel synchronises", next, sync_.get(), sync_text});
 }
 
 void DataParallelBase::after_forward(const std::vector<at::Tensor>& outputs) {
   run_buffer_hook(BufferHookLocation::post_forward);
   if (low_precision_) low_precision_->follow(outputs);
-  if (!c10::GradMode::is_enabled()) {
-    sync_->buffers_next = false;
-    return;
-  }
   // Buffers that an unsynchronised forward has changed stay this rank's own until gradients are shared again.
-  sync_->buffers_next = sync_->gradients;
+  sync_->buffers_next = c10::GradMode::is_enabled() && sync_->gradients;
+  if (LocalOpTap* tap = local_op_tap()) {
+    tap->after_replay([sync = sync_, next = sync_->buffers_next] { sync->buffers_next = next; });
+  }
+  if (!c10::GradMode::is_enabled()) return;
   if (delayed_) delayed_->follow(outputs, sync_->gradients);
   reducer_->prepare_backward(outputs, sync_->gradients);
 }

@@ -141,7 +141,8 @@ void add_tensor(Arguments& out, c10::TensorImpl* impl, int argument, int list_in
     if (out.first == nullptr) out.first = meta->spec.get();
   } else {
     out.key.push_back(kPlain | uint64_t(impl->dim()) << 8 | uint64_t(c10::typeMetaToScalarType(impl->dtype())) << 16);
-    for (int64_t size : impl->sizes()) out.key.push_back(uint64_t(size));
+    // A nested tensor has no sizes to tell.
+    for (int64_t size : impl->is_nested() ? c10::IntArrayRef() : impl->sizes()) out.key.push_back(uint64_t(size));
   }
   out.tensors.push_back({argument, list_index, impl, meta});
 }

@@ -73,8 +73,8 @@ TEST(Passes, AllTogetherTrainAsEagerDoes) {
 TEST(Passes, DefaultsHaveNames) {
   std::vector<std::string> names;
   for (const Pass& pass : passes::defaults()) names.push_back(pass.name);
-  EXPECT_EQ(names, (std::vector<std::string>{"functional_collectives", "drop_dead", "reuse_collectives", "fuse_foreach",
-                                             "freeze", "hoist_views", "plan_memory"}));
+  EXPECT_EQ(names, (std::vector<std::string>{"functional_collectives", "drop_dead", "fuse_foreach", "freeze",
+                                             "hoist_views", "plan_memory"}));
 }
 
 }  // namespace

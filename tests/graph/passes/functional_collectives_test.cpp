@@ -160,7 +160,7 @@ TEST(FunctionalCollectives, ReductionsGiveTheSame) {
   for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16}) {
     expect_all_folded([dtype](const Tensors& in, const Group& group) -> Tensors {
       Tensors out;
-      for (const auto op : {c10d::ReduceOp::SUM, c10d::ReduceOp::AVG, c10d::ReduceOp::MAX, c10d::ReduceOp::PRODUCT}) {
+      for (const auto op : {c10d::ReduceOp::SUM, c10d::ReduceOp::MAX, c10d::ReduceOp::PRODUCT}) {
         out.push_back(reduced(group, in[0].to(dtype) * 2, op));
         at::Tensor mine = at::empty({6 / group->getSize(), 5}, dtype), whole = in[0].to(dtype) * 3;
         c10d::ReduceScatterOptions options;
@@ -170,6 +170,25 @@ TEST(FunctionalCollectives, ReductionsGiveTheSame) {
       }
       return out;
     });
+  }
+}
+
+// Gloo's average is a sum of ours that is divided: another call for ranks that wait later.
+TEST(FunctionalCollectives, AveragesAreTakenWhereTheBackendHasThem) {
+  for (const std::string backend : {"threads", "gloo"}) {
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      const auto check = [&](const Group& group) {
+        const Function fn = [&](const Tensors& in) -> Tensors {
+          return {reduced(group, in[0].to(dtype) * 2, c10d::ReduceOp::AVG)};
+        };
+        torch::Generator generator = at::detail::createCPUGenerator(uint64_t(7 + group->getRank()));
+        const Tensors in{torch::randn({5}, generator)};
+        const Recorded after = with(record(fn, in), {passes::functional_collectives()});
+        expect_same_results(fn, after, in);
+        EXPECT_EQ(after.graph.count("wait"), backend == "gloo" ? 1 : 0) << code_of(after);
+      };
+      for (int world_size : {1, 3}) run_ranks(world_size, check, {.backend = backend});
+    }
   }
 }
 

@@ -2,6 +2,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "serried/comm/collectives.h"
+#include "serried/comm/ranks.h"
+#include "serried/graph/capture.h"
 #include "tests/graph/passes/recorded.h"
 
 namespace serried {
@@ -51,6 +54,70 @@ TEST(FuseForeach, KeepsTheOrderOfOpsThatNeedEachOther) {
   const Recorded after = with(record(fn, in), {passes::fuse_foreach()});
   EXPECT_EQ(after.graph.count("_foreach_add_"), 0);
   expect_same_results(fn, after, in);
+}
+
+TEST(FuseForeach, AnOpStaysBehindTheViewsThatItReads) {
+  const Function fn = [](const Tensors& in) -> Tensors {
+    at::Tensor a = in[1] + 1, b = in[1] + 2, c = in[1] + 3;
+    a.add_(in[0][0]);
+    b.add_(in[0][1]);
+    c.add_(in[0].t().select(1, 2));
+    return {a, b, c};
+  };
+  const Tensors in{torch::randn({3, 5}), torch::randn({5})};
+  const Recorded after = with(record(fn, in), {passes::fuse_foreach()});
+  expect_same_results(fn, after, in);
+}
+
+TEST(FuseForeach, ViewsMadeBeforeDoNotKeepOpsApart) {
+  const Function fn = [](const Tensors& in) -> Tensors {
+    at::Tensor a = in[1] + 1, b = in[1] + 2;
+    const at::Tensor first = in[0][0], second = in[0][1];
+    a.add_(first);
+    b.add_(second);
+    return {a, b};
+  };
+  const Tensors in{torch::randn({3, 5}), torch::randn({5})};
+  const Recorded after = with(record(fn, in), {passes::fuse_foreach()});
+  EXPECT_EQ(after.graph.count("_foreach_add_"), 1) << code_of(after);
+  expect_same_results(fn, after, in);
+}
+
+TEST(FuseForeach, OpsOnMemoryThatCannotBeToldStayWhereTheyAre) {
+  const Function fn = [](const Tensors& in) -> Tensors {
+    at::Tensor a = in[0] + 1, b = in[1] + 1;
+    a.add_(in[0]);
+    b.add_(in[0]);
+    return {a, b};
+  };
+  const Tensors in{torch::randn({3}), torch::randn({3})};
+  Recorded recorded = record(fn, in);
+  for (graph::Value& value : recorded.graph.values()) value.storage = -1;
+  const Recorded after = with(recorded, passes::defaults());
+  EXPECT_EQ(after.graph.count("_foreach_add_"), 0) << code_of(after);
+  expect_same_results(fn, after, in);
+}
+
+TEST(FuseForeach, CopiesOutOfABucketStayBehindTheirViews) {
+  std::vector<Pass> list = passes::defaults();
+  list.insert(list.begin(), {passes::bucket_collectives(), passes::overlap()});
+  run_ranks(2, [&](const Group& group) {
+    torch::nn::Linear net(8, 4);
+    auto step = capture(
+        [&](const at::Tensor& x) {
+          net->zero_grad();
+          net(x).sum().backward();
+          for (at::Tensor& p : net->parameters()) all_reduce_(p.mutable_grad(), group);
+        },
+        {.passes = list});
+    for (int i = 0; i < 6; ++i) {
+      step(torch::full({3, 8}, double(i + group->getRank())));
+      // Three rows of i and three of i + 1.
+      expect_equal(net->weight.grad(), torch::full({4, 8}, 6.0 * i + 3));
+      expect_equal(net->bias.grad(), torch::full({4}, 6.0));
+    }
+    EXPECT_GT(step.replays(), 0);
+  });
 }
 
 TEST(FuseForeach, JoinsOnlyEqualConstants) {

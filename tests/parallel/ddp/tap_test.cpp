@@ -22,6 +22,7 @@ class Listener final : public LocalOpTap {
   }
   void meet(c10::TensorImpl*) override {}
   void rely_on(Witness witness) override { witnesses_.push_back(std::move(witness)); }
+  void rely_on_life(const std::string&, std::weak_ptr<const void>) override {}
   void before_replay(std::function<void()>) override {}
   void after_replay(std::function<void()>) override {}
 

@@ -4,11 +4,13 @@
 #include <ATen/core/jit_type.h>
 #include <ATen/ops/full.h>
 
+#include <algorithm>
 #include <numeric>
 #include <vector>
 
 #include "serried/comm/collectives.h"
 #include "serried/parallel/ddp/hooks/steps.h"
+#include "serried/tensor/local_ops.h"
 
 namespace serried::hooks::detail {
 
@@ -40,12 +42,27 @@ HookFuture Lane::run(const std::function<HookFuture()>& start) {
 
 int64_t Iterations::before(const Group& group, const c10d::GradBucket& bucket) {
   if (!group_.is(group)) {
+    const PauseTap no_part_of_a_step;  // once per group
     group_ = KnownGroup(group);
     const at::Tensor count = at::full({1}, count_, at::TensorOptions(bucket.getBuffer().device()).dtype(at::kLong));
     all_reduce_(count, group, c10d::ReduceOp::MAX);
     count_ = count.item<int64_t>();
   }
-  return bucket.isLast() ? count_++ : count_;
+  const int64_t before = count_;
+  if (bucket.isLast()) next();
+  return before;
+}
+
+void Iterations::next() {
+  ++count_;
+  num_per_call_ = std::max(num_per_call_, num_in_call());
+}
+
+uint64_t Iterations::phase(int64_t start) {
+  call_begin_ = count_;
+  if (count_ >= start) return kFromThere;
+  const int64_t left = start - count_;
+  return left >= num_per_call_ ? kBefore : uint64_t(left) + kFromThere;
 }
 
 }  // namespace serried::hooks::detail

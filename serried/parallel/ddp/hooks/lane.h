@@ -51,9 +51,23 @@ class Iterations {
   /// How many iterations have ended before this bucket. Counts one more if the bucket is the last.
   int64_t before(const Group& group, const c10d::GradBucket& bucket);
 
+  int64_t count() const { return count_; }
+  /// Counts one. Called by itself for one that was replayed instead of run.
+  void next();
+
+  /// How the iterations of a call that begins now lie to iteration `start`. Asked by recorders, when a call begins.
+  uint64_t phase(int64_t start);
+  static constexpr uint64_t kBefore = 0;
+  static constexpr uint64_t kFromThere = 1;  // greater: some of the call are before, some are not
+
+  /// How many iterations of a recorded call are over.
+  int64_t num_in_call() const { return count_ - call_begin_; }
+
  private:
   KnownGroup group_;
   int64_t count_ = 0;
+  int64_t call_begin_ = 0;
+  int64_t num_per_call_ = 1;  // the most that there were
 };
 
 }  // namespace serried::hooks::detail

@@ -12,6 +12,7 @@
 
 #include "serried/parallel/ddp/hooks/orthogonalize.h"
 #include "serried/parallel/ddp/hooks/steps.h"
+#include "serried/tensor/local_ops.h"
 
 namespace serried::hooks::detail {
 namespace {
@@ -45,6 +46,27 @@ bool is_one_matrix(const Stack& stack) {
 
 }  // namespace
 
+void BucketMemory::draw(uint64_t seed, const at::TensorOptions& options) {
+  const PauseTap off_tape;
+  const at::NoGradGuard no_grad;
+  int64_t count = 0;
+  for (const auto& stack : sizes) count += stack[0] * stack[2] * stack[3];
+  if (!right.defined()) right = at::empty({count}, options);
+  const at::Generator random = at::detail::createCPUGenerator(seed);
+  Cutter factors(right);
+  for (const auto& stack : sizes) {
+    const at::Tensor q = factors.next({stack[0], stack[2], stack[3]});
+    q.copy_(at::randn(q.sizes(), random, at::TensorOptions(right.scalar_type())));
+  }
+}
+
+void BucketMemory::judge(bool warm_start) {
+  const PauseTap off_tape;
+  const bool is_finite = at::isfinite(right).all().item<bool>();
+  is_warm = is_finite && warm_start;
+  if (!is_finite) errors.clear();
+}
+
 LowRankMean::LowRankMean(c10d::ProcessGroup& group, at::Tensor buffer, Parts parts,
                          std::shared_ptr<BucketMemory> memory, const PowerSGDOptions& options)
     : group_(group),
@@ -54,10 +76,10 @@ LowRankMean::LowRankMean(c10d::ProcessGroup& group, at::Tensor buffer, Parts par
       memory_(std::move(memory)),
       options_(options) {}
 
-HookFuture LowRankMean::run(uint64_t seed) {
+HookFuture LowRankMean::run() {
   lay_out();
   load();
-  start_from(seed);
+  start();
   const auto self = shared_from_this();
   const HookFuture right = after_async(sum_left(), [self] { return self->sum_right(); });
   return after(right, [self](const c10::IValue&) { return self->finish(); });
@@ -105,14 +127,8 @@ void LowRankMean::load() {
   }
 }
 
-void LowRankMean::start_from(uint64_t seed) {
-  if (memory_->right.defined()) {
-    right_.copy_(memory_->right);
-  } else {
-    const at::Generator random = at::detail::createCPUGenerator(seed);
-    const auto options = at::TensorOptions(buffer_.scalar_type());
-    for (const at::Tensor& q : qs_) q.copy_(at::randn(q.sizes(), random, options));
-  }
+void LowRankMean::start() {
+  right_.copy_(memory_->right);
   for (const at::Tensor& q : qs_) orthogonalize(q, options_.orthogonalization_epsilon);
 }
 
@@ -150,11 +166,9 @@ void LowRankMean::store(size_t s) {
 
 // Plain gradients have no errors: PyTorch keeps each rank's distance from the mean for them too, which cancels out.
 void LowRankMean::remember() {
-  memory_->right.reset();
-  // One gradient that is no number must not spoil all that follow. Every rank sees the same factors.
-  if (!at::isfinite(right_).all().item<bool>()) return;
-  if (options_.warm_start) memory_->right = right_;
+  memory_->right.copy_(right_);
   if (options_.use_error_feedback) memory_->errors = std::move(matrices_);
+  memory_->judge(options_.warm_start);
 }
 
 }  // namespace serried::hooks::detail

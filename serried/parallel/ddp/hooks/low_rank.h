@@ -27,11 +27,19 @@ struct Parts {
   std::vector<at::Tensor> plain;  // flat views: averaged as they are
 };
 
-/// What stays of a bucket from one iteration to the next.
+/// What stays of a bucket from one iteration to the next. The tensors stay the same ones, so that a captured iteration
+/// finds them.
 struct BucketMemory {
   std::vector<std::vector<int64_t>> sizes;  // of the stacks it was made for
-  at::Tensor right;                         // the right factors, the same on every rank; undefined: start at random
+  at::Tensor right;                         // the right factors to start from, the same on every rank
+  bool is_warm = false;                     // they are those of the last iteration; else to be drawn
   std::vector<at::Tensor> errors;           // per stack: what this rank's gradients had and the result had not
+
+  /// Random factors; no part of a captured iteration, which reads them.
+  void draw(uint64_t seed, const at::TensorOptions& options);
+  /// After an iteration, or a replay of one. What is no number must not spoil all that follow, and is dropped: every
+  /// rank sees the same factors.
+  void judge(bool warm_start);
 };
 
 /// One run of PowerSGD's algorithm: P = M Q, summed and orthogonalised; Q = M^T P, averaged; the result is P Q^T.
@@ -41,13 +49,13 @@ class LowRankMean : public std::enable_shared_from_this<LowRankMean> {
   LowRankMean(c10d::ProcessGroup& group, at::Tensor buffer, Parts parts, std::shared_ptr<BucketMemory> memory,
               const PowerSGDOptions& options);
 
-  /// Fills the bucket; the future holds its buffer. `seed` makes the first Q if the memory has none.
-  HookFuture run(uint64_t seed);
+  /// Fills the bucket; the future holds its buffer.
+  HookFuture run();
 
  private:
   void lay_out();
   void load();
-  void start_from(uint64_t seed);
+  void start();
   HookFuture sum_left();
   HookFuture sum_right();
   at::Tensor finish();

@@ -7,6 +7,10 @@
 #include <random>
 #include <vector>
 
+#include <torch/library.h>
+
+#include "serried/tensor/local_ops.h"
+
 namespace serried::hooks::detail {
 namespace {
 
@@ -57,9 +61,7 @@ class Matrix {
   std::vector<double> overlaps_;
 };
 
-}  // namespace
-
-void orthogonalize(const at::Tensor& matrices, double epsilon) {
+void orthogonalize_(const at::Tensor& matrices, double epsilon) {
   const at::Tensor work = matrices.to(at::kCPU, at::kDouble).contiguous();
   const int64_t rows = work.size(1);
   const int64_t cols = work.size(2);
@@ -67,6 +69,24 @@ void orthogonalize(const at::Tensor& matrices, double epsilon) {
     Matrix(work.mutable_data_ptr<double>() + i * rows * cols, rows, cols).orthogonalize(epsilon);
   }
   matrices.copy_(work);
+}
+
+TORCH_LIBRARY_FRAGMENT(serried, m) {
+  m.def("orthogonalize_(Tensor(a!) matrices, float epsilon) -> ()");
+}
+
+TORCH_LIBRARY_IMPL(serried, CompositeExplicitAutograd, m) {
+  m.impl("orthogonalize_", orthogonalize_);
+}
+
+}  // namespace
+
+// An op where a tap looks on: it would not see what happens to the numbers on the host.
+void orthogonalize(const at::Tensor& matrices, double epsilon) {
+  if (local_op_tap() == nullptr) return orthogonalize_(matrices, epsilon);
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("serried::orthogonalize_", "");
+  torch::jit::Stack stack = {matrices, epsilon};
+  execute_local(op, stack);
 }
 
 }  // namespace serried::hooks::detail

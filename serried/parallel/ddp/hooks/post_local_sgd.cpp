@@ -1,5 +1,6 @@
 // Gradients averaged by all ranks first, and from some iteration on by few or none.
 #include <map>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "serried/parallel/ddp/hooks/hooks.h"
 #include "serried/parallel/ddp/hooks/lane.h"
 #include "serried/parallel/ddp/hooks/steps.h"
+#include "serried/tensor/local_ops.h"
 
 namespace serried::hooks {
 namespace {
@@ -32,11 +34,17 @@ Group ranks_of_this_host(const Group& group) {
   return split_group(group, parts);
 }
 
-class PostLocalSGD {
+std::string phase_of_local_sgd(uint64_t phase) {
+  if (phase == detail::Iterations::kBefore) return "by all ranks";
+  return phase == detail::Iterations::kFromThere ? "local" : "by all ranks, then local";
+}
+
+class PostLocalSGD : public std::enable_shared_from_this<PostLocalSGD> {
  public:
   explicit PostLocalSGD(PostLocalSGDOptions options) : options_(std::move(options)), subgroup_(options_.subgroup) {}
 
   HookFuture operator()(const Group& group, c10d::GradBucket& bucket) {
+    if (LocalOpTap* tap = local_op_tap()) tell(*tap, bucket.isLast());
     const int64_t iteration = iterations_.before(group, bucket);
     const at::Tensor& buffer = bucket.getBuffer();
     if (iteration < options_.start_iter) return detail::average(group, buffer);
@@ -45,6 +53,19 @@ class PostLocalSGD {
   }
 
  private:
+  void tell(LocalOpTap& tap, bool is_last_bucket) {
+    const auto state = weak_from_this();
+    const auto phase = [state]() -> uint64_t {
+      const auto alive = state.lock();
+      return alive ? alive->iterations_.phase(alive->options_.start_iter) : UINT64_MAX;
+    };
+    tap.rely_on({.name = "averaging of post_local_sgd", .value = phase, .subject = this, .text = phase_of_local_sgd});
+    if (!is_last_bucket) return;
+    tap.after_replay([state] {
+      if (const auto alive = state.lock()) alive->iterations_.next();
+    });
+  }
+
   const Group& subgroup_of(const Group& group) {
     if (options_.subgroup || parent_.is(group)) return subgroup_;
     parent_ = detail::KnownGroup(group);

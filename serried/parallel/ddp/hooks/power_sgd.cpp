@@ -2,17 +2,21 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <memory>
 #include <random>
+#include <utility>
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/StringUtil.h>
 
 #include "serried/base/error.h"
+#include "serried/base/hash.h"
 #include "serried/base/log.h"
 #include "serried/parallel/ddp/hooks/hooks.h"
 #include "serried/parallel/ddp/hooks/lane.h"
 #include "serried/parallel/ddp/hooks/low_rank.h"
 #include "serried/parallel/ddp/hooks/steps.h"
+#include "serried/tensor/local_ops.h"
 
 namespace serried::hooks {
 namespace {
@@ -53,6 +57,13 @@ int64_t num_sent(const Stack& stack) {
   return stack.batch() * (stack.rows + stack.cols) * stack.rank;
 }
 
+int64_t num_sent(const Parts& parts) {
+  int64_t count = 0;
+  for (const at::Tensor& gradient : parts.plain) count += gradient.numel();
+  for (const Stack& stack : parts.stacks) count += num_sent(stack);
+  return count;
+}
+
 Parts parts_by_gradient(const c10d::GradBucket& bucket, const PowerSGDOptions& options) {
   Parts parts;
   std::vector<std::pair<int64_t, int64_t>> shapes;  // in the order of their first gradients
@@ -88,7 +99,20 @@ Parts whole_bucket(const c10d::GradBucket& bucket, const PowerSGDOptions& option
           .plain = {}};
 }
 
-class PowerSGD {
+std::string phase_text(uint64_t phase) {
+  if (phase == detail::Iterations::kBefore) return "a plain mean";
+  return phase == detail::Iterations::kFromThere ? "compression from a random start" : "compression";
+}
+
+// What draws on the host before a replay can do so once.
+void check_one_draw(int64_t num_in_call) {
+  if (num_in_call == 0) return;
+  raise<c10::NotImplementedError>(
+      {"power_sgd", "a captured function runs backward twice, and without warm_start each draws its own factors",
+       "capture one backward at a time, or leave warm_start on"});
+}
+
+class PowerSGD : public std::enable_shared_from_this<PowerSGD> {
  public:
   using Divide = Parts (*)(const c10d::GradBucket&, const PowerSGDOptions&);
 
@@ -96,22 +120,38 @@ class PowerSGD {
       : divide_(divide), options_(options), seeds_(options.random_seed) {}
 
   HookFuture operator()(const Group& group, c10d::GradBucket& bucket) {
+    LocalOpTap* tap = local_op_tap();
+    if (tap != nullptr) rely_on_phase(*tap);
+    if (tap != nullptr && !options_.warm_start) check_one_draw(iterations_.num_in_call());
     const int64_t iteration = iterations_.before(group, bucket);
     const at::Tensor& buffer = bucket.getBuffer();
     const bool can_compress = buffer.layout() == at::kStrided && at::isFloatingType(buffer.scalar_type());
-    if (iteration < options_.start_iter || !can_compress) return detail::average(group, buffer);
-    Parts parts = divide_(bucket, options_);
-    count(parts, bucket, iteration);
-    if (parts.stacks.empty()) return detail::average(group, buffer);
+    Counted counted{.is_last = bucket.isLast()};
+    Parts parts;
+    std::shared_ptr<BucketMemory> memory;
+    if (iteration >= options_.start_iter && can_compress) {
+      parts = divide_(bucket, options_);
+      counted.before = buffer.numel();
+      counted.after = num_sent(parts);
+      if (!parts.stacks.empty()) memory = memory_for(bucket.getIndex(), parts);
+    }
+    count(counted, iteration);
+    if (tap != nullptr) repeat_at_replays(*tap, counted, memory);
+    if (!memory) return detail::average(group, buffer);
 
-    const auto memory = memory_for(bucket.getIndex(), parts);
-    const uint64_t seed = memory->right.defined() ? 0 : seeds_.next();
+    if (!memory->is_warm) memory->draw(seeds_.next(), buffer.options());
     const auto mean =
         std::make_shared<detail::LowRankMean>(lane_.group(group), buffer, std::move(parts), memory, options_);
-    return lane_.run([mean, seed] { return mean->run(seed); });
+    return lane_.run([mean] { return mean->run(); });
   }
 
  private:
+  struct Counted {  // of a bucket that is compressed: elements before and after
+    int64_t before = 0;
+    int64_t after = 0;
+    bool is_last = false;
+  };
+
   // A bucket that is cut differently from last time starts anew.
   std::shared_ptr<BucketMemory> memory_for(size_t bucket, const Parts& parts) {
     std::vector<std::vector<int64_t>> sizes;
@@ -123,11 +163,49 @@ class PowerSGD {
     return memory;
   }
 
-  void count(const Parts& parts, const c10d::GradBucket& bucket, int64_t iteration) {
-    num_before_ += bucket.getBuffer().numel();
-    for (const at::Tensor& gradient : parts.plain) num_after_ += gradient.numel();
-    for (const Stack& stack : parts.stacks) num_after_ += num_sent(stack);
-    if (!bucket.isLast() || iteration < next_report_) return;
+  // What decides about the ops of an iteration and is none itself.
+  uint64_t phase() {
+    uint64_t phase = iterations_.phase(options_.start_iter);
+    for (const auto& [bucket, memory] : memories_) {
+      if (memory->is_warm) phase = mix_hash(phase, bucket);
+      for (const at::Tensor& error : memory->errors) phase = mix_hash(phase, uint64_t(error.unsafeGetTensorImpl()));
+    }
+    return phase;
+  }
+
+  void rely_on_phase(LocalOpTap& tap) {
+    const auto value = [state = weak_from_this()] {
+      const auto alive = state.lock();
+      return alive ? alive->phase() : UINT64_MAX;
+    };
+    tap.rely_on({.name = "what power_sgd does", .value = value, .subject = this, .text = phase_text});
+  }
+
+  // As in LowRankMean, errors are out of the memory while the iteration runs: if it fails, they are gone.
+  void repeat_at_replays(LocalOpTap& tap, const Counted& counted, const std::shared_ptr<BucketMemory>& memory) {
+    const auto errors = std::make_shared<std::vector<at::Tensor>>();
+    const auto state = weak_from_this();
+    tap.before_replay([state, memory, errors] {
+      const auto alive = state.lock();
+      if (!alive || !memory) return;
+      *errors = std::exchange(memory->errors, {});
+      if (!memory->is_warm) memory->draw(alive->seeds_.next(), {});
+    });
+    tap.after_replay([state, memory, errors, counted] {
+      const auto alive = state.lock();
+      if (!alive) return;
+      alive->count(counted, alive->iterations_.count());
+      if (counted.is_last) alive->iterations_.next();
+      if (!memory) return;
+      if (!errors->empty()) memory->errors = std::move(*errors);
+      memory->judge(alive->options_.warm_start);
+    });
+  }
+
+  void count(const Counted& counted, int64_t iteration) {
+    num_before_ += counted.before;
+    num_after_ += counted.after;
+    if (!counted.is_last || counted.before == 0 || iteration < next_report_) return;
     next_report_ = iteration + std::max<int64_t>(1, options_.compression_stats_logging_frequency);
     log::line(log::Topic::comm, "power_sgd: iteration ", iteration, ", ", num_before_, " elements before compression, ",
               num_after_, " after, rate ", num_after_ == 0 ? 0 : double(num_before_) / double(num_after_));
