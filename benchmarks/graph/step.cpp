@@ -84,10 +84,10 @@ struct RecordingCost {
 };
 
 /// The first three calls of captures that begin anew: eager, recorded, recorded and made ready to replay.
-RecordingCost recording_cost(const Training& training, const Group& group) {
+RecordingCost recording_cost(const Training& training, const std::vector<Pass>& passes, const Group& group) {
   std::vector<double> times[3];
   for (int i = 0; i < 15; ++i) {
-    auto step = capture(training.step);
+    auto step = capture(training.step, {.passes = passes});
     for (auto& of_call : times) {
       barrier(group);
       of_call.push_back(us_of([&] { step(training.batch.input, training.batch.target); }));
@@ -162,7 +162,7 @@ class CountingAllocator final : public c10::Allocator {
 double peak_kib(const Case& one, const Group& group, bool is_captured) {
   const int64_t before = live_bytes;
   const Training training = one.make(group);
-  auto step = capture(training.step);
+  auto step = capture(training.step, {.passes = one.passes});
   const auto call = [&] {
     is_captured ? step(training.batch.input, training.batch.target)
                 : training.step(training.batch.input, training.batch.target);
@@ -192,7 +192,7 @@ class Measurement {
 
   std::vector<std::vector<Row>> rows() {
     const Training recorded = case_.make(group_);
-    auto step = capture(recorded.step);
+    auto step = capture(recorded.step, {.passes = case_.passes});
     const auto captured = [&] { step(recorded.batch.input, recorded.batch.target); };
     while (step.replays() == 0) captured();
     const double first_replay = slowest({seconds_since_start()}, group_)[0];
@@ -222,7 +222,7 @@ class Measurement {
   }
 
   void add_recording(const Training& training) {
-    const RecordingCost cost = recording_cost(training, group_);
+    const RecordingCost cost = recording_cost(training, case_.passes, group_);
     add(", recorded", cost.recorded, cost.eager, "eager", 2.0);
     add(", recorded and made ready", cost.compared, cost.eager, "eager", 0);
     if (case_.name == "mlp3") add(": guards of ten inputs", guard_us(), kGuardBudget, "2 us budget", 1.0);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "benchmarks/ddp/models.h"
+#include "serried/graph/passes.h"
 #include "serried/optim/adam.h"
 #include "serried/parallel/ddp/ddp.h"
 #include "serried/tensor/guards.h"
@@ -118,7 +119,15 @@ struct Case {
   double goal;
   bool same_batch;
   std::function<Training(const Group&)> make;
+  std::vector<Pass> passes = passes::defaults();
 };
+
+/// Ranks of a tensor parallel step record and replay together, so they may leave collectives out.
+inline std::vector<Pass> with_reuse() {
+  std::vector<Pass> list = {passes::drop_dead(), passes::reuse_collectives()};
+  for (const Pass& pass : passes::defaults()) list.push_back(pass);
+  return list;
+}
 
 inline std::vector<Case> cases() {
   return {
@@ -127,7 +136,7 @@ inline std::vector<Case> cases() {
       {"mlp20_tp", "20 x 64, tensor parallel", 0.5, true,
        [](const Group& group) { return tensor_parallel_layers(20, 64, group); }},
       {"gpt_ddp", "GPT, data parallel", 1.0, false, data_parallel_gpt},
-      {"gpt_tp", "GPT, tensor parallel", 0.9, true, tensor_parallel_gpt},
+      {"gpt_tp", "GPT, tensor parallel", 0.9, true, tensor_parallel_gpt, with_reuse()},
   };
 }
 

@@ -58,9 +58,7 @@ std::string_view common_name(std::string_view argument) {
 // "all_reduce op=sum f32 48 bytes": what has to be the same on all ranks.
 std::string line_of_collective(const Graph& graph, const Node& node) {
   static constexpr std::array<std::string_view, 3> kUneven = {"all_to_all", "gather", "scatter"};
-  static constexpr std::string_view kStart = "start_";
-  std::string name = node.short_name();
-  if (name.starts_with(kStart)) name.erase(0, kStart.size());
+  const std::string name = node.short_name();
   std::string line = name;
   for (size_t k = 0; k < node.arguments.size(); ++k) {
     const std::string_view alike = common_name(node.op.schema().arguments()[k].name());

@@ -17,8 +17,8 @@
 namespace serried::graph {
 namespace {
 
-constexpr int kMaxRecordings = 4;   // of one program before it counts as a different one each time
-constexpr size_t kMaxPending = 16;  // ways to call a function that were recorded once, and may come again
+constexpr int kMaxRecordings = 4;  // of one program before it counts as a different one each time
+constexpr size_t kMaxPending = 8;  // ways to call a function that were recorded once, and may come again
 
 std::vector<at::Tensor> parts_of(const std::vector<at::Tensor>& tensors) {
   std::vector<at::Tensor> parts;
@@ -177,13 +177,14 @@ void CaptureState::Impl::check_caller() {
   }
 }
 
-// A new entry where no old one fits.
+// One that replays rather than one that has to be recorded once more.
 CaptureState::Entry* CaptureState::Impl::find(const CallArguments& arguments) {
-  for (auto entry = entries.begin(); entry != entries.end(); ++entry) {
-    if (!entry->call_guards.hold(arguments)) continue;
-    if (!entry->state_holds(arguments)) continue;
-    entries.splice(entries.begin(), entries, entry);
-    return &entries.front();
+  for (const bool ready : {true, false}) {
+    for (auto entry = entries.begin(); entry != entries.end(); ++entry) {
+      if (entry->is_ready() != ready || !entry->call_guards.hold(arguments) || !entry->state_holds(arguments)) continue;
+      entries.splice(entries.begin(), entries, entry);
+      return &entries.front();
+    }
   }
   return nullptr;
 }
@@ -258,15 +259,11 @@ void CaptureState::Impl::finish(Entry& entry, Recorder& recorder, const std::vec
 
 // False where another rank is not as far: all begin to replay in the same call.
 bool CaptureState::Impl::make_ready(Entry& entry, Recording recording) {
-  Recording kept = recording;
   settle(*entry.recording, recording);
   Graph graph = recording.graph;
   for (const Pass& pass : options.passes) pass.run(graph);
   entry.effects.drop_unused(graph);
-  if (!agree_on_collectives(recording.graph, graph, recording.groups, {function, calls})) {
-    entry.recording = std::move(kept);
-    return false;
-  }
+  if (!agree_on_collectives(recording.graph, graph, recording.groups, {function, calls})) return false;
   entry.graph = std::move(graph);
   entry.state_guards.emplace(recording);
   entry.program = std::make_unique<Program>(entry.graph, recording.groups);
@@ -291,19 +288,23 @@ void CaptureState::Impl::compare(Entry& entry, Recording recording, MakeForm mak
                         "the function runs other ops each time: " + difference,
                         {"let it do the same at every call: no branch on a counter or on data"}});
   }
-  const auto keep = [&](Recording last) {
+  const auto keep_pending = [&](Recording last) {
     tell_ranks(last.groups, {function, calls}, RecordingStatus::pending);
     entry.recording = std::move(last);
   };
-  if (!entry.recording || !difference.empty()) return keep(std::move(recording));
+  if (!entry.recording || !difference.empty()) return keep_pending(std::move(recording));
   // A call that changed its own surroundings need not be like the next: DDP lays its buckets out anew.
   const bool may_differ = !all_hold(recording.reliances) && entry.num_recordings < kMaxRecordings;
-  const Recording last = recording;
+  Recording last = recording;
   try {
-    if (make_ready(entry, std::move(recording))) entry.form = make_form();
+    if (make_ready(entry, std::move(recording))) {
+      entry.form = make_form();
+    } else {
+      entry.recording = std::move(last);
+    }
   } catch (const CaptureError& error) {
     if (!may_differ || error.report().kind == CaptureErrorKind::different_ranks) throw;
-    keep(last);
+    keep_pending(std::move(last));
   }
 }
 
@@ -344,6 +345,8 @@ void CaptureState::Impl::refuse(const CaptureError& error) {
 }
 
 CaptureState::Entry* CaptureState::Impl::add_entry(const CallArguments& arguments) {
+  // Graphs of what is gone would keep memory for nothing.
+  entries.remove_if([](const Entry& entry) { return entry.is_ready() && !entry.state_guards->may_hold_again(); });
   entries.emplace_front(CallGuards(arguments));
   return &entries.front();
 }

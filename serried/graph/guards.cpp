@@ -267,6 +267,13 @@ bool StateGuards::hold() const {
          std::all_of(reliances_.begin(), reliances_.end(), [](const Reliance& reliance) { return reliance.holds(); });
 }
 
+bool StateGuards::may_hold_again() const {
+  return std::all_of(tenants_.begin(), tenants_.end(),
+                     [](const Tenant& tenant) { return tenant.tensor.lock().defined(); }) &&
+         std::none_of(groups_.begin(), groups_.end(), [](const LiveGroup& live) { return live.group.expired(); }) &&
+         std::none_of(objects_.begin(), objects_.end(), [](const LiveObject& live) { return live.object.expired(); });
+}
+
 std::string StateGuards::why_not() const {
   for (const Tenant& tenant : tenants_) {
     if (!tenant.is_there()) return tenant.why_not();

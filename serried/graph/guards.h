@@ -84,6 +84,8 @@ class StateGuards {
   /// `settled` is the recording that the graph was made of.
   explicit StateGuards(const Recording& settled);
   bool hold() const;
+  /// False once something that the graph needs is gone for good.
+  bool may_hold_again() const;
   std::string why_not() const;
   std::vector<Guard> list() const;
 

@@ -43,42 +43,12 @@ bool is_nested_list(const IValue& value) {
   return value.isList() && !value.toListRef().empty() && value.toListRef()[0].isTensorList();
 }
 
-// Ops that look at the shape of their operand only, or at its device.
-bool reads_no_data(const std::string& name) {
-  return name.ends_with("_like") || name.starts_with("aten::new_") || name.starts_with("aten::sym_") ||
-         name == "c10d::barrier" || name == "c10d::monitored_barrier_";
-}
-
-// add_ and its kin, unlike fill_ and copy_.
-bool reads_what_it_writes(const c10::OperatorHandle& op) {
-  return op.hasTag(at::Tag::pointwise) && op.operator_name().name.ends_with('_');
-}
-
-// What a reader calls a tensor that a graph cannot hold; empty for one in plain memory.
-std::string odd_form(const at::Tensor& t) {
-  if (t.is_nested()) return "a nested tensor";
-  if (t.is_quantized()) return c10::str("a quantized tensor ", t.sizes());
-  if (t.layout() != at::kStrided) return c10::str("a tensor ", t.sizes(), " of layout ", t.layout());
-  return t.has_storage() ? "" : c10::str("a tensor ", t.sizes(), " without storage");
-}
-
 // That of an op about to run, undefined where it draws nothing.
 at::Generator generator_of(const c10::OperatorHandle& op, at::ArrayRef<IValue> arguments) {
   for (const IValue& value : arguments) {
     if (value.isGenerator()) return value.toGenerator();
   }
   return is_random(op) ? at::detail::getDefaultCPUGenerator() : at::Generator();
-}
-
-// index() with masks has a shape that depends on data, with numbers it has not.
-bool has_mask(const Node& node, const Graph& graph) {
-  bool found = false;
-  for (ValueId id : node.arguments.at(1).ids) {
-    if (id == kNoValue) continue;
-    const at::ScalarType dtype = graph.value(id).meta.dtype;
-    found |= dtype == at::kBool || dtype == at::kByte;
-  }
-  return found;
 }
 
 }  // namespace
@@ -190,26 +160,6 @@ void Recorder::make_input(ValueId id) {
   graph().inputs().push_back(id);
 }
 
-bool Reliance::is_about(const Witness& other) const {
-  return other.subject != nullptr && other.subject == witness.subject && other.name == witness.name;
-}
-
-void Recorder::rely_on(Witness witness) {
-  const auto is_it = [&](const Reliance& reliance) { return reliance.is_about(witness); };
-  if (std::any_of(recording_.reliances.begin(), recording_.reliances.end(), is_it)) return;
-  const auto known = std::find_if(known_.begin(), known_.end(), is_it);
-  const uint64_t value = known != known_.end() ? known->value : witness.value();
-  recording_.reliances.push_back({std::move(witness), value});
-}
-
-void Recorder::rely_on_life(const std::string& name, std::weak_ptr<const void> object) {
-  const auto is_it = [&](const LiveObject& known) {
-    return !known.object.owner_before(object) && !object.owner_before(known.object);
-  };
-  if (std::any_of(recording_.objects.begin(), recording_.objects.end(), is_it)) return;
-  recording_.objects.push_back({name, std::move(object)});
-}
-
 void Recorder::meet(c10::TensorImpl* dtensor) {
   const at::Tensor& part = dtensor_meta(dtensor)->local;
   const ValueId known = find_known(part);
@@ -280,117 +230,6 @@ std::vector<ValueId> Recorder::results_of(IValue& value) {
   return ids;
 }
 
-void Recorder::note_makers(const Node& node) {
-  if (!makes_unwritten(node.op) && !makes_by_constants(node.op)) return;
-  for_each_result(node, [&](ValueId id) { untouched_[graph().value(id).storage] = graph().nodes().size(); });
-}
-
-void Recorder::note_writes(const Node& node) {
-  if (untouched_.empty()) return;
-  for_each_written(node, [&](ValueId id) { untouched_.erase(graph().value(id).storage); });
-}
-
-// The host may have filled what the op is about to read.
-void Recorder::adopt_operands(const Node& node) {
-  if (untouched_.empty() || is_view(node.op.schema()) || reads_no_data(node.op.operator_name().name)) return;
-  for (size_t i = 0; i < node.arguments.size(); ++i) {
-    for (ValueId id : node.arguments[i].ids) {
-      if (id == kNoValue) continue;
-      const auto untouched = untouched_.find(graph().value(id).storage);
-      if (untouched == untouched_.end()) continue;
-      // What fills empty() does not look at what the host has left there.
-      const bool is_filled = is_written(node.op.schema(), i) && !reads_what_it_writes(node.op);
-      if (is_filled && makes_unwritten(graph().nodes()[untouched->second].op)) continue;
-      adopt(id);
-    }
-  }
-}
-
-void Recorder::adopt_results() {
-  for (ValueId id : graph().outputs()) {
-    if (id != kNoValue) adopt(id);
-  }
-  for (const Gradient& gradient : graph().gradients()) {
-    if (gradient.value != kNoValue) adopt(gradient.value);
-  }
-}
-
-// What torch::tensor({1, 2}) made: empty() and then plain stores. Its data is a constant, if it stays the same. So is a
-// mask that starts as zeros().
-void Recorder::adopt(ValueId id) {
-  const int32_t storage = graph().value(id).storage;
-  const auto untouched = untouched_.find(storage);
-  if (untouched == untouched_.end()) return;
-  const Node& maker = graph().nodes()[untouched->second];
-  untouched_.erase(untouched);
-  const auto memory = storages_.at(size_t(storage)).lock();
-  const ValueId base = maker.results[0][0];
-  Value& value = graph().value(base);
-  if (!memory || value.meta.num_bytes() == 0) return;
-  const PauseTap pause;
-  at::Tensor whole = at::empty({0}, at::TensorOptions(value.meta.dtype).device(value.meta.device));
-  whole.set_(c10::Storage(memory), value.meta.offset, value.meta.sizes, value.meta.strides);
-  if (!makes_unwritten(maker.op) && is_as_made(maker, whole)) return;
-  value.kind = ValueKind::constant;
-  value.tensor = whole.clone();
-  recording_.externals.push_back(base);
-}
-
-void Recorder::refuse(CaptureError::Report report) {
-  if (!refusal_) refusal_ = CaptureError(std::move(report));
-}
-
-bool Recorder::refuse_odd(const at::Tensor& t, const std::string& what) {
-  const std::string form = odd_form(t);
-  if (form.empty()) return false;
-  const std::string op = running_ ? c10::toString(running_->operator_name()) : "";
-  refuse({CaptureErrorKind::unsupported,
-          op,
-          "",
-          c10::str(what, op.empty() ? "" : " of " + op, " is ", form, "; a graph holds tensors in strided memory only"),
-          {"use a dense form: t.to_dense(), t.dequantize(), an Embedding without sparse gradients",
-           "keep this part out of the captured function"}});
-  return true;
-}
-
-// No op shows whether the next argument is one.
-bool Recorder::refuse_lazy(const at::Tensor& t) {
-  if (!t.is_conj() && !t.is_neg()) return false;
-  refuse({CaptureErrorKind::unsupported,
-          "",
-          "",
-          c10::str("the argument ", meta_of(t).to_string(), " is a ", t.is_conj() ? "conjugate" : "negative",
-                   " view: its memory holds other numbers than it shows"),
-          {t.is_conj() ? "pass t.resolve_conj()" : "pass t.resolve_neg()"}});
-  return true;
-}
-
-void Recorder::refuse_generator(const std::string& change) {
-  if (change.empty()) return;
-  refuse({CaptureErrorKind::unsupported,
-          running_ ? c10::toString(running_->operator_name()) : "",
-          "",
-          "a generator " + change + " inside of the function, and a replay would not do that again",
-          {"seed before the call of the captured function, and draw by ops only",
-           "draw numbers that shall stay the same once, and pass them to the function"}});
-}
-
-void Recorder::check_supported(const c10::OperatorHandle& op, const Node& node) {
-  if (!op.hasTag(at::Tag::dynamic_output_shape)) return;
-  const std::string name = op.operator_name().name;
-  if (name.starts_with("aten::index") && !has_mask(node, recording_.graph)) return;
-  refuse({CaptureErrorKind::data_dependent_shape,
-          c10::toString(op.operator_name()),
-          "",
-          "the shape of its result depends on the data, and a replay runs with fixed shapes",
-          {"use a form of fixed shape: torch::where, a mask that is multiplied in, index with a list of fixed length",
-           "keep this part out of the captured function"}});
-}
-
-void Recorder::raise_refusal() const {
-  if (refusal_) throw *refusal_;
-}
-
 void Recorder::run(const c10::OperatorHandle& op, Stack& stack) {
   if (refusal_) return run_untapped(op, stack);
   running_ = op;
@@ -448,32 +287,6 @@ at::Tensor Recorder::call_hook(std::shared_ptr<const TensorHook> fn, const at::T
   run(op, stack);
   const at::Tensor result = stack.at(0).toTensor();
   return spec ? wrap(result, spec) : result;
-}
-
-// Another tensor comes with the next call, with hooks of its own.
-void Recorder::check_hooks_of_inputs() const {
-  if (hooked_input_.empty()) return;
-  throw CaptureError({CaptureErrorKind::unsupported,
-                      "",
-                      "",
-                      "the argument " + hooked_input_ + " came with a hook on its gradient; the next may have another",
-                      {"register the hook inside of the captured function"}});
-}
-
-void Recorder::rely_on_hooks() {
-  std::vector<WeakTensor> leaves;
-  for (const Resident& resident : recording_.residents) {
-    const at::Tensor t = resident.tensor.lock();
-    if (t.defined() && t.requires_grad()) leaves.push_back(resident.tensor);
-  }
-  rely_on({"changes to hooks on parameters", [leaves = std::move(leaves)] {
-             uint64_t changes = 0;
-             for (const WeakTensor& leaf : leaves) {
-               const at::Tensor t = leaf.lock();
-               if (t.defined()) changes += hook_changes(t);
-             }
-             return changes;
-           }});
 }
 
 Recording Recorder::take() {

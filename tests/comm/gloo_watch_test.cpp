@@ -106,7 +106,7 @@ TEST(GlooWatch, ATimeoutSaysWhoIsMissingAndWhereEachRankIs) {
       400ms);
   for (int rank : {0, 1}) {
     EXPECT_THAT(errors[rank],
-                AllOf(HasSubstr("[all_reduce] timed out after 4"),
+                AllOf(HasSubstr("[all_reduce] timed out after "),
                       HasSubstr(" ms in #2 all_reduce f32[512] sum: rank 2 is at #1 all_reduce f32[2] sum, the others "
                                 "at #2\n  fix: find out what the missing ranks are doing")));
   }
@@ -128,7 +128,7 @@ TEST(GlooWatch, AfterAFailureEveryCallNamesIt) {
       },
       200ms);
   for (const auto& error : errors) {
-    EXPECT_THAT(error, AllOf(HasSubstr("[barrier] this group is unusable since: timed out after 2"),
+    EXPECT_THAT(error, AllOf(HasSubstr("[barrier] this group is unusable since: timed out after "),
                              HasSubstr("rank 1 has not made any call"), HasSubstr("\n  fix: make a new group")));
   }
 }

@@ -98,6 +98,16 @@ TEST(CaptureGuards, AParameterThatIsGoneIsNoticed) {
   EXPECT_THAT(step.last_recapture_reason(), HasSubstr("is gone"));
 }
 
+TEST(CaptureGuards, AGraphOfWhatIsGoneKeepsNoMemory) {
+  at::Tensor weight = torch::ones({3});
+  auto step = capture([&](const at::Tensor& x) { return x * weight; });
+  settle_on(step, torch::ones({3}));
+  const auto memory = weight.storage().getWeakStorageImpl();
+  weight = torch::full({3}, 2.f);
+  EXPECT_TRUE(at::equal(step(torch::ones({3})), weight));
+  EXPECT_TRUE(memory.expired());
+}
+
 TEST(CaptureGuards, InputsThatAreOneTensorCount) {
   auto step = capture([](const at::Tensor& a, const at::Tensor& b) { return a + b; });
   const at::Tensor x = torch::ones({2}), y = torch::full({2}, 5.f);
