@@ -11,7 +11,7 @@
 
 #include "serried/graph/user_hooks.h"
 #include "serried/mesh/mesh.h"
-#include "serried/tensor/parts.h"
+#include "serried/tensor/meta.h"
 
 namespace serried::graph {
 namespace {
@@ -30,8 +30,10 @@ bool is_strided(const at::Tensor& t) {
 }
 
 const c10::StorageImpl* storage_of(const at::Tensor& t) {
-  const at::Tensor part = part_of(t);
-  return part.defined() && part.has_storage() ? part.storage().unsafeGetStorageImpl() : nullptr;
+  if (!t.defined()) return nullptr;
+  const c10::TensorImpl* impl = t.unsafeGetTensorImpl();
+  if (const DTensorMeta* dtensor = dtensor_meta(impl)) impl = dtensor->local.unsafeGetTensorImpl();
+  return impl->has_storage() ? impl->unsafe_storage().unsafeGetStorageImpl() : nullptr;
 }
 
 bool has_memory(const at::Tensor& t, const c10::StorageImpl* storage) {
