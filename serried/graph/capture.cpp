@@ -70,10 +70,6 @@ void check_options(const CaptureOptions& options) {
   }
 }
 
-bool all_hold(const std::vector<Reliance>& reliances) {
-  return std::all_of(reliances.begin(), reliances.end(), [](const Reliance& reliance) { return reliance.holds(); });
-}
-
 // Sets a flag while alive.
 class Busy {
  public:

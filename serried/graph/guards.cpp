@@ -9,6 +9,7 @@
 
 #include <algorithm>
 
+#include "serried/graph/plain_value.h"
 #include "serried/graph/user_hooks.h"
 #include "serried/mesh/mesh.h"
 #include "serried/tensor/meta.h"
@@ -131,6 +132,11 @@ std::string witness_text(const Witness& witness, uint64_t value) {
   return witness.text != nullptr ? witness.text(value) : std::to_string(value);
 }
 
+template <class Live, class Weak>
+bool all_live(const std::vector<Live>& lives, Weak Live::*weak) {
+  return std::none_of(lives.begin(), lives.end(), [&](const Live& live) { return (live.*weak).expired(); });
+}
+
 std::string group_text(const c10d::ProcessGroup* group) {
   return group == nullptr ? "none" : group->getGroupName();
 }
@@ -241,8 +247,7 @@ StateGuards::StateGuards(const Recording& settled) {
     tenants_.push_back({t, memory_of(t.unsafeGetTensorImpl()), t.requires_grad(), meta_of(t).to_string()});
   }
   for (const Group& group : settled.groups) {
-    groups_.push_back({c10::weak_intrusive_ptr<c10d::ProcessGroup>(group),
-                       c10::str(group->getGroupName(), ", rank ", group->getRank(), "/", group->getSize())});
+    groups_.push_back({c10::weak_intrusive_ptr<c10d::ProcessGroup>(group), plain_text(group)});
   }
   objects_ = settled.objects;
   reliances_ = settled.reliances;
@@ -264,16 +269,13 @@ std::string StateGuards::Tenant::why_not() const {
 
 bool StateGuards::hold() const {
   return std::all_of(tenants_.begin(), tenants_.end(), [](const Tenant& tenant) { return tenant.is_there(); }) &&
-         std::none_of(groups_.begin(), groups_.end(), [](const LiveGroup& live) { return live.group.expired(); }) &&
-         std::none_of(objects_.begin(), objects_.end(), [](const LiveObject& live) { return live.object.expired(); }) &&
-         std::all_of(reliances_.begin(), reliances_.end(), [](const Reliance& reliance) { return reliance.holds(); });
+         all_live(groups_, &LiveGroup::group) && all_live(objects_, &LiveObject::object) && all_hold(reliances_);
 }
 
 bool StateGuards::may_hold_again() const {
   return std::all_of(tenants_.begin(), tenants_.end(),
                      [](const Tenant& tenant) { return tenant.tensor.lock().defined(); }) &&
-         std::none_of(groups_.begin(), groups_.end(), [](const LiveGroup& live) { return live.group.expired(); }) &&
-         std::none_of(objects_.begin(), objects_.end(), [](const LiveObject& live) { return live.object.expired(); });
+         all_live(groups_, &LiveGroup::group) && all_live(objects_, &LiveObject::object);
 }
 
 std::string StateGuards::why_not() const {

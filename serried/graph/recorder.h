@@ -45,6 +45,8 @@ struct Reliance {
   bool is_about(const Witness& other) const;
 };
 
+bool all_hold(const std::vector<Reliance>& reliances);
+
 /// An object whose answers the function relied on.
 struct LiveObject {
   std::string name;

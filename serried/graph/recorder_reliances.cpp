@@ -10,6 +10,10 @@ bool Reliance::is_about(const Witness& other) const {
   return other.subject != nullptr && other.subject == witness.subject && other.name == witness.name;
 }
 
+bool all_hold(const std::vector<Reliance>& reliances) {
+  return std::all_of(reliances.begin(), reliances.end(), [](const Reliance& reliance) { return reliance.holds(); });
+}
+
 void Recorder::rely_on(Witness witness) {
   const auto is_it = [&](const Reliance& reliance) { return reliance.is_about(witness); };
   if (std::any_of(recording_.reliances.begin(), recording_.reliances.end(), is_it)) return;

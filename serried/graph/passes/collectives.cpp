@@ -1,8 +1,6 @@
 // Tells simple collectives from others.
 #include "serried/graph/passes/collectives.h"
 
-#include <torch/csrc/distributed/c10d/Types.hpp>
-
 #include <algorithm>
 
 #include "serried/graph/passes/access.h"
@@ -22,13 +20,6 @@ Kind simple_kind(const Node& node) {
   return Kind::none;
 }
 
-// Equal pieces along dim 0.
-bool lies_side_by_side(const Node& node) {
-  const std::vector<int64_t> sizes = constant_named(node, "sizes").toIntVector();
-  return constant_named(node, "dim").toInt() == 0 && !sizes.empty() &&
-         std::all_of(sizes.begin(), sizes.end(), [&](int64_t size) { return size == sizes[0]; });
-}
-
 bool is_strided(const TensorMeta& meta) {
   return meta.strides.size() == meta.sizes.size() && !c10::isComplexType(meta.dtype) && meta.dtype != at::kBool;
 }
@@ -43,18 +34,31 @@ const c10::IValue& constant_named(const Node& node, const std::string& name) {
   return nothing;
 }
 
+const c10d::ReduceOp* reduction_of(const Node& node) {
+  const c10d::ReduceOp* op = reduce_op_of(constant_named(node, "op"));
+  return op != nullptr ? op : reduce_op_of(constant_named(node, "reduce_op"));
+}
+
 bool is_premultiplied(const Node& node) {
-  for (const char* name : {"op", "reduce_op"}) {
-    const c10::IValue& op = constant_named(node, name);
-    if (!op.isNone() && op.toCustomClass<c10d::ReduceOp>()->op_ == c10d::ReduceOp::PREMUL_SUM) return true;
+  const c10d::ReduceOp* op = reduction_of(node);
+  return op != nullptr && op->op_ == c10d::ReduceOp::PREMUL_SUM;
+}
+
+bool has_pieces_in_a_row(const Node& node) {
+  for (const char* name : {"dim", "split_dim", "concat_dim"}) {
+    const c10::IValue& dim = constant_named(node, name);
+    if (!dim.isNone() && dim.toInt() != 0) return false;
   }
-  return false;
+  const c10::IValue& sizes = constant_named(node, "sizes");
+  if (sizes.isNone()) return true;
+  const std::vector<int64_t> each = sizes.toIntVector();
+  return !each.empty() && std::all_of(each.begin(), each.end(), [&](int64_t size) { return size == each[0]; });
 }
 
 SimpleCollective simple_collective(const Graph& graph, const Node& node) {
   const Kind kind = simple_kind(node);
   const bool has_pieces = kind == Kind::all_gather || kind == Kind::reduce_scatter;
-  if (kind == Kind::none || (has_pieces && !lies_side_by_side(node))) return {};
+  if (kind == Kind::none || (has_pieces && !has_pieces_in_a_row(node))) return {};
   if (is_premultiplied(node)) return {};
   SimpleCollective found{.kind = kind, .operand = node.arguments[0].ids[0]};
   found.result = kind == Kind::all_reduce_in_place ? found.operand : node.results.at(0).at(0);

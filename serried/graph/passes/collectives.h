@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "serried/graph/custom_class.h"
 #include "serried/graph/graph.h"
 
 namespace serried::graph {
@@ -24,8 +25,13 @@ struct SimpleCollective {
 /// The constant that the node is given for the argument `name`; None where it has no such argument.
 const c10::IValue& constant_named(const Node& node, const std::string& name);
 
+/// How it reduces; null where it does not.
+const c10d::ReduceOp* reduction_of(const Node& node);
 /// Whether it multiplies by a factor first, which may be a tensor that changes.
 bool is_premultiplied(const Node& node);
+
+/// Whether pieces are cut along dim 0 and, where their sizes are told, equal: how they lie in memory, and travel.
+bool has_pieces_in_a_row(const Node& node);
 
 SimpleCollective simple_collective(const Graph& graph, const Node& node);
 

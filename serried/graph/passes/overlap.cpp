@@ -28,18 +28,6 @@ std::optional<c10::OperatorHandle> start_of(const Node& node) {
   return c10::Dispatcher::singleton().findSchema({"serried::start_" + name.substr(9), ""});
 }
 
-// Whether pieces lie side by side, which is how they travel.
-bool has_pieces_in_a_row(const Node& node) {
-  for (const char* name : {"dim", "split_dim", "concat_dim"}) {
-    const c10::IValue& dim = constant_named(node, name);
-    if (!dim.isNone() && dim.toInt() != 0) return false;
-  }
-  const c10::IValue& sizes = constant_named(node, "sizes");
-  if (sizes.isNone()) return true;
-  const std::vector<int64_t> each = sizes.toIntVector();
-  return std::all_of(each.begin(), each.end(), [&](int64_t size) { return size == each[0]; });
-}
-
 bool can_start(const Graph& graph, const Node& node) {
   if (!start_of(node) || is_premultiplied(node) || !has_pieces_in_a_row(node)) return false;
   bool fits = true;

@@ -11,6 +11,7 @@
 
 #include "serried/comm/detail/direct.h"
 #include "serried/comm/group.h"
+#include "serried/graph/factories.h"
 #include "serried/graph/passes/access.h"
 #include "serried/graph/passes/collectives.h"
 
@@ -50,13 +51,8 @@ bool averages_as_c10d(const std::string& group_name) {
 }
 
 bool is_average(const Node& node) {
-  const c10::IValue& op = constant_named(node, "reduce_op");
-  return !op.isNone() && op.toCustomClass<c10d::ReduceOp>()->op_ == c10d::ReduceOp::AVG;
-}
-
-bool makes_empty(const Node& node) {
-  const std::string& name = node.op.operator_name().name;
-  return name.starts_with("aten::empty") || name.starts_with("aten::new_empty");
+  const c10d::ReduceOp* op = reduction_of(node);
+  return op != nullptr && op->op_ == c10d::ReduceOp::AVG;
 }
 
 bool is_in(const std::vector<int32_t>& storages, int32_t storage) {
@@ -237,7 +233,7 @@ class Pairs {
   bool is_fresh(ValueId id, size_t i) const {
     const auto maker = makers_.find(id);
     const TensorMeta& meta = graph_.value(id).meta;
-    if (maker == makers_.end() || is_dropped_[maker->second] || !makes_empty(graph_.nodes()[maker->second]))
+    if (maker == makers_.end() || is_dropped_[maker->second] || !makes_unwritten(graph_.nodes()[maker->second].op))
       return false;
     if (meta.offset != 0 || !is_contiguous(meta) || storages_.changes_layout(id)) return false;
     const int32_t storage = graph_.value(id).storage;
