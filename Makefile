@@ -3,14 +3,16 @@ BUILD := build
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 BENCH ?= all
 RANKS ?= 2
+MINUTES ?= 30
 export CMAKE_COLOR_DIAGNOSTICS := ON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-bench configure demo test bench format docs clean
+.PHONY: help setup setup-bench configure demo test soak bench format docs clean
 
 help:
 	@echo 'make demo          build, check every collective, print bandwidths beside Gloo, train a GPT; RANKS=2 train it'
 	@echo 'make test          build everything and run all tests'
+	@echo 'make soak          run random programs beside plain LibTorch for MINUTES=$(MINUTES), split evenly over their kinds'
 	@echo 'make bench         run every benchmark beside its reference; one of them: make bench BENCH=ddp'
 	@echo 'make format        format all sources in place'
 	@echo 'make docs          check the links, tables and code blocks of README and docs'
@@ -39,6 +41,10 @@ demo: configure
 test: configure
 	@cmake --build $(BUILD) -j $(JOBS)
 	@ctest --test-dir $(BUILD) -j 2 --output-on-failure
+
+soak: configure
+	@cmake --build $(BUILD) -j $(JOBS) --target serried_random_tests
+	@scripts/soak.py $(BUILD)/tests/serried_random_tests --minutes $(MINUTES)
 
 bench: setup-bench
 	@$(call CONFIGURE,bench)
