@@ -5,7 +5,6 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,6 +16,7 @@
 #include "serried/comm/launch/error.h"
 #include "serried/comm/launch/leader.h"
 #include "serried/comm/launch/member.h"
+#include "serried/comm/launch/orphans.h"
 #include "serried/comm/launch/program.h"
 #include "serried/comm/launch/ranks.h"
 #include "serried/comm/launch/signals.h"
@@ -161,9 +161,7 @@ void Job::on_signal(const Caught& caught) {
   if (is_ending(caught.signal)) return interrupt(caught.signal);
   if (caught.signal == SIGCHLD) {
     if (ranks_) ranks_->look();
-    // A subreaper inherits orphans, so it has to reap them too.
-    if (!ranks_ || !ranks_->has(caught.from)) ::waitpid(caught.from, nullptr, WNOHANG);
-    return;
+    return reap_orphans(caught.from, [this](pid_t child) { return ranks_ && ranks_->has(child); });
   }
   if (!ranks_) return;
   if (caught.signal != SIGTSTP) return ranks_->send(caught.signal);
