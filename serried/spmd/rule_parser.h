@@ -218,7 +218,9 @@ class RuleParser {
     if (peek() != '=' || peek(1) == '>') return true;
     ++at_;
     if (!is_digit(peek())) return fail("expected a size after \"=\"");
+    const size_t begin = at_;
     while (is_digit(peek())) {
+      if (at_ - begin == 12) return fail("a size of more than 12 digits", begin);
       given.size = given.size * 10 + (peek() - '0');
       ++at_;
     }

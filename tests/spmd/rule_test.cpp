@@ -127,6 +127,12 @@ TEST(RuleParser, LimitsAreSaid) {
   EXPECT_EQ(problem("a -> a; b; c; d; e; f"), "21: more than 4 fix-ups");
 }
 
+TEST(RuleParser, RefusesSizesThatNoTensorHas) {
+  EXPECT_EQ(problem("a=999999999999 -> a"), "none");
+  EXPECT_EQ(problem("a=1000000000000 -> a"), "2: a size of more than 12 digits");
+  EXPECT_EQ(problem("(ab=33333333333333333333)c -> a"), "4: a size of more than 12 digits");
+}
+
 TEST(RuleParser, RaisesWithThePlaceMarked) {
   EXPECT_EQ(serried::testing::error_text<c10::ValueError>(
                 [] { parse_or_raise("register_sharding", "mylib::rope", "mk, kn mn"); }),
