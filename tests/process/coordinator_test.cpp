@@ -98,6 +98,7 @@ TEST(LaunchCoordinator, RefusesWhatDoesNotFit) {
   EXPECT_EQ(coordinator.join(1, 3, 1, "c"), "--node-rank 1 is taken by b");
   EXPECT_EQ(coordinator.join(2, 4, 1, "c"), "this node was started with --nnodes 4, node 0 with --nnodes 3");
   EXPECT_EQ(coordinator.join(2, 3, 0, "c"), "it brings 0 ranks");
+  EXPECT_EQ(coordinator.join(2, 3, 2147483647, "c"), "it brings 2147483647 ranks");
   EXPECT_EQ(coordinator.join(7, 3, 1, "c"), "there is no node-rank 7");
   EXPECT_THAT(coordinator.missing(), ElementsAre(2));
   coordinator.lost(1);  // before the start it may come again

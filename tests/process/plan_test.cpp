@@ -122,6 +122,26 @@ TEST(LaunchWire, OtherProtocolsAreRefused) {
   EXPECT_THROW(order_from({"start", "1"}), std::runtime_error);
 }
 
+TEST(LaunchWire, NumbersAreWholeFields) {
+  EXPECT_EQ(number_in("-7"), -7);
+  for (const char* field : {"", "7 ", " 7", "+7", "7x", "99999999999"}) {
+    EXPECT_THROW(number_in(field), std::runtime_error) << field;
+    EXPECT_THROW(order_from({"exit", field}), std::runtime_error) << field;
+    EXPECT_THROW(hello_from({"hello", "1", "2", field, "host"}), std::runtime_error) << field;
+  }
+}
+
+TEST(LaunchWire, FailuresOfNoKindAndSignalsOfNoNameAreRefused) {
+  const auto stop = [](const char* kind, const char* signal) {
+    return Message{"stop", kind, "1", "host", "3", "4711", "0", signal, ""};
+  };
+  EXPECT_EQ(order_from(stop("3", "64")).cause.signal, 64);
+  for (const char* kind : {"-1", "4", "100"}) EXPECT_THROW(order_from(stop(kind, "9")), std::runtime_error) << kind;
+  for (const char* signal : {"-1", "65", "2147483647"}) {
+    EXPECT_THROW(order_from(stop("0", signal)), std::runtime_error) << signal;
+  }
+}
+
 TEST(LaunchWire, OrdersComeBackAsTheyWere) {
   const Order start{
       .kind = Order::Kind::start,

@@ -7,6 +7,7 @@
 
 #include "serried/comm/launch/error.h"
 #include "serried/comm/launch/signals.h"
+#include "serried/comm/launch/wire.h"
 
 namespace serried::launch {
 namespace {
@@ -77,14 +78,18 @@ std::vector<std::string> to_fields(const Cause& cause) {
 
 Cause cause_from_fields(const std::vector<std::string>& fields, size_t first) {
   if (fields.size() < first + 8) throw std::runtime_error("message too short");
-  const auto number = [&](size_t i) { return std::stoi(fields[first + i]); };
-  Cause cause{.kind = static_cast<Cause::Kind>(number(0)),
+  const auto number = [&](size_t i) { return number_in(fields[first + i]); };
+  const int kind = number(0);
+  if (kind < 0 || kind > static_cast<int>(Cause::Kind::launch_failed)) throw std::runtime_error("unknown failure");
+  const int signal = number(6);
+  if (signal < 0 || signal >= NSIG) throw std::runtime_error("unknown signal");
+  Cause cause{.kind = static_cast<Cause::Kind>(kind),
               .node = number(1),
               .host = fields[first + 2],
               .rank = number(3),
               .pid = number(4),
               .exit_code = number(5),
-              .signal = number(6),
+              .signal = signal,
               .tail = {fields.begin() + static_cast<std::ptrdiff_t>(first) + 8, fields.end()},
               .text = fields[first + 7]};
   return cause;

@@ -5,6 +5,12 @@
 #include <utility>
 
 namespace serried::launch {
+namespace {
+
+// More than any host runs; the sum over all nodes has to stay a number.
+constexpr int kMostLocalRanks = 1 << 16;
+
+}  // namespace
 
 Coordinator::Coordinator(CoordinatorOptions options)
     : options_(std::move(options)), nodes_(static_cast<size_t>(options_.num_nodes)) {}
@@ -15,7 +21,7 @@ std::string Coordinator::join(int node, int num_nodes, int num_local, const std:
            std::to_string(options_.num_nodes);
   }
   if (node < 0 || node >= options_.num_nodes) return "there is no node-rank " + std::to_string(node);
-  if (num_local < 1) return "it brings " + std::to_string(num_local) + " ranks";
+  if (num_local < 1 || num_local > kMostLocalRanks) return "it brings " + std::to_string(num_local) + " ranks";
   Node& entry = nodes_[static_cast<size_t>(node)];
   if (entry.state != State::missing) {
     return "--node-rank " + std::to_string(node) + " is taken by " + entry.host;

@@ -79,7 +79,7 @@ void Member::answer(const Message& message) {
     welcomed_ = true;
     return;
   }
-  if (message[0] == "refuse" && message.size() == 4) throw LaunchError(std::stoi(message[1]), message[2], message[3]);
+  if (message[0] == "refuse" && message.size() == 4) throw LaunchError(number_in(message[1]), message[2], message[3]);
   Order order = order_from(message);
   order.assignment.master_host = address_.host;  // it has just been proved to reach node 0
   working_ = working_ || order.kind == Order::Kind::start;

@@ -22,7 +22,7 @@ Message start_message(const Assignment& a) {
 
 Assignment assignment_from(const Message& message) {
   expect_fields(message, 10);
-  const auto number = [&](size_t i) { return std::stoi(message[i]); };
+  const auto number = [&](size_t i) { return number_in(message[i]); };
   return {.attempt = number(1),
           .max_restarts = number(2),
           .num_local = number(3),
@@ -49,7 +49,7 @@ Order order_from(const Message& message) {
   if (message[0] == "stop") return {.kind = Order::Kind::stop, .cause = cause_from_fields(message, 1)};
   if (message[0] != "exit") throw std::runtime_error("unknown message " + message[0]);
   expect_fields(message, 2);
-  return {.kind = Order::Kind::exit, .exit_code = std::stoi(message[1])};
+  return {.kind = Order::Kind::exit, .exit_code = number_in(message[1])};
 }
 
 Message to_message(const Hello& hello) {
@@ -59,9 +59,9 @@ Message to_message(const Hello& hello) {
 
 Hello hello_from(const Message& message) {
   expect_fields(message, 5);
-  return {.node = std::stoi(message[1]),
-          .num_nodes = std::stoi(message[2]),
-          .num_local = std::stoi(message[3]),
+  return {.node = number_in(message[1]),
+          .num_nodes = number_in(message[2]),
+          .num_local = number_in(message[3]),
           .host = message[4]};
 }
 

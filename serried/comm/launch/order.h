@@ -33,7 +33,7 @@ struct Hello {
   std::string host;
 };
 
-/// Values as messages and back; std::exception if a message makes no sense.
+/// Values as messages and back; std::runtime_error if a message makes no sense.
 Message to_message(const Order& order);
 Order order_from(const Message& message);
 Message to_message(const Hello& hello);

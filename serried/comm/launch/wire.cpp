@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 
 #include <cerrno>
+#include <charconv>
 #include <cstdint>
 #include <cstring>
 #include <stdexcept>
@@ -60,6 +61,13 @@ Message decode(std::string& bytes) {
   if (message.empty()) throw std::runtime_error("empty message");
   bytes.erase(0, end);
   return message;
+}
+
+int number_in(const std::string& field) {
+  int number = 0;
+  const auto [end, error] = std::from_chars(field.data(), field.data() + field.size(), number);
+  if (error != std::errc() || end != field.data() + field.size()) throw std::runtime_error("not a number: " + field);
+  return number;
 }
 
 Connection::Connection(Fd socket) : socket_(std::move(socket)) {}

@@ -19,6 +19,9 @@ std::string encode(const Message& message);
 /// std::runtime_error if the bytes are no message: another program speaks.
 Message decode(std::string& bytes);
 
+/// A field as std::to_string wrote it; std::runtime_error if it is no such number.
+int number_in(const std::string& field);
+
 /// Sends and receives messages without blocking.
 class Connection {
  public:
