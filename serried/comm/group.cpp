@@ -91,8 +91,11 @@ Place agree_on_place(const std::string& backend, const Meeting& meeting) {
 
 milliseconds default_timeout() {
   const int64_t seconds = env::integer("SERRIED_TIMEOUT");
-  if (seconds > 0) return std::chrono::seconds(seconds);
-  raise<c10::ValueError>({"environment", c10::str("SERRIED_TIMEOUT is ", seconds), "set it to seconds above 0"});
+  constexpr int64_t kMostSeconds = 1'000'000'000;  // 31 years; clocks count nanoseconds in 63 bits
+  if (seconds > 0 && seconds <= kMostSeconds) return std::chrono::seconds(seconds);
+  raise<c10::ValueError>({"environment", c10::str("SERRIED_TIMEOUT is ", seconds),
+                          seconds > 0 ? c10::str("set it to at most ", kMostSeconds, " seconds")
+                                      : std::string("set it to seconds above 0")});
 }
 
 Group new_group(const std::string& backend, GroupOptions options) {

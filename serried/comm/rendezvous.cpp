@@ -48,8 +48,9 @@ class Reader {
   int64_t number(const std::string& name, int given) {
     const auto found = url_.query.find(name);
     if (found == url_.query.end()) return given >= 0 ? given : wrong(name + " is missing");
-    const auto value = detail::parse_integer(found->second);
-    return value ? *value : wrong(c10::str(name, " is \"", found->second, "\", not a whole number"));
+    const std::string problem = detail::why_no_rank(found->second);
+    if (!problem.empty()) return wrong(c10::str(name, " is \"", found->second, "\", ", problem));
+    return *detail::parse_integer(found->second);
   }
 
   const Url& url_;

@@ -92,6 +92,9 @@ TEST(NewGroup, DefaultTimeoutComesFromTheEnvironment) {
   ScopedEnv wrong{{"SERRIED_TIMEOUT", "-1"}};
   EXPECT_EQ(error_text<c10::ValueError>([] { default_timeout(); }),
             "[environment] SERRIED_TIMEOUT is -1\n  fix: set it to seconds above 0");
+  ScopedEnv endless{{"SERRIED_TIMEOUT", "9223372036854775807"}};
+  EXPECT_EQ(error_text<c10::ValueError>([] { default_timeout(); }),
+            "[environment] SERRIED_TIMEOUT is 9223372036854775807\n  fix: set it to at most 1000000000 seconds");
 }
 
 TEST(NewGroup, StoreTimeoutBecomesTheGroups) {

@@ -128,6 +128,17 @@ TEST(Rendezvous, TcpNamesAllThatIsMissing) {
             "  fix: write tcp://host:29500?rank=0&world_size=2");
 }
 
+TEST(Rendezvous, RanksThatNoIntHoldsAreNotCut) {
+  EXPECT_EQ(refused_url("tcp://h:1?rank=4294967296&world_size=4294967298"),
+            "[rendezvous] tcp://h:1?rank=4294967296&world_size=4294967298: rank is \"4294967296\", not a number of 32 "
+            "bits; world_size is \"4294967298\", not a number of 32 bits\n"
+            "  fix: write tcp://host:29500?rank=0&world_size=2");
+  ScopedEnv env(with({{"RANK", "4294967296"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "h"}, {"MASTER_PORT", "1"}}));
+  EXPECT_EQ(refused_url("env://"),
+            "[rendezvous] env://: RANK is \"4294967296\", not a number of 32 bits\n"
+            "  fix: start the program with serried run, torchrun, mpirun or srun, or set the variables");
+}
+
 TEST(Rendezvous, RankAndWorldSizeMustFit) {
   EXPECT_EQ(refused_url("tcp://h:1?rank=2&world_size=2"),
             "[rendezvous] tcp://h:1?rank=2&world_size=2: rank 2 is not in 0..1\n"

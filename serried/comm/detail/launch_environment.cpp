@@ -89,8 +89,8 @@ class EnvironmentReader {
   int number(const std::string& name) {
     const auto value = env::maybe_text(name);
     if (!value) return wrong(name + " is not set");
-    const auto parsed = parse_integer(*value);
-    return parsed ? int(*parsed) : wrong(c10::str(name, " is \"", *value, "\", not a whole number"));
+    const std::string problem = why_no_rank(*value);
+    return problem.empty() ? int(*parse_integer(*value)) : wrong(c10::str(name, " is \"", *value, "\", ", problem));
   }
 
   std::string master_addr(int world_size) {

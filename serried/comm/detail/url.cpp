@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <limits>
 
 #include <c10/util/StringUtil.h>
 
@@ -66,6 +67,13 @@ std::optional<int64_t> parse_integer(const std::string& text) {
   const auto [stop, error] = std::from_chars(text.data(), end, value);
   if (error != std::errc() || stop != end || text.empty()) return std::nullopt;
   return value;
+}
+
+std::string why_no_rank(const std::string& text) {
+  const auto value = parse_integer(text);
+  if (!value) return "not a whole number";
+  const bool fits = *value >= std::numeric_limits<int>::min() && *value <= std::numeric_limits<int>::max();
+  return fits ? "" : "not a number of 32 bits";
 }
 
 }  // namespace serried::detail

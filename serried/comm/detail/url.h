@@ -22,4 +22,8 @@ Url parse_url(const std::string& text);
 /// `text` as a whole number, nullopt if it is none.
 std::optional<int64_t> parse_integer(const std::string& text);
 
+/// Why `text` is no rank and no number of ranks; empty where it can be one.
+///     not a whole number
+std::string why_no_rank(const std::string& text);
+
 }  // namespace serried::detail

@@ -56,7 +56,9 @@ class WorldStore final : public c10d::TCPStore {
     for (int rank = 0; rank < place_.world_size; ++rank) {
       if (rank != place_.rank) keys.push_back(farewell_key(rank));
     }
-    const std::chrono::seconds patience(std::max<int64_t>(env::integer("SERRIED_SHUTDOWN_TIMEOUT"), 0));
+    // At most 31 years: clocks count nanoseconds in 63 bits.
+    const std::chrono::seconds patience(
+        std::clamp<int64_t>(env::integer("SERRIED_SHUTDOWN_TIMEOUT"), 0, 1'000'000'000));
     const auto deadline = std::chrono::steady_clock::now() + patience;
     // Asked again and again, because c10d prints warnings when a wait ends without success.
     while (!keys.empty() && !check(keys) && std::chrono::steady_clock::now() < deadline) {
