@@ -44,14 +44,14 @@ bool sizes_may_differ(Kind kind) {
 std::string describe_shape(const Record& record) {
   const int kept = std::min<int>(record.num_dims, Record::kMaxDims);
   std::string text = dtype_name(at::ScalarType(record.dtype)) + "[";
-  int64_t product = 1;
+  uint64_t product = 1;  // may wrap: a record that came through a store holds any sizes
   for (int i = 0; i < kept; ++i) {
     text += c10::str(i == 0 ? "" : ",", record.sizes[i]);
-    product *= record.sizes[i];
+    product *= uint64_t(record.sizes[i]);
   }
   text += kept < record.num_dims ? ",...]" : "]";
   // A call over several tensors keeps the shape of the first and the count of all.
-  if (kept == record.num_dims && product != record.num_elements) {
+  if (kept == record.num_dims && product != uint64_t(record.num_elements)) {
     text += c10::str(" of ", record.num_elements, " elements in all");
   }
   return text;

@@ -42,6 +42,17 @@ TEST(Watch, SaysHowManyElementsACallOverSeveralTensorsHas) {
   EXPECT_EQ(describe(record), "#2 all_reduce f32[3] of 10 elements in all sum");
 }
 
+TEST(Watch, DescribesRecordsThatNoRankMade) {
+  Record record = sum_of(2, {3, 5});
+  record.sizes[1] = int64_t(1) << 62;
+  EXPECT_EQ(describe(record), "#2 all_reduce f32[3,4611686018427387904] of 15 elements in all sum");
+  record.kind = Kind(200);
+  record.dtype = 100;
+  record.reduce_op = 77;
+  record.num_dims = 250;
+  EXPECT_THAT(describe(record), ::testing::StartsWith("#2 ? "));
+}
+
 TEST(Watch, NamesDtypesShortly) {
   EXPECT_EQ(dtype_name(at::kBFloat16), "bf16");
   EXPECT_EQ(dtype_name(at::kComplexFloat), "c64");
