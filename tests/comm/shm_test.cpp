@@ -5,7 +5,9 @@
 
 #include <cmath>
 #include <latch>
+#include <limits>
 
+#include "serried/comm/backends/shm/card.h"
 #include "serried/comm/backends/shm/heap.h"
 #include "serried/comm/backends/shm/reduce_kernels.h"
 #include "serried/comm/collectives.h"
@@ -279,7 +281,28 @@ TEST(ShmOptions, UnknownOnesAndBadValuesAreNamed) {
   EXPECT_THAT(testing::error_text<c10::ValueError>([&] {
                 make({{"heap_mb", -1}});
               }),
-              HasSubstr("[shm] heap_mb is -1\n  fix: pass 0 or more"));
+              HasSubstr("[shm] heap_mb is -1\n  fix: pass 0 to 16777216; memory is taken on use"));
+  EXPECT_THAT(testing::error_text<c10::ValueError>([&] {
+                make({{"heap_mb", std::numeric_limits<int64_t>::max()}});
+              }),
+              HasSubstr("[shm] heap_mb is 9223372036854775807\n  fix: pass 0 to 16777216; memory is taken on use"));
+}
+
+TEST(ShmCard, ComesBackFromItsText) {
+  const shm::Card card{.pid = 7, .fd = -1, .heap_bytes = 1 << 20, .round_bytes = 4096, .host = "a host pid:[1]"};
+  EXPECT_EQ(card.text(), "7 -1 1048576 4096 a host pid:[1]");
+  EXPECT_EQ(shm::parse_card("shm", 0, card.text()), card);
+}
+
+TEST(ShmCard, AnyOtherTextIsRefused) {
+  EXPECT_EQ(testing::error_text<c10::DistBackendError>([] { shm::parse_card("shm", 3, "hello"); }),
+            "[shm] rank 3 left \"hello\" in the store, which is no card\n"
+            "  fix: give each job a store of its own, and all its ranks the same version of serried");
+  for (const char* text :
+       {"", "7 3 0 4096", "7 3 0 4096 ", "0 3 0 4096 h", "7 -2 0 4096 h", "7 3 -1 4096 h", "7 3 0 0 h",
+        "7 3 9223372036854775807 4096 h", "7 3 0 9223372036854775807 h", "7  3 0 4096 h", "99999999999 3 0 4096 h"}) {
+    EXPECT_THROW(shm::parse_card("shm", 0, text), c10::DistBackendError) << text;
+  }
 }
 
 }  // namespace

@@ -4,11 +4,11 @@
 #include <unistd.h>
 
 #include <optional>
-#include <sstream>
 
 #include <c10/util/StringUtil.h>
 
 #include "serried/base/error.h"
+#include "serried/comm/backends/shm/card.h"
 #include "serried/comm/detail/exchange.h"
 #include "serried/comm/detail/host.h"
 
@@ -17,25 +17,6 @@ namespace {
 
 // Every pair of ranks has streams and every rank a part of each stage: beyond this they would be too small to pay.
 constexpr int kMaxRanks = 512;
-
-/// What a rank tells the others first. Host identities hold no spaces.
-struct Card {
-  int pid = 0;
-  int fd = -1;
-  int64_t heap_bytes = 0;
-  int64_t round_bytes = 0;
-  std::string host;
-
-  std::string text() const { return c10::str(pid, " ", fd, " ", heap_bytes, " ", round_bytes, " ", host); }
-
-  static Card parse(const std::string& text) {
-    Card card;
-    std::istringstream in(text);
-    in >> card.pid >> card.fd >> card.heap_bytes >> card.round_bytes;
-    std::getline(in >> std::ws, card.host);
-    return card;
-  }
-};
 
 // Small rounds let both sides work at once; where ranks share cores they cannot, and each round is a change of rank.
 int64_t round_bytes(const WaitPolicy& policy) {
@@ -81,7 +62,7 @@ std::unique_ptr<Engine> connect(const ConnectArgs& args) {
   const Card mine{getpid(), segment ? segment->fd() : -1, args.heap_bytes, shape.round_bytes, detail::host_identity()};
   std::vector<Card> cards;
   for (const std::string& text : detail::exchange(exchange, args.backend, "shm/card", mine.text())) {
-    cards.push_back(Card::parse(text));
+    cards.push_back(parse_card(args.backend, int(cards.size()), text));
   }
   check_neighbours(args, cards);
   // Rank 0 decides: every rank must lay the memory out alike.

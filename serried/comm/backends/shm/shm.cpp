@@ -12,14 +12,16 @@
 #include "serried/base/env.h"
 #include "serried/base/error.h"
 #include "serried/comm/backends/shm/backend.h"
+#include "serried/comm/backends/shm/card.h"
 
 namespace serried {
 Group make_shm_group(const FactoryArgs& args) {
   reject_unknown_options(args, {"heap_mb", "always_stage"});
   const auto heap = args.options.find("heap_mb");
   const int64_t heap_mb = heap == args.options.end() ? env::integer("SERRIED_SHM_HEAP_MB") : heap->second.toInt();
-  if (heap_mb < 0) {
-    raise<c10::ValueError>({"shm", c10::str("heap_mb is ", heap_mb), "pass 0 or more; memory is taken on use"});
+  if (heap_mb < 0 || heap_mb > shm::kMaxHeapBytes >> 20) {
+    raise<c10::ValueError>({"shm", c10::str("heap_mb is ", heap_mb),
+                            c10::str("pass 0 to ", shm::kMaxHeapBytes >> 20, "; memory is taken on use")});
   }
   const auto stage = args.options.find("always_stage");
   const shm::ConnectArgs connect{.store = args.store,
