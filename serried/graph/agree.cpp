@@ -13,6 +13,7 @@
 
 #include "serried/comm/watch.h"
 #include "serried/graph/error.h"
+#include "serried/graph/notice.h"
 #include "serried/graph/text.h"
 
 namespace serried::graph {
@@ -79,16 +80,6 @@ std::map<std::string, Lines> lines_by_group(const Graph& graph) {
   return by_group;
 }
 
-Lines split_lines(const std::string& text) {
-  Lines lines;
-  for (size_t begin = 0; begin < text.size();) {
-    const size_t end = std::min(text.find('\n', begin), text.size());
-    lines.push_back(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return lines;
-}
-
 Group group_named(const std::string& name, const std::vector<Group>& groups) {
   for (const Group& group : groups) {
     if (group->getGroupName() == name) return group;
@@ -103,13 +94,6 @@ std::string_view status_text(RecordingStatus status) {
   return kTexts[size_t(status)];
 }
 
-// What a rank says of one recording: the number of its call, how it ended, and its collectives.
-struct Notice {
-  std::string call;
-  std::string status;
-  Lines lines;
-};
-
 // The page of one captured function in the store of one group.
 class Page {
  public:
@@ -123,7 +107,7 @@ class Page {
   void tell(std::string_view status) {
     const std::string rank = prefix_ + std::to_string(group_->getRank());
     const int64_t k = store_->add(rank + "/count", 1) - 1;
-    store_->set(c10::str(rank, "/", k), c10::str(call_, "\n", status, "\n", c10::Join("\n", mine_)));
+    store_->set(c10::str(rank, "/", k), Notice{call_, std::string(status), mine_}.text());
   }
 
   /// `as_recorded`: passes have left the collectives as they were.
@@ -165,10 +149,7 @@ class Page {
       if (steady_clock::now() < deadline_) throw;
       raise_missing(peer);
     }
-    Lines lines = split_lines(store_->get_to_str(key));
-    Notice notice{lines.at(0), lines.at(1), {}};
-    notice.lines.assign(lines.begin() + 2, lines.end());
-    return notice;
+    return parse_notice(peer, store_->get_to_str(key));
   }
 
   std::string group_text() const {

@@ -6,7 +6,9 @@
 #include "serried/comm/collectives.h"
 #include "serried/graph/agree.h"
 #include "serried/graph/capture.h"
+#include "serried/graph/notice.h"
 #include "serried/parallel/ddp/ddp.h"
+#include "tests/support/errors.h"
 #include "tests/support/on_ranks.h"
 
 namespace serried {
@@ -21,6 +23,22 @@ INSTANTIATE_TEST_SUITE_P(Backends, CaptureAgrees, ::testing::ValuesIn(testing::s
 
 at::Tensor reduce_two(const at::Tensor& x, const Group& group) {
   return all_reduce(x, group) + all_reduce(x * 2, group);
+}
+
+TEST(CaptureNotice, ComesBackFromItsText) {
+  for (const graph::Notice& notice :
+       {graph::Notice{"3", "settled", {"all_reduce op=sum", "barrier"}}, graph::Notice{"4", "eager", {}}}) {
+    EXPECT_EQ(graph::parse_notice(1, notice.text()), notice);
+  }
+}
+
+TEST(CaptureNotice, AnyOtherTextIsRefused) {
+  EXPECT_EQ(serried::testing::error_text<c10::DistBackendError>([] { graph::parse_notice(2, "hello"); }),
+            "[capture] rank 2 left \"hello\" in the store, which is no notice\n"
+            "  fix: give each job a store of its own, and all its ranks the same version of serried");
+  for (const char* text : {"", "\n", "3\n", "3\nsettled\n"}) {
+    EXPECT_THROW(graph::parse_notice(0, text), c10::DistBackendError) << text;
+  }
 }
 
 TEST_P(CaptureAgrees, SameCollectivesReplay) {
