@@ -144,6 +144,19 @@ IValue read_enum(Cursor& in, TypeKind kind) {
                    " \"", word, "\""));
 }
 
+// The dtype of a factor that is a tensor.
+at::Tensor read_factor(Cursor& in, double factor) {
+  const at::ScalarType dtype = read_dtype(in);
+  if (!at::isFloatingType(dtype) && !at::isIntegralType(dtype, /*includeBool=*/false)) {
+    in.fail(c10::str("a factor cannot be of dtype ", watch::dtype_name(dtype)));
+  }
+  try {
+    return at::scalar_tensor(factor, at::TensorOptions(dtype));
+  } catch (const c10::Error&) {
+    in.fail(c10::str("the factor ", factor, " does not fit into ", watch::dtype_name(dtype)));
+  }
+}
+
 IValue read_reduce_op(Cursor& in) {
   if (!in.accept(kPremulSum)) {
     const std::string_view word = in.word();
@@ -155,7 +168,7 @@ IValue read_reduce_op(Cursor& in) {
   }
   const double factor = parse_double(in, in.word());
   c10d::ReduceOp op = c10d::makePreMulSum(factor);
-  if (in.accept(",")) op = c10d::makePreMulSum(at::scalar_tensor(factor, at::TensorOptions(read_dtype(in))));
+  if (in.accept(",")) op = c10d::makePreMulSum(read_factor(in, factor));
   in.expect(")");
   return IValue(c10::make_intrusive<c10d::ReduceOp>(op));
 }
@@ -173,15 +186,6 @@ char read_escape(Cursor& in) {
   if (c != 'x') return c;
   const char digits[] = {in.take(), in.take()};
   return char(parse_hex(in, {digits, 2}));
-}
-
-IValue read_device(Cursor& in) {
-  const std::string word(in.word());
-  try {
-    return at::Device(word);
-  } catch (const c10::Error&) {
-    in.fail(c10::str("unknown device \"", word, "\""));
-  }
 }
 
 IValue read_generator(Cursor& in) {
@@ -277,7 +281,19 @@ c10::DimVector read_numbers(Cursor& in) {
 }
 
 at::ScalarType read_dtype(Cursor& in) {
-  return at::ScalarType(read_enum(in, TypeKind::ScalarTypeType).toInt());
+  const int64_t number = read_enum(in, TypeKind::ScalarTypeType).toInt();
+  const bool is_known = number >= 0 && number < int64_t(at::ScalarType::NumOptions);
+  if (!is_known || at::ScalarType(number) == at::ScalarType::Undefined) in.fail(c10::str("there is no dtype ", number));
+  return at::ScalarType(number);
+}
+
+at::Device read_device(Cursor& in) {
+  const std::string word(in.word());
+  try {
+    return at::Device(word);
+  } catch (const c10::Error&) {
+    in.fail(c10::str("unknown device \"", word, "\""));
+  }
 }
 
 int64_t read_int(Cursor& in) {

@@ -33,7 +33,9 @@ std::string read_quoted(Cursor& in);
 std::string numbers_text(c10::IntArrayRef numbers);
 c10::DimVector read_numbers(Cursor& in);
 
+/// That of a tensor: a number that stands for none fails.
 at::ScalarType read_dtype(Cursor& in);
+at::Device read_device(Cursor& in);
 int64_t read_int(Cursor& in);
 
 }  // namespace serried::graph

@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <iterator>
+#include <limits>
 
 #include "serried/graph/custom_class.h"
 #include "serried/graph/literal.h"
+#include "serried/graph/possible.h"
 
 namespace serried::graph {
 namespace {
@@ -39,7 +41,7 @@ class GraphReader {
     if (in.accept("input ")) return read_placed(in, "input", graph_.inputs().size(), graph_.input_spreads());
     if (in.accept("output ")) return read_placed(in, "output", graph_.outputs().size(), graph_.output_spreads());
     if (in.accept("gradient ")) return read_gradient(in);
-    if (in.accept("arena ")) return graph_.set_arena_bytes(read_int(in));
+    if (in.accept("arena ")) return read_arena(in);
     in.fail(c10::str("there is no such line: \"", in.rest(), "\""));
   }
 
@@ -51,10 +53,36 @@ class GraphReader {
     in.expect(c10::str("%", number));
     Value value{.kind = read_kind(in)};
     if (value.kind != ValueKind::work) read_meta(in, value.meta);
-    if (in.accept("storage ")) value.storage = int32_t(read_int(in));
-    if (in.accept("at ")) value.arena_offset = read_int(in);
+    if (in.accept("storage ")) value.storage = read_storage(in);
+    if (in.accept("at ")) value.arena_offset = read_bytes(in);
     if (in.accept("name ")) value.name = read_quoted(in);
+    if (value.kind == ValueKind::buffer) check_buffer(in, value);
     graph_.add_value(std::move(value));
+  }
+
+  static int32_t read_storage(Cursor& in) {
+    const int64_t number = read_int(in);
+    if (number < 0 || number > std::numeric_limits<int32_t>::max()) in.fail(c10::str("there is no storage ", number));
+    return int32_t(number);
+  }
+
+  static int64_t read_bytes(Cursor& in) {
+    const int64_t bytes = read_int(in);
+    if (bytes < 0) in.fail(c10::str(bytes, " bytes are below 0"));
+    return bytes;
+  }
+
+  void read_arena(Cursor& in) {
+    if (!graph_.values().empty()) in.fail("the arena stands in front of all values");
+    graph_.set_arena_bytes(read_bytes(in));
+  }
+
+  // Nodes write into it.
+  void check_buffer(Cursor& in, const Value& value) const {
+    const int64_t end = value.meta.storage_end(), room = graph_.arena_bytes() - value.arena_offset;
+    if (room >= 0 && end <= room) return;
+    in.fail(c10::str("a buffer of ", end, " bytes at ", value.arena_offset, " is outside of the arena of ",
+                     graph_.arena_bytes(), " bytes"));
   }
 
   static ValueKind read_kind(Cursor& in) {
@@ -67,9 +95,13 @@ class GraphReader {
   static void read_meta(Cursor& in, TensorMeta& meta) {
     meta.dtype = read_dtype(in);
     meta.sizes = read_numbers(in);
+    if (!is_possible_shape(meta.sizes)) in.fail("no tensor has the shape " + numbers_text(meta.sizes));
     meta.strides = in.accept("strides ") ? read_numbers(in) : serried::contiguous_strides(meta.sizes);
     if (in.accept("offset ")) meta.offset = read_int(in);
-    if (in.accept("device ")) meta.device = read_literal(in, c10::DeviceObjType::get()).toDevice();
+    if (in.accept("device ")) meta.device = read_device(in);
+    if (is_possible(meta)) return;
+    in.fail(c10::str("no tensor ", meta.to_string(), " has strides ", numbers_text(meta.strides), " and offset ",
+                     meta.offset));
   }
 
   ValueId read_id(Cursor& in) {
@@ -139,9 +171,10 @@ class GraphReader {
   Argument read_argument(Cursor& in, const c10::Argument& declared) {
     const auto* optional = declared.type()->castRaw<c10::OptionalType>();
     const TypePtr type = optional != nullptr ? optional->getElementType() : declared.type();
-    if (in.next_is("%") || in.next_is("undefined")) return Argument::of_value(read_id(in));
+    const bool can_be_value = type->kind() == TypeKind::TensorType || is_c10d_type(*type, "Work");
+    if (can_be_value && (in.next_is("%") || in.next_is("undefined"))) return Argument::of_value(read_id(in));
     if (is_c10d_type(*type, "ProcessGroup")) return {Argument::Kind::group, read_quoted(in), {}};
-    if (!in.next_is("[")) return Argument::of(read_literal(in, literal_type(declared)));
+    if (!in.next_is("[")) return read_constant(in, declared);
     if (is_list_of(type, TypeKind::TensorType)) return read_values(in, Argument::Kind::values);
     if (is_list_of(type, TypeKind::OptionalType)) {
       const TypePtr element = type->castRaw<c10::ListType>()->getElementType();
@@ -150,7 +183,15 @@ class GraphReader {
     }
     const bool is_nested = is_list_of(type, TypeKind::ListType) &&
                            is_list_of(type->castRaw<c10::ListType>()->getElementType(), TypeKind::TensorType);
-    return is_nested ? read_nested(in) : Argument::of(read_literal(in, literal_type(declared)));
+    return is_nested ? read_nested(in) : read_constant(in, declared);
+  }
+
+  static Argument read_constant(Cursor& in, const c10::Argument& declared) {
+    const std::string_view before = in.rest();
+    c10::IValue constant = read_literal(in, literal_type(declared));
+    if (can_be(declared.type(), constant)) return Argument::of(std::move(constant));
+    in.fail(c10::str("argument \"", declared.name(), "\" is a ", declared.type()->str(), ", not ",
+                     before.substr(0, before.size() - in.rest().size())));
   }
 
   Argument read_values(Cursor& in, Argument::Kind kind) {

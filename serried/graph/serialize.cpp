@@ -114,6 +114,25 @@ std::string name_of(const Graph& graph, ValueId id) {
   return value_text(graph, id) + " is " + graph.value(id).meta.to_string();
 }
 
+bool are_alike(const TensorMeta& a, const TensorMeta& b) {
+  return a.sizes == b.sizes && a.strides == b.strides && a.dtype == b.dtype && a.device == b.device;
+}
+
+void check_saved(const std::string& path, const Graph& graph, int64_t id, const at::Tensor& t) {
+  const std::string fix = "give the path of a file that serried::graph::save wrote";
+  if (id < 0 || id >= int64_t(graph.values().size())) {
+    raise<c10::ValueError>({"load", c10::str(path, " has a tensor for value %", id, ", which its graph lacks"), fix});
+  }
+  const std::string name = name_of(graph, ValueId(id));
+  if (!t.defined()) raise<c10::ValueError>({"load", c10::str(path, ": ", name, ", and its tensor is undefined"), fix});
+  const TensorMeta got = meta_of(t);
+  if (are_alike(got, graph.value(ValueId(id)).meta)) return;
+  raise<c10::ValueError>({"load",
+                          c10::str(path, ": ", name, ", and its tensor ", got.to_string(), " with strides ",
+                                   numbers_text(got.strides), " on ", got.device.str()),
+                          fix});
+}
+
 // Without the tensor's gradient, which the graph must not keep alive.
 at::Tensor fitting(const Graph& graph, ValueId id, const at::Tensor& t) {
   const std::string fix = "bind the tensors that the function was captured with, or others of the same layout";
@@ -121,9 +140,7 @@ at::Tensor fitting(const Graph& graph, ValueId id, const at::Tensor& t) {
     raise<c10::ValueError>({"bind_persistent", name_of(graph, id) + ", and the tensor is undefined", fix});
   const at::Tensor part = part_of(t);
   const TensorMeta &want = graph.value(id).meta, got = meta_of(part);
-  if (got.sizes == want.sizes && got.strides == want.strides && got.dtype == want.dtype && got.device == want.device) {
-    return part.variable_data();
-  }
+  if (are_alike(got, want)) return part.variable_data();
   raise<c10::ValueError>({"bind_persistent",
                           c10::str(name_of(graph, id), " with strides ", numbers_text(want.strides), " on ",
                                    want.device.str(), ", and the tensor ", got.to_string(), " with strides ",
@@ -164,9 +181,12 @@ void save(const Graph& graph, const std::string& path, const SaveOptions& option
 }
 
 Graph load(const std::string& path) {
-  const Archive archive = read_archive(path);
+  Archive archive = read_archive(path);
   Graph graph = parse_graph(archive.text);
-  for (size_t i = 0; i < archive.ids.size(); ++i) graph.value(ValueId(archive.ids[i])).tensor = archive.tensors[i];
+  for (size_t i = 0; i < archive.ids.size(); ++i) {
+    check_saved(path, graph, archive.ids[i], archive.tensors[i]);
+    graph.value(ValueId(archive.ids[i])).tensor = std::move(archive.tensors[i]);
+  }
   return graph;
 }
 

@@ -2,6 +2,7 @@
 #include "serried/graph/spread.h"
 
 #include "serried/graph/literal.h"
+#include "serried/graph/possible.h"
 #include "serried/tensor/parts.h"
 
 namespace serried::graph {
@@ -112,6 +113,7 @@ Spread read_spread(Cursor& in) {
   spread.placements = read_placements(in);
   in.expect("of");
   spread.sizes = read_numbers(in);
+  if (!is_possible_shape(spread.sizes)) in.fail("no tensor has the shape " + numbers_text(spread.sizes));
   spread.strides = in.accept("strides ") ? read_numbers(in) : serried::contiguous_strides(spread.sizes);
   in.expect("on");
   const c10::DimVector shape = read_numbers(in);

@@ -4,6 +4,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/jit/serialization/pickle.h>
 #include <torch/library.h>
 #include <torch/torch.h>
 
@@ -335,6 +336,31 @@ TEST(GraphArchive, RefusesFilesThatAreNotWholeOrNotOurs) {
   }
 }
 
+// A whole archive of the graph with one constant f32[2], and a tensor for value `id`.
+std::string archive_error(int64_t id, const at::Tensor& t) {
+  const TemporaryFile file;
+  Graph g;
+  g.add_value({.kind = ValueKind::constant, .meta = f32_meta({2})});
+  const auto data = torch::jit::pickle_save(
+      c10::ivalue::Tuple::create(to_text(g), c10::List<int64_t>({id}), c10::List<at::Tensor>({t})));
+  std::ofstream(file.path, std::ios::binary).write(data.data(), std::streamsize(data.size()));
+  const std::string text = error_text<c10::ValueError>([&] { load(file.path); });
+  const size_t at = text.find(file.path);
+  return at == std::string::npos ? text : text.replace(at, file.path.size(), "FILE");
+}
+
+TEST(GraphArchive, RefusesTensorsThatDoNotFitTheGraph) {
+  const std::string fix = "\n  fix: give the path of a file that serried::graph::save wrote";
+  for (int64_t id : {int64_t(1), int64_t(-1), int64_t(1) << 32}) {
+    EXPECT_EQ(archive_error(id, at::zeros({2})),
+              c10::str("[load] FILE has a tensor for value %", id, ", which its graph lacks", fix));
+  }
+  EXPECT_EQ(archive_error(0, at::zeros({3})),
+            "[load] FILE: %c0 is f32[2], and its tensor f32[3] with strides [1] on cpu" + fix);
+  EXPECT_EQ(archive_error(0, at::zeros({2}, at::kLong)),
+            "[load] FILE: %c0 is f32[2], and its tensor i64[2] with strides [1] on cpu" + fix);
+}
+
 TEST(GraphArchive, SaysWhereItCannotWrite) {
   EXPECT_EQ(error_text<c10::ValueError>([] { save({}, "/no/such/folder/graph"); }),
             "[save] cannot write /no/such/folder/graph\n"
@@ -401,6 +427,47 @@ TEST(GraphParse, NamesTheLineThatItCannotRead) {
   EXPECT_EQ(parse_error(names + "layout=round)\n"), "[graph] line 2: unknown layout \"round\"");
   EXPECT_EQ(parse_error(names + "layout=strided, format=new)\n"), "[graph] line 2: unknown memory format \"new\"");
   EXPECT_EQ(parse_error("poem\n"), "[graph] line 2: there is no such line: \"poem\"");
+}
+
+TEST(GraphParse, RefusesTensorsThatCannotBe) {
+  EXPECT_EQ(parse_error("value %0 computed 999[2]\n"), "[graph] line 2: there is no dtype 999");
+  EXPECT_EQ(parse_error("value %0 computed -1[2]\n"), "[graph] line 2: there is no dtype -1");
+  EXPECT_EQ(parse_error("value %0 computed f32[2] device none\n"), "[graph] line 2: unknown device \"none\"");
+  EXPECT_EQ(parse_error("value %0 computed f32[2, -3]\n"), "[graph] line 2: no tensor has the shape [2, -3]");
+  EXPECT_EQ(parse_error("value %0 computed f32[4294967296, 4294967296]\n"),
+            "[graph] line 2: no tensor has the shape [4294967296, 4294967296]");
+  EXPECT_EQ(parse_error("value %0 computed f32[2, 3] strides [1]\n"),
+            "[graph] line 2: no tensor f32[2, 3] has strides [1] and offset 0");
+  EXPECT_EQ(parse_error("value %0 computed f64[2] strides [4611686018427387904]\n"),
+            "[graph] line 2: no tensor f64[2] has strides [4611686018427387904] and offset 0");
+  EXPECT_EQ(parse_error("value %0 computed f32[2] offset -1\n"),
+            "[graph] line 2: no tensor f32[2] has strides [1] and offset -1");
+  EXPECT_EQ(parse_error("value %0 computed f32[2] storage 4294967296\n"),
+            "[graph] line 2: there is no storage 4294967296");
+}
+
+TEST(GraphParse, RefusesBuffersOutsideOfTheArena) {
+  EXPECT_EQ(parse_error("arena -1\n"), "[graph] line 2: -1 bytes are below 0");
+  EXPECT_EQ(parse_error("arena 64\nvalue %0 buffer f32[4] at 52\n"),
+            "[graph] line 3: a buffer of 16 bytes at 52 is outside of the arena of 64 bytes");
+  EXPECT_EQ(parse_error("value %0 buffer f32[0]\narena 64\n"),
+            "[graph] line 3: the arena stands in front of all values");
+}
+
+TEST(GraphParse, RefusesConstantsOfAnotherType) {
+  EXPECT_EQ(parse_error("node serried_graph_test::float(f=none)\n"),
+            "[graph] line 2: argument \"f\" is a float, not none");
+  EXPECT_EQ(parse_error("node serried_graph_test::float(f=1)\n"), "[graph] line 2: argument \"f\" is a float, not 1");
+  EXPECT_EQ(parse_error("value %0 input f32[2]\nnode %0 = aten::sum.dim_IntList(%0, dim=[0, 1.5], false, none)\n"),
+            "[graph] line 3: argument \"dim\" is a int[]?, not [0, 1.5]");
+  EXPECT_EQ(parse_error("value %0 input f32[2]\nnode %0 = aten::neg(7)\n"),
+            "[graph] line 3: argument \"self\" is a Tensor, not 7");
+  EXPECT_EQ(parse_error("value %0 input f32[2]\nnode %0 = aten::unsqueeze(%0, dim=%0)\n"),
+            "[graph] line 3: expected a word or a number before \"%0)\"");
+  EXPECT_EQ(parse_error("node serried_graph_test::reduce(op=premul_sum(0.5, c64))\n"),
+            "[graph] line 2: a factor cannot be of dtype c64");
+  EXPECT_EQ(parse_error("node serried_graph_test::reduce(op=premul_sum(1e300, i8))\n"),
+            "[graph] line 2: the factor 1e+300 does not fit into i8");
 }
 
 TEST(GraphParse, RefusesOtherVersionsAndTruncatedText) {
