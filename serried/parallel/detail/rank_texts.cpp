@@ -27,7 +27,7 @@ std::vector<int64_t> all_sizes(const std::string& mine, const Group& group) {
 std::vector<std::string> split_lines(const std::string& text) {
   std::vector<std::string> lines;
   for (size_t begin = 0; begin < text.size();) {
-    const size_t end = text.find('\n', begin);
+    const size_t end = std::min(text.find('\n', begin), text.size());
     lines.push_back(text.substr(begin, end - begin));
     begin = end + 1;
   }
