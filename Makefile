@@ -4,15 +4,24 @@ JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 BENCH ?= all
 RANKS ?= 2
 MINUTES ?= 30
+SECONDS ?= 300
+# LAYERS=comm runs base and comm alone under the sanitizers.
+LAYERS ?= all
+ASAN_TESTS = serried_tests serried_launch_tests \
+             $(if $(filter all,$(LAYERS)),serried_spmd_tests serried_tensor_tests serried_parallel_tests serried_graph_tests serried_fuzz_tests)
+# Those whose ranks are threads.
+TSAN_TESTS = serried_tests $(if $(filter all,$(LAYERS)),serried_parallel_tests serried_graph_tests)
 export CMAKE_COLOR_DIAGNOSTICS := ON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-bench configure demo test soak bench format docs clean
+.PHONY: help setup setup-bench setup-fuzz configure demo test soak sanitize asan tsan fuzz bench format docs clean
 
 help:
 	@echo 'make demo          build, check every collective, print bandwidths beside Gloo, train a GPT; RANKS=2 train it'
 	@echo 'make test          build everything and run all tests'
 	@echo 'make soak          run random programs beside plain LibTorch for MINUTES=$(MINUTES), split evenly over their kinds'
+	@echo 'make sanitize      run the tests under the address, undefined-behaviour and thread sanitizers; one of them: make asan, make tsan'
+	@echo 'make fuzz          give every parser random inputs for SECONDS=$(SECONDS) each; what breaks one is kept in tests/fuzz/found'
 	@echo 'make bench         run every benchmark beside its reference; one of them: make bench BENCH=ddp'
 	@echo 'make format        format all sources in place'
 	@echo 'make docs          check the links, tables and code blocks of README and docs'
@@ -24,6 +33,9 @@ setup:
 
 setup-bench:
 	@scripts/setup.sh bench
+
+setup-fuzz:
+	@scripts/setup.sh fuzz
 
 # Ninja runs CMake again by itself, so it is called only for a new build folder or another LibTorch.
 CONFIGURED = grep -qsxF "Torch_DIR:PATH=$$(cat $(BUILD)/deps/torch_dir)" $(BUILD)/CMakeCache.txt && test -e $(BUILD)/build.ninja
@@ -45,6 +57,24 @@ test: configure
 soak: configure
 	@cmake --build $(BUILD) -j $(JOBS) --target serried_random_tests
 	@scripts/soak.py $(BUILD)/tests/serried_random_tests --minutes $(MINUTES)
+
+sanitize: asan tsan
+
+# Each in a build folder of its own; only the programs that are run are built.
+SANITIZE = $(call CONFIGURE,$(1)) -DSERRIED_COMM_ONLY=$(if $(filter comm,$(LAYERS)),ON,OFF) && cmake --build $(BUILD)/$(1) -j $(JOBS) --target $(2) && \
+           ctest --preset $(1) -L "^($$(echo $(strip $(2)) | tr ' ' '|'))$$"
+
+asan: setup
+	@$(call SANITIZE,asan,$(ASAN_TESTS))
+
+tsan: setup
+	@$(call SANITIZE,tsan,$(TSAN_TESTS))
+
+fuzz: setup-fuzz configure
+	@cmake --build $(BUILD) -j $(JOBS) --target serried
+	@cmake -S tests/fuzz/libfuzzer -B $(BUILD)/fuzz -G Ninja -DCMAKE_CXX_COMPILER=clang++ -DTorch_DIR="$$(cat $(BUILD)/deps/torch_dir)"
+	@cmake --build $(BUILD)/fuzz -j $(JOBS)
+	@scripts/fuzz.py $(BUILD)/fuzz/serried_fuzz --seconds $(SECONDS) --jobs $(JOBS)
 
 bench: setup-bench
 	@$(call CONFIGURE,bench)

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs what a build of serried needs and is not there yet: Debian packages and LibTorch. `setup.sh bench` adds what the benchmarks compare with.
+# Installs what a build of serried needs and is not there yet: Debian packages and LibTorch. `setup.sh bench` adds what the benchmarks compare with,
+# `setup.sh fuzz` clang with libFuzzer.
 # Does nothing the second time. Leaves the folder of TorchConfig.cmake in build/deps/torch_dir, where CMake looks for it.
 set -euo pipefail
 
@@ -42,10 +43,16 @@ missing_packages() {
   has_header gmock/gmock.h || echo libgmock-dev
   has_header CLI/CLI.hpp || echo libcli11-dev
   has_header nlohmann/json.hpp || echo nlohmann-json3-dev
+  if [[ $mode == fuzz ]]; then has_libfuzzer || printf '%s\n' clang libclang-rt-14-dev llvm; fi
   [[ $mode == bench ]] || return 0
   has_header benchmark/benchmark.h || echo libbenchmark-dev
   has_command mpirun || echo openmpi-bin
   has_command mpicxx || echo libopenmpi-dev
+}
+
+# Clang comes without its runtime libraries where only the compiler was asked for.
+has_libfuzzer() {
+  has_command clang++ && [[ -e $(clang++ -print-file-name=libclang_rt.fuzzer-x86_64.a) || -e $(clang++ -print-file-name=libclang_rt.fuzzer.a) ]]
 }
 
 # Root as it is, or sudo where it asks no password; empty and false where there is neither.
@@ -147,7 +154,7 @@ find_torch() { find_users_torch || find_pythons_torch || find_own_torch; }
 # ---- Once through.
 
 mode=${1:-build}
-[[ $mode == build || $mode == bench ]] || fail "unknown argument \"$mode\"; known: bench"
+[[ $mode == build || $mode == bench || $mode == fuzz ]] || fail "unknown argument \"$mode\"; known: bench, fuzz"
 torch_dir='' torch_source='' did=''
 
 # What the earlier answer depended on; python3 is asked again only where this changed.
