@@ -124,7 +124,8 @@ Meeting meet_env(const std::string& text, const RendezvousOptions& options) {
                                .world_size = job.world_size,
                                .serve = serve,
                                .listen_fd = serve ? detail::take_listen_fd() : -1,
-                               .use_libuv = wants_libuv(url)};
+                               .use_libuv = wants_libuv(url),
+                               .several_hosts = job.several_hosts};
   return {detail::open_tcp_store(place, options.timeout), job.rank, job.world_size};
 }
 

@@ -12,7 +12,7 @@
 
 #include "serried/base/error.h"
 #include "serried/comm/backends/fake/fake.h"
-#include "serried/comm/detail/host.h"
+#include "serried/comm/detail/listen.h"
 #include "tests/support/each_rank.h"
 #include "tests/support/environment.h"
 #include "tests/support/errors.h"
@@ -130,7 +130,7 @@ TEST(NewGroup, TenGroupsShareOneStoreUnderSkew) {
 
 TEST(NewGroup, TwoGroupsMeetOverTcp) {
   const MeetingBackend backend;
-  const int fd = detail::listen_on(0);
+  const int fd = detail::listen_at("127.0.0.1", 0).fd;
   const std::string url = c10::str("tcp://127.0.0.1:", detail::port_of(fd));
   ::close(fd);
   each_rank(2, [&](int rank) {

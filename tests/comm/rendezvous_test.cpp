@@ -2,6 +2,7 @@
 #include "serried/comm/rendezvous.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -15,6 +16,7 @@
 #include "serried/base/error.h"
 #include "serried/comm/detail/exchange.h"
 #include "serried/comm/detail/host.h"
+#include "serried/comm/detail/listen.h"
 #include "serried/comm/detail/launch_environment.h"
 #include "serried/comm/detail/url.h"
 #include "serried/comm/detail/world_store.h"
@@ -41,7 +43,7 @@ std::map<std::string, std::string> with(std::map<std::string, std::string> value
 
 // A port that was free a moment ago.
 uint16_t free_port() {
-  const int fd = detail::listen_on(0);
+  const int fd = detail::listen_at("127.0.0.1", 0).fd;
   const uint16_t port = detail::port_of(fd);
   ::close(fd);
   return port;
@@ -98,10 +100,10 @@ TEST(Rendezvous, PlainServerWorksToo) {
 }
 
 TEST(Rendezvous, PortInUseIsSaid) {
-  const int fd = detail::listen_on(0);
+  const int fd = detail::listen_at("127.0.0.1", 0).fd;
   const uint16_t port = detail::port_of(fd);
   EXPECT_EQ(error_text<c10::DistNetworkError>([&] { rendezvous(tcp_url(port, 0, 2), {.timeout = 1s}); }),
-            c10::str("[rendezvous] rank 0 cannot listen on port ", port,
+            c10::str("[rendezvous] rank 0 cannot listen at 127.0.0.1:", port,
                      ": Address already in use\n"
                      "  fix: end the program that uses the port, or choose another (MASTER_PORT)"));
   ::close(fd);
@@ -116,6 +118,56 @@ TEST(Rendezvous, UnreachableStoreIsSaidWithinTheTimeout) {
                " after 300 ms\n"
                "  fix: start rank 0, and check its address and port (MASTER_ADDR, MASTER_PORT) and the firewall"));
   EXPECT_LT(std::chrono::steady_clock::now() - begin, 2s);
+}
+
+TEST(Rendezvous, AStoreThatTakesConnectionsButDoesNotAnswerIsSaid) {
+  const int fd = detail::listen_at("127.0.0.1", 0).fd;  // as a launcher holds it while rank 0 is in other code
+  const uint16_t port = detail::port_of(fd);
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_EQ(error_text<c10::DistNetworkError>([&] { rendezvous(tcp_url(port, 1, 2), {.timeout = 300ms}); }),
+            c10::str("[rendezvous] 127.0.0.1:", port,
+                     " takes connections, but rank 0 has not answered for 300 ms\n"
+                     "  fix: look at what rank 0 is doing: it must make the group too, and may be stopped; or pass a "
+                     "longer timeout"));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 5s);
+  ::close(fd);
+}
+
+TEST(Rendezvous, ATimeoutNamesTheMissingThePlaceAndTheTime) {
+  const uint16_t port = free_port();
+  const auto store = rendezvous(tcp_url(port, 0, 3), {.timeout = 5s}).store;
+  EXPECT_EQ(error_text<c10::DistBackendError>([&] {
+              detail::exchange({store, 0, 3, 50ms}, "new_group", "host", "x");
+            }),
+            c10::str("[new_group] ranks 1, 2 of 3 did not come to the rendezvous at 127.0.0.1:", port,
+                     " within 50 ms\n"
+                     "  fix: look at what those ranks are doing; every rank must make the same groups in the same "
+                     "order"));
+  // Nor does rank 0 wait for the farewells of those who never came.
+  const auto begin = std::chrono::steady_clock::now();
+  detail::leave_stores();
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 2s);
+}
+
+TEST(Rendezvous, AStoreThatIsGoneIsSaid) {
+  c10d::TCPStoreOptions options;
+  options.port = 0;
+  options.isServer = true;
+  options.waitWorkers = false;
+  auto server = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+  const uint16_t port = server->getPort();
+  const auto store = rendezvous(tcp_url(port, 1, 2), {.timeout = 5s}).store;
+  std::thread rank([&] {
+    EXPECT_EQ(error_text<c10::DistBackendError>([&] {
+                detail::exchange({store, 1, 2, 10s}, "new_group", "host", "x");
+              }),
+              c10::str("[new_group] the store at 127.0.0.1:", port,
+                       " is gone: the process that served it, rank 0's, has ended\n"
+                       "  fix: see what rank 0 says; it may have waited for this rank and given up"));
+  });
+  server->wait({"host/1"}, 10s);
+  server.reset();
+  rank.join();
 }
 
 TEST(Rendezvous, TcpNamesAllThatIsMissing) {
@@ -195,6 +247,16 @@ TEST(Rendezvous, FileRefusals) {
             "  fix: pass a path in a folder that exists and that all ranks can write");
 }
 
+TEST(Rendezvous, APipeInTheFilesPlaceIsRefused) {
+  const std::string path = ::testing::TempDir() + "serried_pipe_" + std::to_string(::getpid());
+  ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+  EXPECT_EQ(refused_url(c10::str("file://", path, "?rank=0&world_size=1")),
+            c10::str("[rendezvous] file://", path,
+                     " is no regular file\n"
+                     "  fix: pass a path where there is nothing yet"));
+  std::filesystem::remove(path);
+}
+
 TEST(Rendezvous, EnvNamesEveryMissingVariableAtOnce) {
   ScopedEnv env(kNoLauncher);
   EXPECT_EQ(refused_url("env://"),
@@ -242,7 +304,7 @@ TEST(Rendezvous, AgentStoreMakesRankZeroAClient) {
 }
 
 TEST(Rendezvous, RankZeroTakesOverAListeningSocketOnce) {
-  const int fd = detail::listen_on(0);
+  const int fd = detail::listen_at("127.0.0.1", 0).fd;
   const uint16_t port = detail::port_of(fd);
   ScopedEnv env(with({{"RANK", "0"},
                       {"WORLD_SIZE", "1"},

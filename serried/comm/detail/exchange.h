@@ -21,4 +21,9 @@ struct ExchangeArgs {
 std::vector<std::string> exchange(const ExchangeArgs& args, std::string_view where, const std::string& key,
                                   const std::string& value);
 
+/// Whether all keys have come within `timeout`. Where they have not, nobody waits for the late at exit.
+/// DistBackendError that says so where the store itself is gone.
+bool wait_for_keys(const c10::intrusive_ptr<c10d::Store>& store, std::string_view where,
+                   const std::vector<std::string>& keys, std::chrono::milliseconds timeout);
+
 }  // namespace serried::detail

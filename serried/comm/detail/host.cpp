@@ -43,31 +43,24 @@ bool connects(const addrinfo& address, Clock::time_point deadline) {
   return ok;
 }
 
-bool listens(const std::string& host, uint16_t port, Clock::time_point deadline) {
+std::string text_of(const addrinfo& address) {
+  std::array<char, NI_MAXHOST> name{};
+  ::getnameinfo(address.ai_addr, address.ai_addrlen, name.data(), name.size(), nullptr, 0, NI_NUMERICHOST);
+  return name.data();
+}
+
+// The first address of `host` that something listens at, "" if there is none.
+std::string find_listener(const std::string& host, uint16_t port, Clock::time_point deadline) {
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
-  if (::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) return false;
+  if (::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) return "";
   const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(found, ::freeaddrinfo);
   for (const addrinfo* address = found; address != nullptr; address = address->ai_next) {
-    if (connects(*address, deadline)) return true;
+    if (connects(*address, deadline)) return text_of(*address);
   }
-  return false;
-}
-
-int listen_at(const sockaddr* address, socklen_t size) {
-  const int fd = ::socket(address->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (fd < 0) return -1;
-  const int on = 1;
-  const int off = 0;
-  ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-  if (address->sa_family == AF_INET6) ::setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
-  if (::bind(fd, address, size) == 0 && ::listen(fd, SOMAXCONN) == 0) return fd;
-  const int error = errno;
-  ::close(fd);
-  errno = error;
-  return -1;
+  return "";
 }
 
 }  // namespace
@@ -83,42 +76,20 @@ std::string host_identity() {
   return std::string(name.data()) + " " + boot + " " + pid_namespace.data();
 }
 
-bool wait_for_listener(const std::string& host, uint16_t port, milliseconds timeout) {
+std::string wait_for_listener(const std::string& host, uint16_t port, milliseconds timeout) {
   const Clock::time_point deadline = Clock::now() + timeout;
   milliseconds pause(1);
-  while (!listens(host, port, deadline)) {
-    if (Clock::now() + pause > deadline) return false;
+  std::string found;
+  while ((found = find_listener(host, port, deadline)).empty()) {
+    if (Clock::now() + pause > deadline) return "";
     std::this_thread::sleep_for(pause);
     pause = std::min(pause * 2, milliseconds(100));
   }
-  return true;
+  return found;
 }
 
 bool is_listening(const std::string& host, uint16_t port, milliseconds timeout) {
-  return listens(host, port, Clock::now() + timeout);
-}
-
-int listen_on(uint16_t port) {
-  sockaddr_in6 any6{};
-  any6.sin6_family = AF_INET6;
-  any6.sin6_port = htons(port);
-  const int fd = listen_at(reinterpret_cast<const sockaddr*>(&any6), sizeof(any6));
-  if (fd >= 0 || errno == EADDRINUSE || errno == EACCES) return fd;
-  sockaddr_in any4{};  // a machine without IPv6
-  any4.sin_family = AF_INET;
-  any4.sin_port = htons(port);
-  return listen_at(reinterpret_cast<const sockaddr*>(&any4), sizeof(any4));
-}
-
-uint16_t port_of(int fd) {
-  sockaddr_storage address{};
-  socklen_t size = sizeof(address);
-  int listening = 0;
-  socklen_t flag_size = sizeof(listening);
-  if (::getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listening, &flag_size) != 0 || listening == 0) return 0;
-  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0) return 0;
-  if (address.ss_family == AF_INET6) return ntohs(reinterpret_cast<const sockaddr_in6&>(address).sin6_port);
-  return ntohs(reinterpret_cast<const sockaddr_in&>(address).sin_port);
+  return !find_listener(host, port, Clock::now() + timeout).empty();
 }
 
 }  // namespace serried::detail

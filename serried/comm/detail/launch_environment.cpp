@@ -82,6 +82,8 @@ class EnvironmentReader {
     job.master_port = master_port();
     if (!problems_.empty()) raise_problems();
     job.agent_keeps_store = env::flag("TORCHELASTIC_USE_AGENT_STORE");
+    const auto local = env::maybe_text(names_.local_size.empty() ? "LOCAL_WORLD_SIZE" : names_.local_size);
+    job.several_hosts = local && parse_integer(*local).value_or(job.world_size) < job.world_size;
     return job;
   }
 

@@ -12,6 +12,7 @@ struct LaunchEnvironment {
   std::string master_addr;
   uint16_t master_port = 0;
   bool agent_keeps_store = false;  // TORCHELASTIC_USE_AGENT_STORE: rank 0 is a client too
+  bool several_hosts = false;      // known: fewer ranks on this host than in the job
 };
 
 /// What the caller knows already; -1: not.

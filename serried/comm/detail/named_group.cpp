@@ -124,7 +124,7 @@ Group create_group(std::string_view where, const std::string& backend, const Fac
 }
 
 bool is_process_local(const c10::intrusive_ptr<c10d::Store>& store) {
-  return dynamic_cast<c10d::HashStore*>(without_prefix(store).get()) != nullptr;
+  return dynamic_cast<c10d::HashStore*>(innermost_store(store).get()) != nullptr;
 }
 
 }  // namespace serried::detail

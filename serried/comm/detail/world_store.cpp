@@ -2,6 +2,7 @@
 #include "serried/comm/detail/world_store.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,6 +10,8 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
+#include <future>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -21,6 +24,7 @@
 #include "serried/base/env.h"
 #include "serried/base/error.h"
 #include "serried/comm/detail/host.h"
+#include "serried/comm/detail/listen.h"
 
 namespace serried::detail {
 namespace {
@@ -33,9 +37,12 @@ std::string farewell_key(int rank) {
 
 class WorldStore final : public c10d::TCPStore {
  public:
-  WorldStore(const TcpPlace& place, const c10d::TCPStoreOptions& options)
-      : c10d::TCPStore(place.host, options), place_(place), process_(::getpid()) {}
+  /// `address` is where `place.host` was found.
+  WorldStore(const TcpPlace& place, const std::string& address, const c10d::TCPStoreOptions& options)
+      : c10d::TCPStore(address, options), place_(place), process_(::getpid()) {}
   ~WorldStore() override { farewell(); }
+
+  std::string place_text() const { return c10::str(place_.host, ":", getPort()); }
 
   void abandon() { abandoned_ = true; }
 
@@ -44,7 +51,7 @@ class WorldStore final : public c10d::TCPStore {
     try {
       if (place_.serve) return wait_for_others();
       // c10d prints a stack trace when it writes to a server that is gone, so look first. `set` waits for no answer.
-      if (!is_listening(place_.host, getPort(), milliseconds(200))) return;
+      if (!is_listening(getHost(), getPort(), milliseconds(200))) return;
       set(farewell_key(place_.rank), std::vector<uint8_t>{1});
     } catch (...) {  // a peer that left without a word, or a server that is gone: there is nobody left to tell
     }
@@ -86,22 +93,62 @@ OpenStores& open_stores() {
   return *stores;
 }
 
-int take_listener(const TcpPlace& place) {
-  const int fd = place.listen_fd >= 0 ? place.listen_fd : listen_on(place.port);
-  const int error = errno;
-  if (fd < 0) {
-    raise<c10::DistNetworkError>(
-        {"rendezvous", c10::str("rank 0 cannot listen on port ", place.port, ": ", std::strerror(error)),
-         error == EADDRINUSE ? "end the program that uses the port, or choose another (MASTER_PORT)"
-                             : "choose another port (MASTER_PORT)"});
+[[noreturn]] void raise_cannot_listen(const TcpPlace& place, const Listening& tried) {
+  std::string fix = "choose another address or port (MASTER_ADDR, MASTER_PORT)";
+  if (tried.error == EADDRINUSE) fix = "end the program that uses the port, or choose another (MASTER_PORT)";
+  if (tried.error == EADDRNOTAVAIL) {
+    fix =
+        "start rank 0 on the machine that the address names; behind NAT or in a container let rank 0 listen on all "
+        "addresses (MASTER_ADDR=0.0.0.0 for rank 0 only)";
   }
-  if (port_of(fd) != 0 && (place.port == 0 || port_of(fd) == place.port)) return fd;
-  raise<c10::ValueError>({"rendezvous",
-                          c10::str("SERRIED_MASTER_LISTEN_FD is ", fd, ", which does not listen on port ", place.port),
-                          "unset SERRIED_MASTER_LISTEN_FD, or pass a socket that listens on MASTER_PORT"});
+  raise<c10::DistNetworkError>(
+      {"rendezvous", c10::str("rank 0 cannot listen at ", place.host, ":", place.port, ": ", tried.why), fix});
 }
 
-c10::intrusive_ptr<WorldStore> connect(TcpPlace place, milliseconds timeout) {
+int take_listener(const TcpPlace& place) {
+  if (place.listen_fd < 0) {
+    const Listening made = listen_at(place.host, place.port, {.several_hosts = place.several_hosts});
+    if (made.fd < 0) raise_cannot_listen(place, made);
+    return made.fd;
+  }
+  const uint16_t port = port_of(place.listen_fd);
+  if (port != 0 && (place.port == 0 || port == place.port)) return place.listen_fd;
+  raise<c10::ValueError>(
+      {"rendezvous",
+       c10::str("SERRIED_MASTER_LISTEN_FD is ", place.listen_fd, ", which does not listen on port ", place.port),
+       "unset SERRIED_MASTER_LISTEN_FD, or pass a socket that listens on MASTER_PORT"});
+}
+
+std::string find_server(const TcpPlace& place, milliseconds timeout) {
+  const std::string address = wait_for_listener(place.host, place.port, timeout);
+  if (!address.empty()) return address;
+  raise<c10::DistNetworkError>(
+      {"rendezvous", c10::str("nothing listens at ", place.host, ":", place.port, " after ", timeout.count(), " ms"),
+       "start rank 0, and check its address and port (MASTER_ADDR, MASTER_PORT) and the firewall"});
+}
+
+// c10d waits for the server's first word without limit. A launcher's socket takes connections before rank 0 has come to
+// it, and a stopped rank 0's for as long as it is stopped: then the thread that waits for an answer is left behind.
+c10::intrusive_ptr<WorldStore> await_answer(const std::function<c10::intrusive_ptr<WorldStore>()>& open,
+                                            const TcpPlace& place, milliseconds timeout) {
+  const auto answer = std::make_shared<std::promise<c10::intrusive_ptr<WorldStore>>>();
+  std::future<c10::intrusive_ptr<WorldStore>> opened = answer->get_future();
+  std::thread([open, answer] {
+    try {
+      answer->set_value(open());
+    } catch (...) {
+      answer->set_exception(std::current_exception());
+    }
+  }).detach();
+  if (opened.wait_for(timeout) == std::future_status::ready) return opened.get();
+  raise<c10::DistNetworkError>(
+      {"rendezvous",
+       c10::str(place.host, ":", place.port, " takes connections, but rank 0 has not answered for ", timeout.count(),
+                " ms"),
+       "look at what rank 0 is doing: it must make the group too, and may be stopped; or pass a longer timeout"});
+}
+
+c10::intrusive_ptr<WorldStore> connect(const TcpPlace& place, milliseconds timeout) {
   c10d::TCPStoreOptions options;
   options.isServer = place.serve;
   options.waitWorkers = false;  // groups wait for each other by keys; waiting here too would double the start-up time
@@ -110,12 +157,9 @@ c10::intrusive_ptr<WorldStore> connect(TcpPlace place, milliseconds timeout) {
   options.timeout = std::chrono::ceil<std::chrono::seconds>(timeout);
   if (place.serve) options.masterListenFd = take_listener(place);
   options.port = place.serve ? port_of(*options.masterListenFd) : place.port;
-  if (!place.serve && !wait_for_listener(place.host, place.port, timeout)) {
-    raise<c10::DistNetworkError>(
-        {"rendezvous", c10::str("nothing listens at ", place.host, ":", place.port, " after ", timeout.count(), " ms"),
-         "start rank 0, and check its address and port (MASTER_ADDR, MASTER_PORT) and the firewall"});
-  }
-  auto store = c10::make_intrusive<WorldStore>(place, options);
+  const std::string address = place.serve ? local_address_of(*options.masterListenFd) : find_server(place, timeout);
+  const auto open = [=] { return c10::make_intrusive<WorldStore>(place, address, options); };
+  c10::intrusive_ptr<WorldStore> store = place.serve ? open() : await_answer(open, place, timeout);
   store->setTimeout(timeout);
   return store;
 }
@@ -134,14 +178,19 @@ c10::intrusive_ptr<WorldStore> connect_any(const TcpPlace& place, milliseconds t
   return connect(plain, timeout);
 }
 
+// For this user alone; a pipe in the file's place must not make the ranks wait.
 void check_writable(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-  if (fd >= 0) {
-    ::close(fd);
-    return;
+  const int fd = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0600);
+  if (fd < 0) {
+    raise<c10::ValueError>({"rendezvous", c10::str("cannot write file://", path, ": ", std::strerror(errno)),
+                            "pass a path in a folder that exists and that all ranks can write"});
   }
-  raise<c10::ValueError>({"rendezvous", c10::str("cannot write file://", path, ": ", std::strerror(errno)),
-                          "pass a path in a folder that exists and that all ranks can write"});
+  struct stat status {};
+  const bool regular = ::fstat(fd, &status) == 0 && S_ISREG(status.st_mode);
+  ::close(fd);
+  if (regular) return;
+  raise<c10::ValueError>(
+      {"rendezvous", c10::str("file://", path, " is no regular file"), "pass a path where there is nothing yet"});
 }
 
 }  // namespace
@@ -165,19 +214,29 @@ c10::intrusive_ptr<c10d::Store> open_file_store(const std::string& path, int ran
   OpenStores& stores = open_stores();
   std::lock_guard<std::mutex> lock(stores.mutex);
   c10::intrusive_ptr<c10d::FileStore>& store = stores.file[c10::str(path, "#", rank)];
-  if (store) return store;
-  check_writable(path);
-  store = c10::make_intrusive<c10d::FileStore>(path, world_size);
+  if (!store) {
+    check_writable(path);
+    store = c10::make_intrusive<c10d::FileStore>(path, world_size);
+  }
   return store;
 }
 
-c10::intrusive_ptr<c10d::Store> without_prefix(const c10::intrusive_ptr<c10d::Store>& store) {
-  auto* prefixed = dynamic_cast<c10d::PrefixStore*>(store.get());
-  return prefixed == nullptr ? store : prefixed->getUnderlyingNonPrefixStore();
+c10::intrusive_ptr<c10d::Store> innermost_store(const c10::intrusive_ptr<c10d::Store>& store) {
+  if (auto* prefixed = dynamic_cast<c10d::PrefixStore*>(store.get())) {
+    return innermost_store(prefixed->getUnderlyingStore());
+  }
+  return store;
+}
+
+std::string place_of(const c10::intrusive_ptr<c10d::Store>& store) {
+  const c10::intrusive_ptr<c10d::Store> inner = innermost_store(store);
+  if (auto* world = dynamic_cast<WorldStore*>(inner.get())) return world->place_text();
+  if (auto* file = dynamic_cast<c10d::FileStore*>(inner.get())) return "file://" + file->getPath();
+  return "";
 }
 
 void abandon(const c10::intrusive_ptr<c10d::Store>& store) {
-  auto* world = dynamic_cast<WorldStore*>(without_prefix(store).get());
+  auto* world = dynamic_cast<WorldStore*>(innermost_store(store).get());
   if (world != nullptr) world->abandon();
 }
 

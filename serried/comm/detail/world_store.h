@@ -17,11 +17,12 @@ struct TcpPlace {
   bool serve = false;  // this process runs the server
   int listen_fd = -1;  // a socket that already listens on `port`, taken over; -1: none
   bool use_libuv = true;
+  bool several_hosts = false;  // ranks of other machines are known to come
 };
 
-/// The store at `place`; the same one for the same address and rank while the process lives: a later group of another
-/// rank may come to the old server at any time. DistNetworkError that says the address where it is not reachable or
-/// taken.
+/// The store at `place`; the same one for the same address and rank while the process
+/// lives: a later group of another rank may come to the old server at any time. DistNetworkError that says the address
+/// where it is not reachable or taken.
 c10::intrusive_ptr<c10d::Store> open_tcp_store(const TcpPlace& place, std::chrono::milliseconds timeout);
 
 /// The store in the file at `path`, shared in the same way. The last rank to leave removes the file.
@@ -34,7 +35,10 @@ void abandon(const c10::intrusive_ptr<c10d::Store>& store);
 /// other ranks have left, at most SERRIED_SHUTDOWN_TIMEOUT seconds. Never throws.
 void leave_stores() noexcept;
 
+/// "127.0.0.1:29500" or "file:///tmp/meet", for messages; "" for a store that rendezvous did not make.
+std::string place_of(const c10::intrusive_ptr<c10d::Store>& store);
+
 /// The store under all prefixes.
-c10::intrusive_ptr<c10d::Store> without_prefix(const c10::intrusive_ptr<c10d::Store>& store);
+c10::intrusive_ptr<c10d::Store> innermost_store(const c10::intrusive_ptr<c10d::Store>& store);
 
 }  // namespace serried::detail

@@ -1,16 +1,19 @@
 // Sockets: listening, connecting, noticing dead machines.
 #include "serried/comm/launch/socket.h"
 
+#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <vector>
 
+#include "serried/comm/detail/listen.h"
 #include "serried/comm/launch/error.h"
 
 namespace serried::launch {
@@ -18,75 +21,48 @@ namespace {
 
 using AddressList = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
 
-AddressList resolve(const char* host, int port, int flags, std::string& error) {
+AddressList resolve(const char* host, int port, std::string& error) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = flags;
   addrinfo* list = nullptr;
   const int code = ::getaddrinfo(host, std::to_string(port).c_str(), &hints, &list);
   if (code != 0) error = ::gai_strerror(code);
   return AddressList(code == 0 ? list : nullptr, &::freeaddrinfo);
 }
 
-bool is_loopback(const std::string& host) {
-  return host == "localhost" || host == "::1" || host.starts_with("127.");
-}
-
 void set_option(const Fd& socket, int level, int name, int value) {
   ::setsockopt(socket.get(), level, name, &value, sizeof value);
-}
-
-Fd listen_at(const addrinfo& place) {
-  Fd socket(::socket(place.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!socket) return socket;
-  set_option(socket, SOL_SOCKET, SO_REUSEADDR, 1);
-  if (place.ai_family == AF_INET6) set_option(socket, IPPROTO_IPV6, IPV6_V6ONLY, 0);
-  if (::bind(socket.get(), place.ai_addr, place.ai_addrlen) != 0 || ::listen(socket.get(), SOMAXCONN) != 0) {
-    const int error = errno;
-    socket.reset();
-    errno = error;
-  }
-  return socket;
 }
 
 }  // namespace
 
 Fd listen_on(const Address& address) {
-  std::string why;
-  const bool local = is_loopback(address.host);
-  const AddressList list = resolve(local ? address.host.c_str() : nullptr, address.port, AI_PASSIVE, why);
-  int error = 0;
-  // IPv6 first: it takes IPv4 callers too.
-  for (const int family : {AF_INET6, AF_INET}) {
-    for (const addrinfo* place = list.get(); place != nullptr; place = place->ai_next) {
-      if (place->ai_family != family || (local && family == AF_INET6 && address.host == "localhost")) continue;
-      if (Fd socket = listen_at(*place)) return socket;
-      error = errno;
-      if (error == EADDRINUSE) break;
-    }
-    if (error == EADDRINUSE) break;
+  const detail::Listening made =
+      detail::listen_at(address.host, static_cast<uint16_t>(address.port), {.several_hosts = true});
+  if (made.fd >= 0) {
+    ::fcntl(made.fd, F_SETFL, O_NONBLOCK);
+    return Fd(made.fd);
   }
   const std::string port = std::to_string(address.port);
-  if (error == EADDRINUSE) {
+  if (made.error == EADDRINUSE) {
     throw LaunchError(kExitFailure, "port " + port + " is in use on " + host_name(),
                       "choose another port, or end the program that listens there: ss -ltnp sport = :" + port);
   }
-  throw LaunchError(kExitFailure,
-                    "cannot listen on " + address.host + ":" + port + ": " + (error != 0 ? std::strerror(error) : why),
-                    "choose another host or port for --rendezvous");
+  throw LaunchError(kExitFailure, "cannot listen on " + address.host + ":" + port + ": " + made.why,
+                    made.error == EADDRNOTAVAIL
+                        ? "pass an address of this machine to --rendezvous; behind NAT or in a container pass "
+                          "0.0.0.0:" +
+                              port + " on node 0 and the outside address on the others"
+                        : "choose another host or port for --rendezvous");
 }
 
 int port_of(const Fd& socket) {
-  sockaddr_storage place{};
-  socklen_t size = sizeof place;
-  ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&place), &size);
-  if (place.ss_family == AF_INET6) return ntohs(reinterpret_cast<const sockaddr_in6&>(place).sin6_port);
-  return ntohs(reinterpret_cast<const sockaddr_in&>(place).sin_port);
+  return detail::port_of(socket.get());
 }
 
 Connecting start_connecting(const Address& address, int attempt) {
   std::string error = "no address";
-  const AddressList list = resolve(address.host.c_str(), address.port, 0, error);
+  const AddressList list = resolve(address.host.c_str(), address.port, error);
   std::vector<const addrinfo*> places;
   for (const addrinfo* place = list.get(); place != nullptr; place = place->ai_next) places.push_back(place);
   for (size_t i = 0; i < places.size(); ++i) {

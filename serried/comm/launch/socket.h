@@ -8,9 +8,9 @@
 
 namespace serried::launch {
 
-/// A listening socket for `address`; port 0: any free one. A loopback host listens there only, any other host on
-/// all of this machine's addresses, because a machine's own name often resolves to loopback.
-/// LaunchError if the port is in use.
+/// A listening socket for other machines at `address` and nowhere else; port 0: any free one. All of this machine's
+/// addresses only for "0.0.0.0" and "::", and for a name that only this machine knows as loopback.
+/// LaunchError if the port is in use, or the address is not this machine's.
 Fd listen_on(const Address& address);
 
 int port_of(const Fd& socket);
