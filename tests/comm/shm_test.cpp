@@ -236,6 +236,23 @@ TEST(ShmEnds, AMismatchIsRaisedOnEveryRankAndNamesBothCalls) {
       kShm);
 }
 
+TEST(ShmEnds, SparseEntriesBesideTheTensorAreRefused) {
+  run_ranks(
+      2,
+      [](const Group& g) {
+        const Group other = split_group(g, {{0, 1}});
+        std::vector<at::Tensor> tensors{at::eye(g->getRank() == 0 ? 3 : 5).to_sparse()};
+        const auto call = [&] { other->getBackend(at::kCPU)->allreduce_sparse(tensors)->wait(); };
+        if (g->getRank() == 1) return call();  // all of rank 0's entries fit into it
+        EXPECT_EQ(testing::error_text<c10::DistBackendError>(call),
+                  "[all_reduce] entries of another rank do not fit into the sparse f32[3,3]: size is inconsistent with "
+                  "indices: for dim 0, size is 3 but found index 4\n"
+                  "  fix: pass sparse tensors of the same size on every rank\n"
+                  "  at:  rank 0/2");
+      },
+      kShm);
+}
+
 TEST(ShmEnds, ATimeoutSaysWhoIsMissing) {
   std::latch raised(2);
   run_ranks(
@@ -289,15 +306,15 @@ TEST(ShmOptions, UnknownOnesAndBadValuesAreNamed) {
 }
 
 TEST(ShmCard, ComesBackFromItsText) {
-  const shm::Card card{.pid = 7, .fd = -1, .heap_bytes = 1 << 20, .round_bytes = 4096, .host = "a host pid:[1]"};
+  const shm::Card card{.memory = {7, -1}, .heap_bytes = 1 << 20, .round_bytes = 4096, .host = "a host pid:[1]"};
   EXPECT_EQ(card.text(), "7 -1 1048576 4096 a host pid:[1]");
   EXPECT_EQ(shm::parse_card("shm", 0, card.text()), card);
 }
 
 TEST(ShmCard, AnyOtherTextIsRefused) {
   EXPECT_EQ(testing::error_text<c10::DistBackendError>([] { shm::parse_card("shm", 3, "hello"); }),
-            "[shm] rank 3 left \"hello\" in the store, which is no card\n"
-            "  fix: give each job a store of its own, and all its ranks the same version of serried");
+            "[shm] rank 3 says \"hello\" where its process and memory should be\n"
+            "  fix: find out who else writes to the store of this job");
   for (const char* text :
        {"", "7 3 0 4096", "7 3 0 4096 ", "0 3 0 4096 h", "7 -2 0 4096 h", "7 3 -1 4096 h", "7 3 0 0 h",
         "7 3 9223372036854775807 4096 h", "7 3 0 9223372036854775807 h", "7  3 0 4096 h", "99999999999 3 0 4096 h"}) {

@@ -1,7 +1,6 @@
 // The shared page: rings of records, the sticky failure, and how ranks agree to share it.
 #include "serried/comm/detail/board.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -11,6 +10,7 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <optional>
 #include <string_view>
 #include <thread>
 #include <utility>
@@ -19,6 +19,10 @@
 
 #include "serried/base/error.h"
 #include "serried/base/log.h"
+#include "serried/comm/detail/exchange.h"
+#include "serried/comm/detail/host.h"
+#include "serried/comm/detail/shared_file.h"
+#include "serried/comm/detail/world_store.h"
 
 namespace serried::detail {
 namespace {
@@ -31,17 +35,6 @@ constexpr int kWords = sizeof(Record) / sizeof(uint64_t);
 static_assert(sizeof(Record) == kWords * sizeof(uint64_t) && offsetof(Record, sequence) == 0);
 
 using Words = std::array<uint64_t, kWords>;
-
-// What two processes must have in common to share memory and see each other's /proc entry.
-std::string host_identity() {
-  char host[256] = {};
-  gethostname(host, sizeof(host) - 1);
-  std::string boot;
-  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
-  char pid_namespace[64] = {};
-  if (readlink("/proc/self/ns/pid", pid_namespace, sizeof(pid_namespace) - 1) < 0) pid_namespace[0] = '\0';
-  return c10::str(host, " ", boot, " ", pid_namespace);
-}
 
 bool process_has_ended(int pid) {
   std::ifstream file(c10::str("/proc/", pid, "/stat"));
@@ -65,6 +58,11 @@ void copy_text(char* to, size_t room, const std::string& text) {
   const size_t length = std::min(text.size(), room - 1);
   std::memcpy(to, text.data(), length);
   to[length] = '\0';
+}
+
+// A peer may have written over the end.
+std::string bounded_text(const char* text, size_t room) {
+  return {text, strnlen(text, room)};
 }
 
 std::string name_ranks(const std::vector<int>& ranks) {
@@ -125,38 +123,43 @@ void Board::agree(std::chrono::milliseconds timeout) {
 }
 
 void Board::wait_for_all(const std::vector<std::string>& keys, std::chrono::milliseconds timeout) {
-  try {
-    return store_->wait(keys, timeout);
-  } catch (const c10::Error&) {
-  }
+  if (wait_for_keys(store_, "new_group", keys, timeout)) return;
   std::vector<int> absent;
   for (int r = 0; r < world_size_; ++r) {
     if (!store_->check({c10::str("host/", r)})) absent.push_back(r);
   }
   if (absent.empty()) absent.push_back(0);  // all have come, but rank 0 has not answered
-  raise<c10::DistBackendError>({"new_group",
-                                c10::str("timed out after ", timeout.count(), " ms: ", name_ranks(absent), " of ",
-                                         world_size_, " did not come to this group"),
-                                "make the group on every rank, in the same order, or pass a longer timeout"});
+  const std::string place = place_of(store_);
+  raise<c10::DistBackendError>(
+      {"new_group",
+       c10::str("timed out after ", timeout.count(), " ms: ", name_ranks(absent), " of ", world_size_,
+                " did not come to this group", place.empty() ? "" : ", which meets at " + place),
+       "make the group on every rank, in the same order, or pass a longer timeout"});
 }
 
 void Board::create(bool one_host) {
   one_host_ = one_host;
-  if (one_host) fd_ = memfd_create("serried-watch", MFD_CLOEXEC);
-  if (fd_ >= 0 && ftruncate(fd_, off_t(bytes())) != 0) close(std::exchange(fd_, -1));
+  if (one_host) fd_ = make_shared_file("serried-watch", int64_t(bytes()));
   map(fd_);
-  const std::string address = fd_ < 0 ? "private" : c10::str("/proc/", getpid(), "/fd/", fd_);
-  store_->set("page", to_bytes(one_host ? address : "none"));
+  const std::string place = fd_ < 0 ? "private" : SharedFilePlace{getpid(), fd_}.text();
+  store_->set("page", to_bytes(one_host ? place : "none"));
 }
 
-bool Board::attach(const std::string& address) {
-  const int fd = address == "private" ? -1 : open(address.c_str(), O_RDWR | O_CLOEXEC);
-  if (fd < 0) {
-    log::line(log::Topic::comm, "no shared watch page (", address, "): ", std::strerror(errno));
+bool Board::attach(const std::string& text) {
+  if (text == "private") return false;
+  const std::optional<SharedFilePlace> place = SharedFilePlace::parse(text);
+  const SharedFile file = place ? open_shared_file(*place, int64_t(bytes()))
+                                : SharedFile{.problem = c10::str("\"", text, "\" is no place"), .foreign = true};
+  if (file.foreign) {
+    raise<c10::DistBackendError>({"new_group", c10::str("the watch page of rank 0 cannot be used: ", file.problem),
+                                  "find out who writes to the store of this job: rank 0 did not make this"});
+  }
+  if (file.fd < 0) {
+    log::line(log::Topic::comm, "no shared watch page: ", file.problem);
     return false;
   }
-  map(fd);
-  close(fd);
+  map(file.fd);
+  close(file.fd);
   return true;
 }
 
@@ -256,7 +259,7 @@ Failure Board::failure() const {
     if (std::chrono::steady_clock::now() > deadline) return {"a rank ended while it reported a failure", ""};
     std::this_thread::yield();
   }
-  return {page_->what, page_->fix};
+  return {bounded_text(page_->what, sizeof(page_->what)), bounded_text(page_->fix, sizeof(page_->fix))};
 }
 
 std::string Board::gone_text() const {
@@ -304,6 +307,8 @@ std::string Board::reported_text(const Record& waiting, int64_t waited_ms) {
   std::vector<int> silent;
   try {
     reports = read_reports(waiting, silent);
+  } catch (const c10::DistStoreError& error) {  // a stranger's report: say so
+    return c10::str(watch::missing_text(waiting, waited_ms, {}), "; ", error.msg().substr(0, error.msg().find('\n')));
   } catch (const std::exception&) {
     return watch::missing_text(waiting, waited_ms, {});  // the store is gone as well
   }

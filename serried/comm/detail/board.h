@@ -68,7 +68,7 @@ class Board {
   void agree(std::chrono::milliseconds timeout);
   void wait_for_all(const std::vector<std::string>& keys, std::chrono::milliseconds timeout);
   void create(bool one_host);
-  bool attach(const std::string& address);
+  bool attach(const std::string& place);
   void map(int fd);
   size_t bytes() const;
   RankPage& page_of(int rank) const;

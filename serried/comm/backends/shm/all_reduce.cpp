@@ -49,7 +49,7 @@ void Engine::complete_all_reduce(Op& op) {
   if (op.count * op.element_bytes <= kMaxSlotBytes) return reduce_slots(op);
   bool reachable = true;
   for (int peer = 0; peer < world_size(); ++peer) {
-    const Offer& offer = offer_of(peer, op);
+    const Offer offer = offer_of(peer, op);
     reachable &= memory_.reachable(offer.address) && memory_.reachable(offer.extent);
   }
   if (reachable) return reduce_in_place_of_all(op);
@@ -68,8 +68,9 @@ void Engine::reduce_in_place_of_all(Op& op) {
   c10::SmallVector<const char*, 16> inputs(n);
   c10::SmallVector<char*, 16> outputs(n);
   for (int peer = 0; peer < n; ++peer) {
-    inputs[peer] = memory_.resolve(peer, offer_of(peer, op).address);
-    outputs[peer] = memory_.resolve(peer, offer_of(peer, op).extent);
+    const Offer offer = offer_of(peer, op);
+    inputs[peer] = reach(peer, offer.address, op.count * op.element_bytes);
+    outputs[peer] = reach(peer, offer.extent, op.count * op.element_bytes);
   }
   c10::SmallVector<const void*, 16> sources(n);
   const int64_t block = kBlockBytes / op.element_bytes;
@@ -119,12 +120,12 @@ void Engine::reduce_in_chunks(Op& op) {
     const Slice mine = slice_of(count, op.element_bytes, n, rank_);
     const int64_t mine_offset = mine.begin * op.element_bytes;
     for (int peer = 0; peer < n; ++peer) {
-      const Offer& offer = offer_of(peer, op);
+      const Offer offer = offer_of(peer, op);
       const char* contribution = segment_.stage(peer, int(chunk & 1));
       if (peer == rank_)
         contribution = op.input + begin * op.element_bytes;
       else if ((offer.flags & kInPlace) != 0) {
-        contribution = memory_.resolve(peer, offer.address) + begin * op.element_bytes;
+        contribution = reach(peer, offer.address, op.count * op.element_bytes) + begin * op.element_bytes;
       }
       sources[peer] = contribution + mine_offset;
     }

@@ -1,5 +1,6 @@
 // all_reduce of sparse tensors: everybody gathers everybody's entries and adds them up.
 #include <ATen/ops/_sparse_coo_tensor_unsafe.h>
+#include <ATen/ops/_validate_sparse_coo_tensor_args.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/StringUtil.h>
@@ -26,6 +27,19 @@ at::Tensor gather_rows(Engine& engine, const at::Tensor& mine, const at::Tensor&
   return at::cat(pieces);
 }
 
+/// Entries that lie outside of this rank's tensor would be written beside it.
+void check_fits(const at::Tensor& indices, const at::Tensor& values, const at::Tensor& like) {
+  try {
+    at::_validate_sparse_coo_tensor_args(indices, values, like.sizes(), /*is_coalesced=*/false);
+  } catch (const c10::Error& error) {
+    const std::string text = error.what_without_backtrace();
+    raise<c10::DistBackendError>({"all_reduce",
+                                  c10::str("entries of another rank do not fit into the sparse ",
+                                           watch::describe_tensor(like), ": ", text.substr(0, text.find('\n'))),
+                                  "pass sparse tensors of the same size on every rank"});
+  }
+}
+
 /// The sum over ranks, coalesced.
 at::Tensor sum_sparse(Engine& engine, const at::Tensor& input, const Op& like) {
   const at::Tensor coalesced = input.coalesce();
@@ -39,6 +53,7 @@ at::Tensor sum_sparse(Engine& engine, const at::Tensor& input, const Op& like) {
   run(engine, op);
   const at::Tensor all_indices = gather_rows(engine, indices, rows, like);
   const at::Tensor all_values = gather_rows(engine, values, rows, like);
+  check_fits(all_indices.t(), all_values, input);
   return at::_sparse_coo_tensor_unsafe(all_indices.t(), all_values, input.sizes(), input.options(), false).coalesce();
 }
 

@@ -5,13 +5,14 @@
 #include <string>
 #include <string_view>
 
+#include "serried/comm/detail/shared_file.h"
+
 namespace serried::shm {
 
 struct Card {
-  int pid = 0;
-  int fd = -1;              // of the segment; -1 where the rank has none
-  int64_t heap_bytes = 0;   // per rank
-  int64_t round_bytes = 0;  // see SegmentShape
+  detail::SharedFilePlace memory;  // of the segment; fd -1 where the rank has none
+  int64_t heap_bytes = 0;          // per rank
+  int64_t round_bytes = 0;         // see SegmentShape
   std::string host;
 
   std::string text() const;
@@ -21,8 +22,8 @@ struct Card {
 /// Heaps above this are a mistake: 16 TiB per rank, and sums of 512 of them fit in 63 bits.
 inline constexpr int64_t kMaxHeapBytes = int64_t(1) << 44;
 
-/// What `Card::text` of rank `rank` gave; DistBackendError for anything else, so that a store that other programs use
-/// too, or another version of serried, is told from a rank. `where` is the backend.
+/// What `Card::text` of rank `rank` gave; DistBackendError for anything else, so that what strangers write is told
+/// from a rank. `where` is the backend.
 Card parse_card(std::string_view where, int rank, const std::string& text);
 
 }  // namespace serried::shm

@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <optional>
 
 #include <c10/util/StringUtil.h>
@@ -11,12 +12,22 @@
 #include "serried/comm/backends/shm/card.h"
 #include "serried/comm/detail/exchange.h"
 #include "serried/comm/detail/host.h"
+#include "serried/comm/detail/world_store.h"
 
 namespace serried::shm {
 namespace {
 
 // Every pair of ranks has streams and every rank a part of each stage: beyond this they would be too small to pay.
 constexpr int kMaxRanks = 512;
+
+std::vector<Card> exchange_cards(const ConnectArgs& args, const Card& mine) {
+  const detail::ExchangeArgs exchange{args.store, args.rank, args.world_size, args.timeout};
+  std::vector<Card> cards;
+  for (const std::string& text : detail::exchange(exchange, args.backend, "shm/card", mine.text())) {
+    cards.push_back(parse_card(args.backend, int(cards.size()), text));
+  }
+  return cards;
+}
 
 // Small rounds let both sides work at once; where ranks share cores they cannot, and each round is a change of rank.
 int64_t round_bytes(const WaitPolicy& policy) {
@@ -32,12 +43,42 @@ void check_neighbours(const ConnectArgs& args, const std::vector<Card>& cards) {
                     cards[rank].host, " and ", cards[args.rank].host, ")"),
            "use new_group(\"gloo\") across hosts"});
     }
-    if (args.one_process && cards[rank].pid != cards[args.rank].pid) {
-      raise<c10::ValueError>({args.backend,
-                              c10::str("rank ", rank, " is process ", cards[rank].pid, " and rank ", args.rank,
-                                       " process ", cards[args.rank].pid, ": ranks must be threads of one process"),
-                              "use new_group(\"shm\") between processes, or run_ranks for threads"});
+    if (args.one_process && cards[rank].memory.pid != cards[args.rank].memory.pid) {
+      raise<c10::ValueError>(
+          {args.backend,
+           c10::str("rank ", rank, " is process ", cards[rank].memory.pid, " and rank ", args.rank, " process ",
+                    cards[args.rank].memory.pid, ": ranks must be threads of one process"),
+           "use new_group(\"shm\") between processes, or run_ranks for threads"});
     }
+  }
+}
+
+Segment attach(const SegmentShape& shape, const Card& owner) {
+  std::string problem = shape.problem();
+  if (owner.memory.fd < 0) problem = "no memory";
+  if (problem.empty()) return Segment::attach(shape, owner.memory);
+  raise<c10::DistBackendError>(
+      {"shm", c10::str("rank 0 offers ", problem), "find out who else writes to the store of this job"});
+}
+
+// What went wrong in `fn`; empty if nothing did.
+template <class Fn>
+std::string failure_of(const Fn& fn) {
+  try {
+    fn();
+  } catch (const c10::Error& error) {
+    return error.msg();
+  }
+  return "";
+}
+
+// All ranks raise what the first of them met with.
+void check_failures(const ConnectArgs& args, const std::string& mine) {
+  const detail::ExchangeArgs exchange{args.store, args.rank, args.world_size, args.timeout};
+  const std::vector<std::string> failures = detail::exchange(exchange, args.backend, "shm/failure", mine);
+  for (int rank = 0; rank < args.world_size; ++rank) {
+    if (failures[rank].empty()) continue;
+    raise<c10::DistBackendError>({args.backend, c10::str("rank ", rank, " cannot share memory: ", failures[rank]), ""});
   }
 }
 
@@ -49,38 +90,25 @@ std::unique_ptr<Engine> connect(const ConnectArgs& args) {
                             c10::str(args.world_size, " ranks on one host; at most ", kMaxRanks, " share a segment"),
                             "use new_group(\"gloo\"), or \"fake\" to plan a large run"});
   }
-  const detail::ExchangeArgs exchange{args.store, args.rank, args.world_size, args.timeout};
   const WaitPolicy policy = WaitPolicy::for_ranks(args.world_size);
   SegmentShape shape{.world_size = args.world_size, .heap_bytes = args.heap_bytes, .round_bytes = round_bytes(policy)};
   std::optional<Segment> segment;
   std::string failure;
-  try {
-    if (args.rank == 0) segment.emplace(Segment::create(shape));
-  } catch (const c10::Error& error) {
-    failure = error.msg();
-  }
-  const Card mine{getpid(), segment ? segment->fd() : -1, args.heap_bytes, shape.round_bytes, detail::host_identity()};
-  std::vector<Card> cards;
-  for (const std::string& text : detail::exchange(exchange, args.backend, "shm/card", mine.text())) {
-    cards.push_back(parse_card(args.backend, int(cards.size()), text));
-  }
+  if (args.rank == 0) failure = failure_of([&] { segment.emplace(Segment::create(shape)); });
+  const Card mine{
+      {getpid(), segment ? segment->fd() : -1}, args.heap_bytes, shape.round_bytes, detail::host_identity()};
+  const std::vector<Card> cards = exchange_cards(args, mine);
   check_neighbours(args, cards);
   // Rank 0 decides: every rank must lay the memory out alike.
   shape.heap_bytes = cards[0].heap_bytes;
   shape.round_bytes = cards[0].round_bytes;
-  try {
-    if (args.rank != 0 && cards[0].fd >= 0) segment.emplace(Segment::attach(shape, cards[0].pid, cards[0].fd));
-  } catch (const c10::Error& error) {
-    failure = error.msg();
-  }
-  const std::vector<std::string> failures = detail::exchange(exchange, args.backend, "shm/failure", failure);
-  for (int rank = 0; rank < args.world_size; ++rank) {
-    if (failures[rank].empty()) continue;
-    raise<c10::DistBackendError>({args.backend, c10::str("rank ", rank, " cannot share memory: ", failures[rank]), ""});
-  }
+  if (args.rank != 0) failure = failure_of([&] { segment.emplace(attach(shape, cards[0])); });
+  check_failures(args, failure);
   segment->close_fd();
-  auto engine = std::make_unique<Engine>(std::move(*segment), args.rank, policy, args.always_stage);
-  engine->meet(args.timeout);
+  const bool one_process =
+      std::all_of(cards.begin(), cards.end(), [](const Card& card) { return card.memory.pid == getpid(); });
+  auto engine = std::make_unique<Engine>(std::move(*segment), args.rank, policy, one_process && !args.always_stage);
+  engine->meet(args.timeout, detail::place_of(args.store));
   return engine;
 }
 

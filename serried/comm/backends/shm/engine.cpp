@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include <c10/util/StringUtil.h>
+
 #include "serried/comm/backends/shm/offer_flags.h"
 
 namespace serried::shm {
@@ -20,12 +22,11 @@ int64_t Pieces::largest(int num_peers) const {
   return most;
 }
 
-Engine::Engine(Segment segment, int rank, WaitPolicy policy, bool always_stage)
-    : segment_(std::move(segment)), rank_(rank), sync_(segment_, rank, policy), memory_(segment_, rank, always_stage) {}
+Engine::Engine(Segment segment, int rank, WaitPolicy policy, bool one_process)
+    : segment_(std::move(segment)), rank_(rank), sync_(segment_, rank, policy), memory_(segment_, rank, one_process) {}
 
-void Engine::meet(std::chrono::milliseconds timeout) {
-  sync_.meet(timeout);
-  memory_.look_around();
+void Engine::meet(std::chrono::milliseconds timeout, const std::string& place) {
+  sync_.meet(timeout, place);
 }
 
 void Engine::publish(Op& op, uint32_t flags, uint64_t address, uint64_t extent) {
@@ -64,7 +65,7 @@ void Engine::complete(Op& op) {
 }
 
 void Engine::check_fingerprint(int peer, const Op& op) {
-  if (offer_of(peer, op).fingerprint == offer_of(rank_, op).fingerprint) return;
+  if (segment_.line(peer).offers[op.parity].fingerprint == segment_.line(rank_).offers[op.parity].fingerprint) return;
   const watch::Record other = segment_.info(peer).records[op.parity];
   const bool first = rank_ < peer;
   sync_.fail(watch::mismatch_text(first ? rank_ : peer, first ? op.record : other, first ? peer : rank_,
@@ -86,6 +87,23 @@ bool Engine::any_offer_has(uint32_t flag, const Op& op) const {
     if ((offer_of(peer, op).flags & flag) != 0) return true;
   }
   return false;
+}
+
+char* Engine::reach(int peer, uint64_t location, int64_t bytes) {
+  char* data = memory_.resolve(peer, location, bytes);
+  if (data == nullptr) fail_for_wild_offer(peer);
+  return data;
+}
+
+const char* Engine::reach_slot(int peer, const Op& op, uint64_t offset, int64_t bytes) {
+  constexpr uint64_t kRoom = SegmentShape::kSlotBytes;
+  if (offset > kRoom || uint64_t(bytes) > kRoom - offset) fail_for_wild_offer(peer);
+  return segment_.slot(peer, op.parity) + offset;
+}
+
+void Engine::fail_for_wild_offer(int peer) {
+  sync_.fail(c10::str("rank ", peer, " offers memory that it does not share in ", watch::describe(sync_.current())),
+             "look at that rank: its memory is overwritten, or another program writes to the group's");
 }
 
 void Engine::finish_round_trip(const Op& op) {

@@ -52,10 +52,11 @@ struct Op {
 
 class Engine {
  public:
-  Engine(Segment segment, int rank, WaitPolicy policy, bool always_stage);
+  Engine(Segment segment, int rank, WaitPolicy policy, bool one_process);
 
-  /// Waits until every rank has mapped the segment; learns whose memory can be reached.
-  void meet(std::chrono::milliseconds timeout);
+  /// Waits until every rank has mapped the segment.
+  /// `place` is where the ranks met before, for messages.
+  void meet(std::chrono::milliseconds timeout, const std::string& place);
 
   /// Lays out this rank's part and tells the peers. Never blocks; raises if the group is unusable.
   void arrive(Op& op);
@@ -73,10 +74,16 @@ class Engine {
 
  private:
   void publish(Op& op, uint32_t flags, uint64_t address, uint64_t extent);
-  const Offer& offer_of(int peer, const Op& op) const { return segment_.line(peer).offers[op.parity]; }
+  /// As it is now: a peer that is out of its mind may change it at any time, so each use works on one copy.
+  Offer offer_of(int peer, const Op& op) const { return read_once(segment_.line(peer).offers[op.parity]); }
   void check_fingerprint(int peer, const Op& op);
   void wait_for_all(const Op& op);
   bool any_offer_has(uint32_t flag, const Op& op) const;
+
+  // What a peer says of its memory is used only within the bounds of what it shares.
+  char* reach(int peer, uint64_t location, int64_t bytes);
+  const char* reach_slot(int peer, const Op& op, uint64_t offset, int64_t bytes);
+  [[noreturn]] void fail_for_wild_offer(int peer);
 
   void arrive_all_reduce(Op& op);
   void complete_all_reduce(Op& op);
@@ -89,14 +96,14 @@ class Engine {
   void copy_to_slot(Op& op);
   void stage_pieces(const Op& op, int64_t round);
   int64_t piece_chunk(bool same_for_all) const;
-  int64_t num_rounds(const Op& op) const;
-  Piece offered_by(int peer, const Op& op) const;
+  int64_t num_rounds(const Op& op);
+  Piece offered_by(int peer, const Offer& offer, const Op& op) const;
   void check_size(int peer, int64_t offered, int64_t expected);
   void complete_exchange(Op& op);
   void pull(int peer, const Op& op);
   void pull_round(int peer, const Op& op, int64_t round);
   void complete_reduce_pieces(Op& op);
-  const char* contribution(int peer, const Op& op, int64_t begin);
+  const char* contribution(int peer, const Op& op, int64_t begin, int64_t bytes);
   void reduce_block(const Op& op, int64_t begin, int64_t end);
   void finish_round_trip(const Op& op);
 

@@ -11,6 +11,9 @@
 namespace serried::shm {
 namespace {
 
+// More than any machine has: a size beyond it is no size.
+constexpr uint64_t kMaxPieceBytes = uint64_t(1) << 42;
+
 bool same_for_all(const Pieces& offers) {
   return offers.list.empty() && offers.stride == 0;
 }
@@ -87,11 +90,12 @@ void Engine::stage_pieces(const Op& op, int64_t round) {
   }
 }
 
-int64_t Engine::num_rounds(const Op& op) const {
+int64_t Engine::num_rounds(const Op& op) {
   int64_t rounds = 0;
   for (int peer = 0; peer < world_size(); ++peer) {
-    const Offer& offer = offer_of(peer, op);
+    const Offer offer = offer_of(peer, op);
     if ((offer.flags & kInStage) == 0) continue;
+    if (offer.extent > kMaxPieceBytes) fail_for_wild_offer(peer);
     const int64_t chunk = piece_chunk((offer.flags & (kInTable | kOnePerPeer)) == 0);
     rounds = std::max<int64_t>(rounds, (int64_t(offer.extent) + chunk - 1) / chunk);
   }
@@ -99,9 +103,8 @@ int64_t Engine::num_rounds(const Op& op) const {
 }
 
 /// The piece that `peer` offers this rank: `data` is a slot offset or a location, by the flags of the offer.
-Piece Engine::offered_by(int peer, const Op& op) const {
-  const Offer& offer = offer_of(peer, op);
-  if ((offer.flags & kInTable) != 0) return segment_.table(peer, op.parity)[rank_];
+Piece Engine::offered_by(int peer, const Offer& offer, const Op& op) const {
+  if ((offer.flags & kInTable) != 0) return read_once(segment_.table(peer, op.parity)[rank_]);
   const uint64_t skip = (offer.flags & kOnePerPeer) != 0 ? rank_ * offer.extent : 0;
   return {.data = reinterpret_cast<char*>(offer.address + skip), .bytes = int64_t(offer.extent)};
 }
@@ -115,20 +118,19 @@ void Engine::check_size(int peer, int64_t offered, int64_t expected) {
 
 void Engine::pull(int peer, const Op& op) {
   const Piece sink = op.sinks.at(peer);
-  const Offer& offer = offer_of(peer, op);
-  const Piece offered = offered_by(peer, op);
+  const Offer offer = offer_of(peer, op);
+  const Piece offered = offered_by(peer, offer, op);
   check_size(peer, offered.bytes, sink.bytes);
   if (sink.bytes == 0 || (offer.flags & kInStage) != 0) return;
-  if ((offer.flags & kInSlot) != 0) {
-    std::memcpy(sink.data, segment_.slot(peer, op.parity) + reinterpret_cast<int64_t>(offered.data), sink.bytes);
-    return;
-  }
-  std::memcpy(sink.data, memory_.resolve(peer, reinterpret_cast<uint64_t>(offered.data)), sink.bytes);
+  const uint64_t location = reinterpret_cast<uint64_t>(offered.data);
+  const char* from =
+      (offer.flags & kInSlot) != 0 ? reach_slot(peer, op, location, sink.bytes) : reach(peer, location, sink.bytes);
+  std::memcpy(sink.data, from, sink.bytes);
 }
 
 /// This rank's part of what `peer` has staged in `round`.
 void Engine::pull_round(int peer, const Op& op, int64_t round) {
-  const Offer& offer = offer_of(peer, op);
+  const Offer offer = offer_of(peer, op);
   const Piece sink = op.sinks.at(peer);
   const bool same = (offer.flags & (kInTable | kOnePerPeer)) == 0;
   const int64_t chunk = piece_chunk(same);
@@ -184,21 +186,22 @@ void Engine::complete_reduce_pieces(Op& op) {
 void Engine::reduce_block(const Op& op, int64_t begin, int64_t end) {
   if (begin == end) return;
   c10::SmallVector<const void*, 16> sources(world_size());
-  for (int peer = 0; peer < world_size(); ++peer) sources[peer] = contribution(peer, op, begin);
+  for (int peer = 0; peer < world_size(); ++peer) sources[peer] = contribution(peer, op, begin, end - begin);
   op.kernel(op.sinks.at(rank_).data + begin, sources.data(), world_size(), (end - begin) / op.element_bytes);
 }
 
-/// What `peer` contributes to this rank's result, from byte `begin` on.
-const char* Engine::contribution(int peer, const Op& op, int64_t begin) {
+/// What `peer` contributes to `bytes` of this rank's result, from byte `begin` on.
+const char* Engine::contribution(int peer, const Op& op, int64_t begin, int64_t bytes) {
   if (peer == rank_) return op.offers.at(rank_).data + begin;
-  const Offer& offer = offer_of(peer, op);
-  const Piece offered = offered_by(peer, op);
+  const Offer offer = offer_of(peer, op);
+  const Piece offered = offered_by(peer, offer, op);
   check_size(peer, offered.bytes, op.sinks.at(rank_).bytes);
   const uint64_t location = reinterpret_cast<uint64_t>(offered.data);
-  if ((offer.flags & kInSlot) != 0) return segment_.slot(peer, op.parity) + location + begin;
-  if ((offer.flags & kInPlace) != 0) return memory_.resolve(peer, location) + begin;
+  if ((offer.flags & kInSlot) != 0) return reach_slot(peer, op, location, offered.bytes) + begin;
+  if ((offer.flags & kInPlace) != 0) return reach(peer, location, offered.bytes) + begin;
   const bool same = (offer.flags & (kInTable | kOnePerPeer)) == 0;
   const int64_t chunk = piece_chunk(same);
+  if (bytes > chunk) fail_for_wild_offer(peer);
   return segment_.stage(peer, int(begin / chunk & 1)) + (same ? 0 : rank_ * chunk);
 }
 

@@ -117,7 +117,9 @@ Mailbox::Done Mailbox::progress() {
 bool Mailbox::push(int peer, Transfer& transfer) {
   Ring& ring = segment_.ring(rank_, peer);
   uint64_t written = ring.written.load(std::memory_order_relaxed);
-  uint64_t room = Ring::kCapacity - (written - ring.read.load(std::memory_order_acquire));
+  const uint64_t held = written - ring.read.load(std::memory_order_acquire);
+  if (!fits_ring(held, rank_, peer)) return false;
+  uint64_t room = Ring::kCapacity - held;
   const uint64_t before = written;
   if (!transfer.header_sent) {
     if (room < sizeof(MessageHeader)) return false;
@@ -138,6 +140,22 @@ bool Mailbox::push(int peer, Transfer& transfer) {
   return transfer.moved == transfer.bytes;
 }
 
+// Memory for what is not asked for yet grows with what has come: the announced size may be anything.
+char* Mailbox::Incoming::room_for(uint64_t part) {
+  if (target) return target->data + received;
+  if (unwanted) return nullptr;
+  kept.resize(size_t(received) + part);
+  return kept.data() + received;
+}
+
+// The counters of a stream are the peer's to write: they end the group where they make no sense.
+bool Mailbox::fits_ring(uint64_t held, int from, int to) {
+  if (held <= Ring::kCapacity) return true;
+  sync_.abort(c10::str("the stream from rank ", from, " to rank ", to, " claims ", held, " bytes in a buffer of ",
+                       Ring::kCapacity));
+  return false;
+}
+
 // A stream is read only for somebody: else a message waits in it, and its sender with it.
 bool Mailbox::wanted(int source) const {
   if (incoming_[source] && incoming_[source]->target) return true;
@@ -152,10 +170,10 @@ void Mailbox::drain(int source, Done& done) {
     Incoming& message = *incoming_[source];
     const uint64_t read = ring.read.load(std::memory_order_relaxed);
     const uint64_t ready = ring.written.load(std::memory_order_acquire) - read;
+    if (!fits_ring(ready, source, rank_)) return;
     const uint64_t part = std::min<uint64_t>(ready, uint64_t(message.header.bytes - message.received));
-    char* to = message.target ? message.target->data : message.kept.data();
     if (part > 0) {
-      copy_out(ring, read, to + message.received, part);
+      if (char* to = message.room_for(part)) copy_out(ring, read, to, part);
       ring.read.store(read + part, std::memory_order_release);
       ring_bell(source);
     }
@@ -168,17 +186,19 @@ void Mailbox::drain(int source, Done& done) {
 bool Mailbox::begin_message(int source, Done& done) {
   Ring& ring = segment_.ring(source, rank_);
   const uint64_t read = ring.read.load(std::memory_order_relaxed);
-  if (ring.written.load(std::memory_order_acquire) - read < sizeof(MessageHeader)) return false;
+  const uint64_t ready = ring.written.load(std::memory_order_acquire) - read;
+  if (!fits_ring(ready, source, rank_) || ready < sizeof(MessageHeader)) return false;
   Incoming message;
   copy_out(ring, read, reinterpret_cast<char*>(&message.header), sizeof(MessageHeader));
+  if (message.header.bytes < 0) {
+    sync_.abort(c10::str("rank ", source, " sends rank ", rank_, " a message of ", message.header.bytes, " bytes"));
+    return false;
+  }
   ring.read.store(read + sizeof(MessageHeader), std::memory_order_release);
   std::shared_ptr<Transfer> receive = match(source, message.header);
   // A receive that does not fit gets its error when the message is whole: the stream must stay readable.
   const bool fits = receive && receive->bytes == message.header.bytes && receive->dtype == message.header.dtype;
-  if (fits)
-    message.target = receive;
-  else
-    message.kept.resize(size_t(message.header.bytes));
+  if (fits) message.target = receive;
   incoming_[source] = std::move(message);
   if (receive && !fits) {
     deliver(*incoming_[source], source, receive, done);

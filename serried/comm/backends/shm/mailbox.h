@@ -65,12 +65,16 @@ class Mailbox {
     std::shared_ptr<Transfer> target;
     std::vector<char> kept;
     bool unwanted = false;  // its receive has failed: read it and drop it
+
+    /// Where its next bytes go; null to drop them.
+    char* room_for(uint64_t part);
   };
 
   using Done = std::vector<std::shared_ptr<Transfer>>;
 
   Done progress();
   bool push(int peer, Transfer& transfer);
+  bool fits_ring(uint64_t held, int from, int to);
   bool wanted(int source) const;
   void drain(int source, Done& done);
   bool begin_message(int source, Done& done);

@@ -1,14 +1,7 @@
 // Heap offsets, and addresses of one process.
 #include "serried/comm/backends/shm/peer_memory.h"
 
-#include <unistd.h>
-
 namespace serried::shm {
-
-void PeerMemory::look_around() {
-  one_process_ = !always_stage_;
-  for (int peer = 0; peer < segment_.world_size(); ++peer) one_process_ &= segment_.info(peer).pid.load() == getpid();
-}
 
 uint64_t PeerMemory::locate(const void* data) const {
   const char* heap = segment_.heap(rank_);
@@ -17,9 +10,12 @@ uint64_t PeerMemory::locate(const void* data) const {
   return reinterpret_cast<uint64_t>(address);
 }
 
-char* PeerMemory::resolve(int peer, uint64_t location) const {
-  if ((location & kHeapBit) != 0) return segment_.heap(peer) + (location & ~kHeapBit);
-  return reinterpret_cast<char*>(location);
+char* PeerMemory::resolve(int peer, uint64_t location, int64_t bytes) const {
+  if ((location & kHeapBit) == 0) return one_process_ ? reinterpret_cast<char*>(location) : nullptr;
+  const uint64_t offset = location & ~kHeapBit;
+  const uint64_t room = uint64_t(segment_.heap_bytes());
+  if (offset > room || uint64_t(bytes) > room - offset) return nullptr;
+  return segment_.heap(peer) + offset;
 }
 
 }  // namespace serried::shm

@@ -14,27 +14,25 @@ namespace serried::shm {
 /// permission. docs/performance.md has the numbers.
 class PeerMemory {
  public:
-  PeerMemory(const Segment& segment, int rank, bool always_stage)
-      : segment_(segment), rank_(rank), always_stage_(always_stage) {}
-
-  /// After all ranks have published their pids.
-  void look_around();
+  /// `one_process`: all ranks are threads, so that an address of one is good for all. Elsewhere peers reach each
+  /// other's heaps and nothing else, whatever a location says.
+  PeerMemory(const Segment& segment, int rank, bool one_process)
+      : segment_(segment), rank_(rank), one_process_(one_process) {}
 
   uint64_t locate(const void* data) const;
 
   /// Whether every peer can use the location. All ranks see the same.
   bool reachable(uint64_t location) const { return one_process_ || (location & kHeapBit) != 0; }
 
-  /// The location of `peer`'s memory as an address of this process.
-  char* resolve(int peer, uint64_t location) const;
+  /// `bytes` of `peer`'s memory as an address of this process; null where they do not lie in its heap.
+  char* resolve(int peer, uint64_t location, int64_t bytes) const;
 
  private:
   static constexpr uint64_t kHeapBit = uint64_t(1) << 62;  // no user address of Linux has it
 
   const Segment& segment_;
   const int rank_;
-  const bool always_stage_;
-  bool one_process_ = false;  // all ranks are threads: every address is good everywhere
+  const bool one_process_;
 };
 
 }  // namespace serried::shm

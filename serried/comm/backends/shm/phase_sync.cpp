@@ -18,6 +18,7 @@
 #include "serried/base/env.h"
 #include "serried/base/error.h"
 #include "serried/base/log.h"
+#include "serried/comm/detail/rank_list.h"
 
 namespace serried::shm {
 namespace {
@@ -41,7 +42,7 @@ int usable_cores() {
 std::string where_of(const watch::Record& record) {
   const std::string text = watch::describe(record);  // "#3 all_reduce f32[4] sum"
   const size_t begin = text.find(' ');
-  if (begin == std::string::npos || record.kind == watch::Kind::none) return "shm";
+  if (begin == std::string::npos || record.kind == watch::Kind::none) return "new_group";
   const size_t end = text.find(' ', begin + 1);
   return text.substr(begin + 1, end == std::string::npos ? end : end - begin - 1);
 }
@@ -74,8 +75,9 @@ PhaseSync::~PhaseSync() {
   }
 }
 
-void PhaseSync::meet(milliseconds timeout) {
+void PhaseSync::meet(milliseconds timeout, const std::string& place) {
   timeout_ = timeout;
+  place_ = place;
   segment_.info(rank_).pid.store(getpid());
   post();
   wait_all();
@@ -174,10 +176,26 @@ void PhaseSync::fail_for_gone_peer(int peer) {
   const RankInfo& info = segment_.info(peer);
   const std::string how = info.left.load() != 0 ? c10::str("rank ", peer, " has left the group")
                                                 : c10::str("rank ", peer, " (pid ", info.pid.load(), ") died");
-  fail(c10::str(how, " while rank ", rank_, " was in ", watch::describe(current_)), kNewGroupFix);
+  fail(c10::str(how, " while rank ", rank_, " was in ", current_text()), kNewGroupFix);
+}
+
+std::string PhaseSync::current_text() const {
+  return current_.kind == watch::Kind::none ? "new_group" : watch::describe(current_);
+}
+
+void PhaseSync::fail_to_meet(milliseconds waited) {
+  std::vector<int> missing;
+  for (int rank = 0; rank < segment_.world_size(); ++rank) {
+    if (!reached(rank, phase_)) missing.push_back(rank);
+  }
+  fail(c10::str("timed out after ", waited.count(), " ms while the ranks met in shared memory",
+                place_.empty() ? "" : ", after they had met at " + place_, ": ", detail::rank_list(missing), " of ",
+                segment_.world_size(), " did not come"),
+       "look at what those ranks are doing: they may be stopped or slow; pass a longer timeout if they are slow");
 }
 
 void PhaseSync::fail_for_timeout(milliseconds waited) {
+  if (current_.kind == watch::Kind::none) fail_to_meet(waited);
   std::vector<watch::Record> last;
   for (int rank = 0; rank < segment_.world_size(); ++rank) {
     const RankInfo& info = segment_.info(rank);
@@ -217,7 +235,8 @@ std::string PhaseSync::abort_reason() const {
   const Header& header = segment_.header();
   // The first to abort may still be writing its reason; a rank that died while doing so must not block us.
   for (int i = 0; i < 1000 && header.reason_ready.load(std::memory_order_acquire) == 0; ++i) sched_yield();
-  return header.reason_ready.load(std::memory_order_acquire) != 0 ? header.reason : "a rank aborted it";
+  if (header.reason_ready.load(std::memory_order_acquire) == 0) return "a rank aborted it";
+  return {header.reason, strnlen(header.reason, sizeof(header.reason))};
 }
 
 void PhaseSync::leave() {

@@ -30,7 +30,8 @@ class PhaseSync {
   PhaseSync& operator=(const PhaseSync&) = delete;
 
   /// Publishes this process and waits until every rank has done so; then peers can be watched.
-  void meet(std::chrono::milliseconds timeout);
+  /// `place` is where the ranks met before, for messages.
+  void meet(std::chrono::milliseconds timeout, const std::string& place);
 
   /// A new collective: raises if the group is unusable. `record` is what reports say of this rank.
   void start(const watch::Record& record, std::chrono::milliseconds timeout);
@@ -78,12 +79,15 @@ class PhaseSync {
   void wait_slowly(int peer, uint32_t phase);
   bool yield_until(int peer, uint32_t phase);
   [[noreturn]] void fail_for_timeout(std::chrono::milliseconds waited);
+  [[noreturn]] void fail_to_meet(std::chrono::milliseconds waited);
+  std::string current_text() const;
 
   const Segment& segment_;
   const int rank_;
   const WaitPolicy policy_;
   std::vector<int> pidfds_;
-  watch::Record current_;
+  std::string place_;      // while the ranks meet
+  watch::Record current_;  // none while they do
   std::chrono::milliseconds timeout_{};
   uint32_t phase_ = 0;
   int waits_without_yield_ = 0;  // the machine is busy with something else

@@ -1,7 +1,6 @@
 // Making, mapping and laying out the shared memory.
 #include "serried/comm/backends/shm/segment.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -18,12 +17,21 @@ namespace {
 
 constexpr int64_t kPage = 4096;
 constexpr int64_t kHugePage = 2 << 20;
+constexpr int64_t kMaxHeapBytes = int64_t(1) << 46;  // of all ranks: more than a machine has, small enough to add up
 
 int64_t round_up(int64_t bytes, int64_t unit) {
   return (bytes + unit - 1) / unit * unit;
 }
 
 }  // namespace
+
+std::string SegmentShape::problem() const {
+  if (heap_bytes < 0 || heap_bytes > kMaxHeapBytes / world_size) return c10::str("a heap of ", heap_bytes, " bytes");
+  if (round_bytes < 64 || round_bytes > kStageBytes || round_bytes % 64 != 0) {
+    return c10::str("rounds of ", round_bytes, " bytes");
+  }
+  return "";
+}
 
 Segment::Offsets Segment::lay_out(const SegmentShape& shape) {
   const int64_t n = shape.world_size;
@@ -51,9 +59,9 @@ Segment::Offsets Segment::lay_out(const SegmentShape& shape) {
 Segment::Segment(const SegmentShape& shape, int fd) : shape_(shape), offsets_(lay_out(shape)), fd_(fd) {}
 
 Segment Segment::create(const SegmentShape& shape) {
-  const int fd = memfd_create("serried", MFD_CLOEXEC);
-  Segment segment(shape, fd);
-  if (fd < 0 || ftruncate(fd, segment.offsets_.total) != 0) {
+  Segment segment(shape, -1);
+  segment.fd_ = detail::make_shared_file("serried", segment.offsets_.total);
+  if (segment.fd_ < 0) {
     raise<c10::DistBackendError>(
         {"shm", c10::str("cannot make ", segment.offsets_.total, " bytes of shared memory: ", std::strerror(errno)),
          "lower SERRIED_SHM_HEAP_MB, or use new_group(\"gloo\")"});
@@ -62,14 +70,16 @@ Segment Segment::create(const SegmentShape& shape) {
   return segment;
 }
 
-Segment Segment::attach(const SegmentShape& shape, int pid, int fd) {
-  const std::string path = c10::str("/proc/", pid, "/fd/", fd);
-  Segment segment(shape, open(path.c_str(), O_RDWR | O_CLOEXEC));
-  if (segment.fd_ < 0) {
-    raise<c10::DistBackendError>(
-        {"shm", c10::str("cannot open the shared memory of rank 0 (", path, "): ", std::strerror(errno)),
-         "let the ranks share a user and a pid namespace, or use new_group(\"gloo\")"});
+Segment Segment::attach(const SegmentShape& shape, const detail::SharedFilePlace& place) {
+  Segment segment(shape, -1);
+  const detail::SharedFile file = detail::open_shared_file(place, segment.offsets_.total);
+  if (file.fd < 0) {
+    raise<c10::DistBackendError>({"shm", c10::str("the shared memory of rank 0 cannot be used: ", file.problem),
+                                  file.foreign
+                                      ? "find out who writes to the store of this job: rank 0 did not make this"
+                                      : "let the ranks share a user and a pid namespace, or use new_group(\"gloo\")"});
   }
+  segment.fd_ = file.fd;
   segment.map();
   return segment;
 }

@@ -1,6 +1,7 @@
 // The memory that the ranks of one host share: an anonymous file, so nothing is left behind when ranks die.
 #pragma once
 
+#include "serried/comm/detail/shared_file.h"
 #include "serried/comm/watch.h"
 
 #include <array>
@@ -18,6 +19,15 @@ struct Offer {
   uint64_t address;  // where the peers find it; see Location
   uint64_t extent;   // bytes of a piece, or the address of the output of an all_reduce
 };
+
+/// A copy that holds still, of an offer that its rank may be rewriting.
+inline Offer read_once(Offer& shared) {
+  const auto read = [](auto& field) { return std::atomic_ref(field).load(std::memory_order_relaxed); };
+  return {.fingerprint = read(shared.fingerprint),
+          .flags = read(shared.flags),
+          .address = read(shared.address),
+          .extent = read(shared.extent)};
+}
 
 /// How far a rank has come. `phase` only grows, and every rank of the group runs through the same phases.
 struct alignas(128) RankLine {
@@ -46,6 +56,11 @@ struct Piece {
   int64_t bytes = 0;
 };
 
+inline Piece read_once(Piece& shared) {
+  return {.data = std::atomic_ref(shared.data).load(std::memory_order_relaxed),
+          .bytes = std::atomic_ref(shared.bytes).load(std::memory_order_relaxed)};
+}
+
 /// One direction between two ranks: a byte stream of messages. `written` and `read` only grow.
 struct Ring {
   alignas(128) std::atomic<uint64_t> written;
@@ -69,6 +84,9 @@ struct SegmentShape {
 
   static constexpr int64_t kSlotBytes = 64 << 10;    // small messages
   static constexpr int64_t kStageBytes = 256 << 10;  // one chunk of a large one
+
+  /// What is wrong with a shape that another rank names; empty if nothing is.
+  std::string problem() const;
 };
 
 class Segment {
@@ -76,8 +94,8 @@ class Segment {
   /// Makes the memory; `fd()` is to be published to the peers.
   static Segment create(const SegmentShape& shape);
 
-  /// Maps the memory of rank 0 through /proc/<pid>/fd/<fd>.
-  static Segment attach(const SegmentShape& shape, int pid, int fd);
+  /// Maps the memory that rank 0 keeps at `place`, after a look at what it is.
+  static Segment attach(const SegmentShape& shape, const detail::SharedFilePlace& place);
 
   Segment(Segment&& other) noexcept;
   ~Segment();

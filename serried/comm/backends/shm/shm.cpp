@@ -1,7 +1,6 @@
 // The factory of the shm backend.
 #include "serried/comm/backends/shm/shm.h"
 
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -13,6 +12,7 @@
 #include "serried/base/error.h"
 #include "serried/comm/backends/shm/backend.h"
 #include "serried/comm/backends/shm/card.h"
+#include "serried/comm/detail/shared_file.h"
 
 namespace serried {
 Group make_shm_group(const FactoryArgs& args) {
@@ -36,12 +36,13 @@ Group make_shm_group(const FactoryArgs& args) {
 }
 
 std::string why_shm_unavailable() {
-  const int fd = memfd_create("serried-probe", MFD_CLOEXEC);
-  if (fd < 0) return c10::str("memfd_create failed: ", std::strerror(errno));
-  const std::string path = c10::str("/proc/self/fd/", fd);
-  const bool openable = access(path.c_str(), R_OK | W_OK) == 0;
+  constexpr int64_t kProbeBytes = 4096;
+  const int fd = detail::make_shared_file("serried-probe", kProbeBytes);
+  if (fd < 0) return c10::str("no sealed memory from memfd_create: ", std::strerror(errno));
+  const detail::SharedFile file = detail::open_shared_file({getpid(), fd}, kProbeBytes);
   close(fd);
-  return openable ? "" : c10::str("cannot open ", path, ": is /proc mounted?");
+  if (file.fd >= 0) close(file.fd);
+  return file.problem;
 }
 
 }  // namespace serried
