@@ -21,7 +21,7 @@ Notice parse_notice(int rank, std::string_view text) {
   }
   raise<c10::DistBackendError>({"capture",
                                 c10::str("rank ", rank, " left \"", text, "\" in the store, which is no notice"),
-                                "give each job a store of its own, and all its ranks the same version of serried"});
+                                "find out who else writes to the store of this job"});
 }
 
 }  // namespace serried::graph

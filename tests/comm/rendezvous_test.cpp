@@ -17,6 +17,7 @@
 #include "serried/comm/detail/exchange.h"
 #include "serried/comm/detail/host.h"
 #include "serried/comm/detail/listen.h"
+#include "serried/comm/detail/signature.h"
 #include "serried/comm/detail/launch_environment.h"
 #include "serried/comm/detail/url.h"
 #include "serried/comm/detail/world_store.h"
@@ -421,6 +422,21 @@ TEST(WorldStore, TheWaitIsBounded) {
   const auto took = std::chrono::steady_clock::now() - begin;
   EXPECT_GE(took, 900ms);
   EXPECT_LT(took, 5s);
+}
+
+TEST(WorldStore, AStrangersFarewellIsNone) {
+  const ScopedEnv env{{"SERRIED_SHUTDOWN_TIMEOUT", "1"}, {"SERRIED_JOB_SECRET", std::string(32, 's')}};
+  const std::string key = "serried/farewell/1";
+  for (const bool true_one : {false, true}) {
+    const uint16_t port = free_port();
+    const auto server = rendezvous(tcp_url(port, 0, 2), {.timeout = 5s}).store;
+    const std::vector<uint8_t> word{1};
+    detail::innermost_store(server)->set(key, true_one ? detail::job_signer()->seal(key, word) : word);
+    const auto begin = std::chrono::steady_clock::now();
+    detail::leave_stores();
+    const auto took = std::chrono::steady_clock::now() - begin;
+    EXPECT_EQ(took < 900ms, true_one);
+  }
 }
 
 TEST(WorldStore, AfterADeathNobodyIsWaitedFor) {

@@ -6,6 +6,8 @@
 
 #include <thread>
 
+#include "serried/comm/detail/signed_store.h"
+
 namespace serried {
 namespace {
 
@@ -13,6 +15,10 @@ using namespace std::chrono_literals;
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 StorePtr make_store(const std::string& kind) {
+  if (kind.starts_with("signed_")) {
+    const auto signer = std::make_shared<const detail::Signer>(std::string(32, 's'), "job/0");
+    return c10::make_intrusive<detail::SignedStore>(make_store(kind.substr(7)), signer);
+  }
   if (kind == "hash") return c10::make_intrusive<c10d::HashStore>();
   c10d::TCPStoreOptions options;
   options.isServer = true;
@@ -31,7 +37,8 @@ class Stores : public ::testing::TestWithParam<std::string> {
   const StorePtr store_ = make_store(GetParam());
 };
 
-INSTANTIATE_TEST_SUITE_P(On, Stores, ::testing::Values("hash", "tcp", "prefix"),
+INSTANTIATE_TEST_SUITE_P(On, Stores,
+                         ::testing::Values("hash", "tcp", "prefix", "signed_hash", "signed_tcp", "signed_prefix"),
                          [](const auto& info) { return info.param; });
 
 TEST_P(Stores, KeepValuesAndCount) {

@@ -8,6 +8,7 @@
 
 #include "serried/comm/launch/socket.h"
 #include "tests/process/command.h"
+#include "tests/support/listening.h"
 
 namespace serried::testing {
 namespace {
@@ -196,6 +197,37 @@ TEST(LaunchNodes, PortInUseIsTold) {
   const Result result = serried(node(launch::port_of(taken), 0, "true"));
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.err, HasSubstr("[run] port " + port + " is in use on " + launch::host_name() + "\n  fix: "));
+}
+
+TEST(LaunchNodes, ListenAtTheAddressTheyAreGiven) {
+  for (const char* host : {"127.0.0.1", "127.0.0.2", "localhost", "0.0.0.0"}) {
+    const launch::Fd socket = launch::listen_on({host, 0});
+    const std::string wanted = std::string(host) == "localhost" ? "127.0.0.1" : host;
+    EXPECT_EQ(listening_sockets()[launch::port_of(socket)], wanted);
+  }
+}
+
+TEST(LaunchNodes, AnAddressOfAnotherMachineIsRefused) {
+  const Result result =
+      serried(shell({"--nnodes", "2", "--node-rank", "0", "--rendezvous", "192.0.2.1:29500"}, "echo started"));
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_EQ(result.out, "");
+  EXPECT_EQ(
+      result.err,
+      "[run] cannot listen on 192.0.2.1:29500: 192.0.2.1 is no address of this machine\n"
+      "  fix: pass an address of this machine to --rendezvous; behind NAT or in a container pass 0.0.0.0:29500 on "
+      "node 0 and the outside address on the others\n");
+}
+
+TEST(LaunchNodes, ShareOneSecret) {
+  const int port = free_port();
+  const std::string script = "echo secret $SERRIED_JOB_SECRET";
+  Command first(node(port, 0, script));
+  Command second(node(port, 1, script));
+  const std::string a = first.finish().out;
+  const std::string b = second.finish().out;
+  EXPECT_EQ(a.substr(a.find("secret")), b.substr(b.find("secret")));
+  EXPECT_EQ(a.size(), std::string("[rank 0] secret \n").size() + 64);
 }
 
 TEST(LaunchNodes, StrangersAtTheRendezvousDoNotDisturb) {

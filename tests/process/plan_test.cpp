@@ -13,6 +13,7 @@
 namespace serried::launch {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -52,6 +53,13 @@ TEST(LaunchPlan, OnlyRankZeroIsToldOfTheListeningSocket) {
   const std::vector<std::string> outer = {"SERRIED_MASTER_LISTEN_FD=5"};
   EXPECT_THAT(rank_environment(assignment, 0, outer), Contains("SERRIED_MASTER_LISTEN_FD=9"));
   EXPECT_THAT(rank_environment(assignment, 1, outer), Not(Contains(StartsWith("SERRIED_MASTER_LISTEN_FD"))));
+}
+
+TEST(LaunchPlan, RanksGetTheJobsSecretAndNoOtherJobs) {
+  const std::vector<std::string> outer = {"SERRIED_JOB_SECRET=of the launcher outside"};
+  EXPECT_THAT(rank_environment({.job_secret = "s3cret"}, 0, outer),
+              AllOf(Contains("SERRIED_JOB_SECRET=s3cret"), Not(Contains(outer[0]))));
+  EXPECT_THAT(rank_environment({}, 0, outer), Not(Contains(StartsWith("SERRIED_JOB_SECRET"))));
 }
 
 TEST(LaunchPlan, ThreadsStayAsChosenAndFreeForOneRank) {
@@ -143,10 +151,14 @@ TEST(LaunchWire, FailuresOfNoKindAndSignalsOfNoNameAreRefused) {
 }
 
 TEST(LaunchWire, OrdersComeBackAsTheyWere) {
-  const Order start{
-      .kind = Order::Kind::start,
-      .assignment = {
-          .attempt = 1, .num_local = 3, .first_rank = 4, .world_size = 9, .master_port = 77, .run_id = "id"}};
+  const Order start{.kind = Order::Kind::start,
+                    .assignment = {.attempt = 1,
+                                   .num_local = 3,
+                                   .first_rank = 4,
+                                   .world_size = 9,
+                                   .master_port = 77,
+                                   .run_id = "id",
+                                   .job_secret = "s"}};
   const Assignment back = order_from(to_message(start)).assignment;
   EXPECT_EQ(back.attempt, 1);
   EXPECT_EQ(back.num_local, 3);
@@ -154,6 +166,7 @@ TEST(LaunchWire, OrdersComeBackAsTheyWere) {
   EXPECT_EQ(back.world_size, 9);
   EXPECT_EQ(back.master_port, 77);
   EXPECT_EQ(back.run_id, "id");
+  EXPECT_EQ(back.job_secret, "s");
   const Cause cause{.node = 1, .host = "h", .rank = 5, .pid = 6, .signal = 9, .tail = {"a", "b"}};
   const Cause same = order_from(to_message({.kind = Order::Kind::stop, .cause = cause})).cause;
   EXPECT_EQ(describe(same, 8, 2), describe(cause, 8, 2));

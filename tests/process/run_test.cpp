@@ -38,6 +38,17 @@ TEST(LaunchRun, RankZeroAloneInheritsTheListeningSocketOfTheMasterPort) {
   EXPECT_THAT(lines_of(result.out), UnorderedElementsAre("[rank 0] listening", "[rank 1] fd='' sockets=0"));
 }
 
+TEST(LaunchRun, EachJobHasASecretOfItsOwn) {
+  const auto secrets = [] {
+    const Result result = serried(shell({"-n", "2"}, "echo $SERRIED_JOB_SECRET; tr '\\0' ' ' < /proc/$PPID/cmdline"));
+    const std::string secret = result.out.substr(9, 64);
+    EXPECT_EQ(secret.find_first_not_of("0123456789abcdef"), std::string::npos) << result.out;
+    EXPECT_EQ(count_of(result.out, secret), 2) << result.out;  // in two environments and on no command line
+    return secret;
+  };
+  EXPECT_NE(secrets(), secrets());
+}
+
 TEST(LaunchRun, MasterPortLeavesThePortToRankZero) {
   const std::string port = std::to_string(free_port());
   const Result result = serried(shell({"--master-port", port}, "echo port $MASTER_PORT fd=$SERRIED_MASTER_LISTEN_FD."));

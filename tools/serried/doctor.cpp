@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <cstdlib>
 #include <iostream>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <ATen/Parallel.h>
@@ -75,6 +77,14 @@ void print_probes(const std::vector<Probe>& probes) {
   }
 }
 
+/// The value of a variable as it may be shown: reports get pasted into issues.
+std::optional<std::string> shown_value(const serried::env::Variable& variable) {
+  const char* value = std::getenv(variable.name);
+  if (value == nullptr) return std::nullopt;
+  const bool secret = std::string_view(variable.name) == "SERRIED_JOB_SECRET" && *value != 0;
+  return secret ? "(hidden)" : value;
+}
+
 void print_text(const Report& report) {
   std::cout << "This machine\n";
   print_probes(report.machine);
@@ -82,9 +92,9 @@ void print_text(const Report& report) {
   print_probes(report.backends);
   std::cout << "\nEnvironment (* = set now)\n";
   for (const serried::env::Variable& variable : serried::env::table()) {
-    const char* value = std::getenv(variable.name);
-    const bool is_set = value != nullptr && *value != 0;
-    const std::string shown = is_set ? value : variable.fallback;
+    const std::optional<std::string> value = shown_value(variable);
+    const bool is_set = value && !value->empty();
+    const std::string shown = is_set ? *value : variable.fallback;
     std::cout << (is_set ? "  * " : "    ") << variable.name << (shown.empty() ? "" : "=" + shown) << "  "
               << variable.meaning << "\n";
   }
@@ -104,11 +114,11 @@ nlohmann::json to_json(const std::vector<Probe>& probes) {
 void print_json(const Report& report) {
   nlohmann::json environment = nlohmann::json::array();
   for (const serried::env::Variable& variable : serried::env::table()) {
-    const char* value = std::getenv(variable.name);
+    const std::optional<std::string> value = shown_value(variable);
     environment.push_back({{"name", variable.name},
                            {"default", variable.fallback},
                            {"meaning", variable.meaning},
-                           {"value", value != nullptr ? nlohmann::json(value) : nlohmann::json()}});
+                           {"value", value ? nlohmann::json(*value) : nlohmann::json()}});
   }
   const nlohmann::json document = {{"healthy", report.healthy()},
                                    {"machine", to_json(report.machine)},

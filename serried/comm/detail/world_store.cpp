@@ -25,6 +25,8 @@
 #include "serried/base/error.h"
 #include "serried/comm/detail/host.h"
 #include "serried/comm/detail/listen.h"
+#include "serried/comm/detail/signature.h"
+#include "serried/comm/detail/signed_store.h"
 
 namespace serried::detail {
 namespace {
@@ -39,7 +41,7 @@ class WorldStore final : public c10d::TCPStore {
  public:
   /// `address` is where `place.host` was found.
   WorldStore(const TcpPlace& place, const std::string& address, const c10d::TCPStoreOptions& options)
-      : c10d::TCPStore(address, options), place_(place), process_(::getpid()) {}
+      : c10d::TCPStore(address, options), place_(place), signer_(job_signer()), process_(::getpid()) {}
   ~WorldStore() override { farewell(); }
 
   std::string place_text() const { return c10::str(place_.host, ":", getPort()); }
@@ -52,7 +54,8 @@ class WorldStore final : public c10d::TCPStore {
       if (place_.serve) return wait_for_others();
       // c10d prints a stack trace when it writes to a server that is gone, so look first. `set` waits for no answer.
       if (!is_listening(getHost(), getPort(), milliseconds(200))) return;
-      set(farewell_key(place_.rank), std::vector<uint8_t>{1});
+      const std::string key = farewell_key(place_.rank);
+      set(key, signer_ ? signer_->seal(key, {1}) : Bytes{1});
     } catch (...) {  // a peer that left without a word, or a server that is gone: there is nobody left to tell
     }
   }
@@ -68,12 +71,21 @@ class WorldStore final : public c10d::TCPStore {
         std::clamp<int64_t>(env::integer("SERRIED_SHUTDOWN_TIMEOUT"), 0, 1'000'000'000));
     const auto deadline = std::chrono::steady_clock::now() + patience;
     // Asked again and again, because c10d prints warnings when a wait ends without success.
-    while (!keys.empty() && !check(keys) && std::chrono::steady_clock::now() < deadline) {
+    while (!have_left(keys) && std::chrono::steady_clock::now() < deadline) {
       std::this_thread::sleep_for(milliseconds(2));
     }
   }
 
+  // A stranger's farewell is none: the rank it names is still there.
+  bool have_left(const std::vector<std::string>& keys) {
+    if (keys.empty()) return true;
+    if (!check(keys)) return false;
+    return !signer_ || std::all_of(keys.begin(), keys.end(),
+                                   [&](const std::string& key) { return signer_->open(key, get(key)).has_value(); });
+  }
+
   const TcpPlace place_;
+  const std::shared_ptr<const Signer> signer_;
   const pid_t process_;  // a forked child has no say
   std::atomic<bool> left_{false};
   std::atomic<bool> abandoned_{false};
@@ -196,18 +208,19 @@ void check_writable(const std::string& path) {
 }  // namespace
 
 c10::intrusive_ptr<c10d::Store> open_tcp_store(const TcpPlace& place, milliseconds timeout) {
+  job_signer();  // before the atexit below is set: libcrypto then still works when it runs
   const std::string key = c10::str(place.host, ":", place.port, "#", place.rank, place.serve ? "s" : "");
   OpenStores& stores = open_stores();
   {
     std::lock_guard<std::mutex> lock(stores.mutex);
     const auto found = stores.tcp.find(key);
-    if (found != stores.tcp.end() && place.port != 0) return found->second;
+    if (found != stores.tcp.end() && place.port != 0) return signed_for_job(found->second);
   }
   // Not under the lock: ranks that are threads of one process wait for each other here.
   c10::intrusive_ptr<WorldStore> store = connect_any(place, timeout);
   std::lock_guard<std::mutex> lock(stores.mutex);
   stores.tcp[c10::str(place.host, ":", store->getPort(), "#", place.rank, place.serve ? "s" : "")] = store;
-  return store;
+  return signed_for_job(store);
 }
 
 c10::intrusive_ptr<c10d::Store> open_file_store(const std::string& path, int rank, int world_size) {
@@ -218,13 +231,14 @@ c10::intrusive_ptr<c10d::Store> open_file_store(const std::string& path, int ran
     check_writable(path);
     store = c10::make_intrusive<c10d::FileStore>(path, world_size);
   }
-  return store;
+  return signed_for_job(store);
 }
 
 c10::intrusive_ptr<c10d::Store> innermost_store(const c10::intrusive_ptr<c10d::Store>& store) {
   if (auto* prefixed = dynamic_cast<c10d::PrefixStore*>(store.get())) {
     return innermost_store(prefixed->getUnderlyingStore());
   }
+  if (auto* sealed = dynamic_cast<SignedStore*>(store.get())) return innermost_store(sealed->underlying());
   return store;
 }
 

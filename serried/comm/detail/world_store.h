@@ -20,7 +20,7 @@ struct TcpPlace {
   bool several_hosts = false;  // ranks of other machines are known to come
 };
 
-/// The store at `place`; the same one for the same address and rank while the process
+/// The store at `place`, signed if the job has a secret; the same one for the same address and rank while the process
 /// lives: a later group of another rank may come to the old server at any time. DistNetworkError that says the address
 /// where it is not reachable or taken.
 c10::intrusive_ptr<c10d::Store> open_tcp_store(const TcpPlace& place, std::chrono::milliseconds timeout);
@@ -38,7 +38,7 @@ void leave_stores() noexcept;
 /// "127.0.0.1:29500" or "file:///tmp/meet", for messages; "" for a store that rendezvous did not make.
 std::string place_of(const c10::intrusive_ptr<c10d::Store>& store);
 
-/// The store under all prefixes.
+/// The store under all prefixes and signatures.
 c10::intrusive_ptr<c10d::Store> innermost_store(const c10::intrusive_ptr<c10d::Store>& store);
 
 }  // namespace serried::detail

@@ -42,7 +42,8 @@ void Coordinator::start() {
                              .world_size = world_size,
                              .num_nodes = options_.num_nodes,
                              .master_port = options_.new_master_port(),
-                             .run_id = options_.run_id}};
+                             .run_id = options_.run_id,
+                             .job_secret = options_.job_secret}};
   int first_rank = 0;
   for (int node = 0; node < options_.num_nodes; ++node) {
     Node& entry = nodes_[static_cast<size_t>(node)];

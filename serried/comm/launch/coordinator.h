@@ -15,6 +15,7 @@ struct CoordinatorOptions {
   int num_nodes = 1;
   int max_restarts = 0;
   std::string run_id = {};
+  std::string job_secret = {};
   std::function<int()> new_master_port;  // called once per attempt
 };
 

@@ -3,9 +3,12 @@
 
 #include <poll.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <random>
 #include <utility>
 
@@ -24,6 +27,18 @@ std::string make_run_id() {
   return text;
 }
 
+// 32 random bytes in hexadecimal.
+std::string make_secret() {
+  unsigned char bytes[32];
+  if (::getentropy(bytes, sizeof bytes) != 0) {
+    throw LaunchError(kExitFailure, std::string("the kernel gives no random numbers: ") + std::strerror(errno),
+                      "let the launcher call getrandom()");
+  }
+  std::string text;
+  for (const unsigned char byte : bytes) text += {"0123456789abcdef"[byte >> 4], "0123456789abcdef"[byte & 15]};
+  return text;
+}
+
 std::string join_numbers(const std::vector<int>& numbers) {
   std::string text;
   for (int number : numbers) text += (text.empty() ? "" : ", ") + std::to_string(number);
@@ -39,6 +54,7 @@ Leader::Leader(const Options& options, Screen& screen)
       coordinator_({.num_nodes = options.num_nodes,
                     .max_restarts = options.max_restarts,
                     .run_id = make_run_id(),
+                    .job_secret = make_secret(),
                     .new_master_port = [this] { return new_master_port(); }}),
       join_deadline_(after(options.join_timeout)),
       notice_at_(after(kNoticeAfter)) {

@@ -17,11 +17,12 @@ Message start_message(const Assignment& a) {
     message.push_back(std::to_string(number));
   }
   message.push_back(a.run_id);
+  message.push_back(a.job_secret);
   return message;
 }
 
 Assignment assignment_from(const Message& message) {
-  expect_fields(message, 10);
+  expect_fields(message, 11);
   const auto number = [&](size_t i) { return number_in(message[i]); };
   return {.attempt = number(1),
           .max_restarts = number(2),
@@ -31,7 +32,8 @@ Assignment assignment_from(const Message& message) {
           .node_rank = number(6),
           .num_nodes = number(7),
           .master_port = number(8),
-          .run_id = message[9]};
+          .run_id = message[9],
+          .job_secret = message[10]};
 }
 
 }  // namespace

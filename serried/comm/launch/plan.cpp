@@ -38,8 +38,10 @@ std::vector<std::string> rank_environment(const Assignment& assignment, int loca
   if (assignment.listen_fd >= 0 && assignment.first_rank + local_rank == 0) {
     ours["SERRIED_MASTER_LISTEN_FD"] = std::to_string(assignment.listen_fd);
   }
-  // A launcher that runs inside another launcher's rank must not hand that one's meeting place on.
-  const std::set<std::string> dropped = {"SERRIED_MASTER_LISTEN_FD", "TORCHELASTIC_USE_AGENT_STORE"};
+  if (!assignment.job_secret.empty()) ours["SERRIED_JOB_SECRET"] = assignment.job_secret;
+  // A launcher that runs inside another launcher's rank must not hand that one's meeting place on, nor its secret.
+  const std::set<std::string> dropped = {"SERRIED_JOB_SECRET", "SERRIED_MASTER_LISTEN_FD",
+                                         "TORCHELASTIC_USE_AGENT_STORE"};
   bool threads_chosen = false;
   std::vector<std::string> result;
   for (const std::string& entry : inherited) {

@@ -18,11 +18,13 @@ struct Assignment {
   std::string master_host = "127.0.0.1";
   int master_port = 0;
   std::string run_id = {};
-  int listen_fd = -1;  // already bound to master_port; for rank 0 to inherit
+  std::string job_secret = {};  // known to the job's ranks and launchers only
+  int listen_fd = -1;           // already bound to master_port; for rank 0 to inherit
 };
 
 /// `inherited` ("NAME=value" texts) with the variables of one rank put in: those torchrun sets, so that any
-/// c10d program understands them, and SERRIED_MASTER_LISTEN_FD for rank 0 where the launcher opened the port.
+/// c10d program understands them, SERRIED_JOB_SECRET, and SERRIED_MASTER_LISTEN_FD for rank 0 where the launcher opened
+/// the port.
 std::vector<std::string> rank_environment(const Assignment& assignment, int local_rank,
                                           const std::vector<std::string>& inherited);
 

@@ -18,6 +18,7 @@
 #include "serried/base/trace.h"
 #include "serried/comm/collectives.h"
 #include "serried/comm/group.h"
+#include "tests/support/listening.h"
 
 namespace {
 
@@ -140,6 +141,47 @@ void run_for_ever() {
   while (true) serried::all_reduce_(x, group, c10d::ReduceOp::AVG);
 }
 
+std::string attempt(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const c10::Error& error) {
+    return error.msg();
+  }
+  return "fine";
+}
+
+/// A stranger writes to the store while rank 0 reads `pipe`; then the ranks use what they have and make new groups.
+void meet_a_stranger(const std::string& pipe) {
+  const serried::GroupOptions options{.timeout = 3s};
+  const Group world = serried::new_group("shm", options);
+  const Group gloo = serried::new_group("gloo", options);
+  serried::split_group(world, {{0, 1, 2}});
+  serried::barrier(world);
+  if (world->getRank() == 0) {
+    say("ready");
+    std::string word;
+    std::ifstream(pipe) >> word;
+  }
+  serried::barrier(world);
+  for (const Group& group : {world, gloo}) {
+    at::Tensor x = at::full({5}, group->getRank() + 1);
+    serried::all_reduce_(x, group);
+    say(c10::str("sum ", x[0].item<int64_t>(), " on ", group->getBackendName()));
+  }
+  say("split: " + attempt([&] { serried::split_group(world, {{0, 1, 2}}); }));
+  say("new: " + attempt([&] { serried::new_group("shm", options); }));
+  serried::barrier(world);
+  say("done");
+}
+
+/// Where this process listens.
+void listening(const std::string& backend) {
+  const Group group = serried::new_group(backend);
+  serried::barrier(group);
+  for (const auto& [port, address] : serried::testing::listening_sockets()) say("listens at " + address);
+  serried::barrier(group);
+}
+
 void trace() {
   const Group group = serried::new_group();
   serried::trace::Span span("step", "test");
@@ -161,6 +203,8 @@ int main(int argc, char** argv) {
     if (mode == "fail_once") fail_once();
     if (mode == "run_for_ever") run_for_ever();
     if (mode == "trace") trace();
+    if (mode == "meet_a_stranger") meet_a_stranger(argv[2]);
+    if (mode == "listening") listening(argv[2]);
   } catch (const c10::Error& error) {
     std::fprintf(stderr, "%s\n", error.msg().c_str());
     return 4;

@@ -1,0 +1,146 @@
+// Every kind of key that ranks publish, with a stranger's value under it: refused by name, on every rank, in time.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <chrono>
+#include <memory>
+
+#include <c10/util/StringUtil.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "serried/comm/collectives.h"
+#include "serried/comm/detail/board.h"
+#include "serried/comm/detail/host.h"
+#include "serried/comm/detail/signed_store.h"
+#include "serried/comm/group.h"
+#include "tests/support/each_rank.h"
+#include "tests/support/errors.h"
+#include "tests/support/meddling_store.h"
+
+namespace serried {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::each_rank;
+using testing::error_text;
+using ::testing::HasSubstr;
+using testing::MeddlingStore;
+
+// Where a stranger writes, and the call that reads it.
+struct Attack {
+  std::string name;
+  std::string part;  // of the key
+  std::string backend;
+  bool splits = false;
+};
+
+void PrintTo(const Attack& attack, std::ostream* out) {
+  *out << attack.name;
+}
+
+class Strangers : public ::testing::TestWithParam<Attack> {};
+
+// What each of two ranks says when a stranger writes `forged`.
+std::vector<std::string> errors_after(const Attack& attack, const std::string& forged) {
+  const auto exposed = c10::make_intrusive<MeddlingStore>(attack.part, forged);
+  const auto signer = std::make_shared<const detail::Signer>(std::string(32, 's'), "job/0");
+  std::vector<std::string> errors(2);
+  each_rank(2, [&](int rank) {
+    const auto store = c10::make_intrusive<detail::SignedStore>(exposed, signer);
+    errors[size_t(rank)] = error_text<c10::Error>([&] {
+      const Group group = new_group(attack.backend, {.timeout = 2s, .store = store, .rank = rank, .world_size = 2});
+      barrier(group);
+      if (!attack.splits) return;
+      for (int i = 0; i < 2; ++i) barrier(split_group(group, {{0, 1}}));
+      for (int i = 0; i < 2; ++i) {
+        barrier(group->splitGroup({0, 1}, std::nullopt, std::nullopt, std::nullopt, std::nullopt, std::nullopt));
+      }
+    });
+  });
+  return errors;
+}
+
+TEST_P(Strangers, AreRefusedByTheNameOfTheKey) {
+  const auto begin = std::chrono::steady_clock::now();
+  for (const std::string& forged : {std::string("1"), std::string(64, 'x')}) {
+    int named = 0;
+    for (const std::string& error : errors_after(GetParam(), forged)) {
+      EXPECT_NE(error, "no error");
+      const bool by_name = error.find("holds what no rank of this job wrote") != std::string::npos &&
+                           error.find(GetParam().part) != std::string::npos;
+      // A rank that does not read that key misses the one that gave up.
+      if (!by_name) {
+        EXPECT_THAT(error, ::testing::AnyOf(HasSubstr("did not come"), HasSubstr("timed out")));
+      }
+      named += by_name ? 1 : 0;
+    }
+    EXPECT_GE(named, 1);
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 15s);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Write, Strangers,
+    ::testing::Values(Attack{"GroupCounter", "/groups/", "shm", true}, Attack{"Identity", "/id", "shm"},
+                      Attack{"Backend", "/backend", "shm"}, Attack{"Hosts", "auto/host", "auto"},
+                      Attack{"SharedMemory", "shm/card", "shm"}, Attack{"Failures", "shm/failure", "shm"},
+                      Attack{"WatchHosts", "watch/host", "gloo"}, Attack{"WatchPage", "watch/page", "gloo"},
+                      Attack{"GlooAddresses", "gloo/", "gloo"}, Attack{"SplitCounter", "serried/splits", "shm", true},
+                      Attack{"Split", "serried/split/", "shm", true}, Attack{"SubsetCounter", "/calls/", "shm", true}),
+    [](const auto& info) { return info.param.name; });
+
+TEST(Strangers, AreHeardWhereTheJobHasNoSecret) {
+  // As before: without a launcher nothing is signed, and wrong values are found by what they say, where they can be.
+  const auto exposed = c10::make_intrusive<MeddlingStore>("shm/card", "1 2 3");
+  each_rank(2, [&](int rank) {
+    EXPECT_EQ(error_text<c10::DistBackendError>(
+                  [&] { new_group("shm", {.timeout = 2s, .store = exposed, .rank = rank, .world_size = 2}); }),
+              c10::str("[shm] rank 0 says \"1 2 3\" where its process and memory should be\n"
+                       "  fix: find out who else writes to the store of this job\n"
+                       "  at:  rank ",
+                       rank, "/2"));
+  });
+}
+
+// Makes rank 1 look as if it ran on another host, below the signature.
+class OtherHost : public c10d::PrefixStore {
+ public:
+  explicit OtherHost(const c10::intrusive_ptr<c10d::Store>& store) : PrefixStore("watch", store) {}
+  using PrefixStore::set;
+  void set(const std::string& key, const std::vector<uint8_t>& value) override {
+    PrefixStore::set(key, key == "host/1" ? std::vector<uint8_t>{'x'} : value);
+  }
+};
+
+TEST(Strangers, AreNamedByATimeoutThatReadsTheirReport) {
+  const auto exposed = c10::make_intrusive<MeddlingStore>("at/1", "forged");
+  const auto signer = std::make_shared<const detail::Signer>(std::string(32, 's'), "job/0");
+  const auto store = c10::make_intrusive<OtherHost>(c10::make_intrusive<detail::SignedStore>(exposed, signer));
+  std::array<std::unique_ptr<detail::Board>, 2> boards;
+  each_rank(2, [&](int rank) { boards[size_t(rank)] = std::make_unique<detail::Board>(store, rank, 2, 10s); });
+  ASSERT_FALSE(boards[0]->one_host());
+  exposed->set("watch/at/1", std::vector<uint8_t>{'1'});
+  watch::Record record = watch::make_record(watch::Kind::barrier, {});
+  record.sequence = 3;
+  EXPECT_EQ(boards[0]->missing_text(record, 50),
+            "timed out after 50 ms in #3 barrier: where the other ranks are is not known; [store] the key "
+            "\"watch/at/1\" holds what no rank of this job wrote: its signature is missing or wrong, so a stranger "
+            "wrote it");
+}
+
+TEST(Strangers, CannotNameAShapeThatMakesNoSense) {
+  for (const char* card :
+       {"1 3 -5 65536 ", "1 3 99999999999999999 65536 ", "1 3 0 100 ", "1 3 0 0 ", "1 -1 0 65536 "}) {
+    const auto exposed = c10::make_intrusive<MeddlingStore>("shm/card", card + detail::host_identity());
+    each_rank(2, [&](int rank) {
+      EXPECT_THAT(error_text<c10::DistBackendError>(
+                      [&] { new_group("shm", {.timeout = 2s, .store = exposed, .rank = rank, .world_size = 2}); }),
+                  HasSubstr("rank 1 cannot share memory: [shm] rank 0 offers "))
+          << card;
+    });
+  }
+}
+
+}  // namespace
+}  // namespace serried
