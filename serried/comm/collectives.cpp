@@ -35,12 +35,24 @@ void check(std::string_view where, const at::Tensor& x, const Group& group) {
   raise<c10::ValueError>({where, "the tensor is undefined", "pass a tensor; at::empty({0}) is one without elements"});
 }
 
-void check_op(std::string_view where, const c10d::ReduceOp& op) {
+// The same on every backend, and on a group of one, which reduces nothing.
+void check_meaning(std::string_view where, const c10d::ReduceOp& op, at::ScalarType dtype) {
+  const bool ordered = op.op_ == RedOpType::MIN || op.op_ == RedOpType::MAX;
+  const bool bitwise = op.op_ >= RedOpType::BAND && op.op_ <= RedOpType::BXOR;
+  const bool meaningless = (ordered && at::isComplexType(dtype)) || (op.op_ == RedOpType::AVG && dtype == at::kBool) ||
+                           (bitwise && !at::isIntegralType(dtype, /*includeBool=*/true));
+  if (!meaningless) return;
+  raise<c10::ValueError>(
+      {where, c10::str("op ", to_string(op.op_), " has no meaning for dtype ", watch::dtype_name(dtype)),
+       "bitwise ops take integers and bool; min and max take no complex numbers; avg takes no bool"});
+}
+
+void check_op(std::string_view where, const c10d::ReduceOp& op, const at::Tensor& x) {
   if (op.op_ == RedOpType::PREMUL_SUM && !op.supplement_) {
     raise<c10::ValueError>(
         {where, "the reduction premul_sum has no factor", "make it with c10d::makePreMulSum(factor)"});
   }
-  if (op.op_ < kReduceOpNames.size()) return;
+  if (op.op_ < kReduceOpNames.size()) return check_meaning(where, op, x.scalar_type());
   const std::vector<std::string> known(kReduceOpNames.begin(), kReduceOpNames.begin() + kNumParsedOps);
   raise<c10::ValueError>({where, "the reduction is unused", "pass one of " + c10::Join(", ", known)});
 }
@@ -109,7 +121,7 @@ std::vector<int64_t> checked_splits(const at::Tensor& x, int64_t dim, int num_ra
 
 at::Tensor all_reduce(const at::Tensor& x, const Group& group, const c10d::ReduceOp& op) {
   check("all_reduce", x, group);
-  check_op("all_reduce", op);
+  check_op("all_reduce", op, x);
   return detail::ops::all_reduce(x, group, detail::share(op));
 }
 
@@ -121,7 +133,7 @@ at::Tensor all_gather(const at::Tensor& x, const Group& group, AllGatherOptions 
 
 at::Tensor reduce_scatter(const at::Tensor& x, const Group& group, ReduceScatterOptions options) {
   check("reduce_scatter", x, group);
-  check_op("reduce_scatter", options.op);
+  check_op("reduce_scatter", options.op, x);
   const int64_t dim = checked_dim("reduce_scatter", "dim", x, options.dim);
   const std::vector<int64_t> sizes = detail::shard_sizes(x.size(dim), group->getSize());
   return detail::ops::reduce_scatter(x, group, dim, sizes, detail::share(options.op));
@@ -151,7 +163,7 @@ void all_gather_into(const at::Tensor& output, const at::Tensor& x, const Group&
 
 void reduce_scatter_into(const at::Tensor& output, const at::Tensor& x, const Group& group, const c10d::ReduceOp& op) {
   check("reduce_scatter_into", x, group);
-  check_op("reduce_scatter_into", op);
+  check_op("reduce_scatter_into", op, x);
   check_divisible("reduce_scatter_into", x, group);
   check_output("reduce_scatter_into", output, x, x.numel() / group->getSize());
   detail::ops::reduce_scatter_into(output, x, group, detail::share(op));
@@ -166,7 +178,7 @@ void all_to_all_into(const at::Tensor& output, const at::Tensor& x, const Group&
 
 void all_reduce_(const at::Tensor& x, const Group& group, const c10d::ReduceOp& op) {
   check("all_reduce_", x, group);
-  check_op("all_reduce_", op);
+  check_op("all_reduce_", op, x);
   detail::ops::all_reduce_(x, group, detail::share(op));
 }
 

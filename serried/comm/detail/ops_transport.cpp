@@ -6,7 +6,9 @@
 #include <algorithm>
 
 #include "serried/base/error.h"
+#include "serried/comm/detail/average.h"
 #include "serried/comm/detail/cut.h"
+#include "serried/comm/detail/premultiply.h"
 #include "serried/comm/watch.h"
 
 namespace serried::detail {
@@ -77,21 +79,6 @@ at::Tensor addable(const at::Tensor& x, RedOpType op) {
   return x.is_complex() && op == RedOpType::SUM ? at::view_as_real(x) : x;
 }
 
-// Not every backend has PREMUL_SUM, and multiply then sum is the same everywhere.
-void premultiply(const at::Tensor& x, const c10d::ReduceOp& op) {
-  const auto* factor = dynamic_cast<const c10d::PreMulSumSupplement*>(op.supplement_.get());
-  TORCH_INTERNAL_ASSERT(factor != nullptr, "premul_sum without a factor");
-  x.copy_(factor->tensor_factor.defined() ? x.mul(factor->tensor_factor) : x.mul(factor->double_factor));
-}
-
-void divide(const at::Tensor& x, int64_t count) {
-  if (at::isIntegralType(x.scalar_type(), /*includeBool=*/true)) {
-    x.div_(count, "trunc");
-    return;
-  }
-  x.div_(count);
-}
-
 bool same_sizes(const std::vector<at::Tensor>& pieces) {
   return std::all_of(pieces.begin(), pieces.end(),
                      [&](const at::Tensor& piece) { return piece.sizes() == pieces[0].sizes(); });
@@ -138,15 +125,16 @@ void Transport::finish(Start start) const {
 void Transport::all_reduce(const at::Tensor& input, const at::Tensor& output, const c10d::ReduceOp& op) const {
   if (direct_) return direct_->direct_all_reduce(input, output, op);
   if (!output.is_same(input)) output.copy_(input);
-  // Not every backend has AVG, and sum then divide is the same everywhere.
+  // Not every backend has AVG and PREMUL_SUM, but every one can add.
+  if (op.op_ == RedOpType::PREMUL_SUM) output.copy_(premultiplied(output, op));
   const bool average = op.op_ == RedOpType::AVG;
-  const bool premultiplied = op.op_ == RedOpType::PREMUL_SUM;
-  if (premultiplied) premultiply(output, op);
+  const int64_t count = backend_->getSize();
+  const at::Tensor reduced = average ? average_addends(output, count) : output;
   c10d::AllreduceOptions options;
-  options.reduceOp = average || premultiplied ? c10d::ReduceOp(RedOpType::SUM) : op;
-  std::vector<at::Tensor> tensors{addable(output, options.reduceOp.op_)};
+  options.reduceOp = average || op.op_ == RedOpType::PREMUL_SUM ? c10d::ReduceOp(RedOpType::SUM) : op;
+  std::vector<at::Tensor> tensors{addable(reduced, options.reduceOp.op_)};
   finish([&] { return backend_->allreduce(tensors, options); });
-  if (average) divide(output, backend_->getSize());
+  if (average) write_average(output, reduced, count);
 }
 
 void Transport::all_gather(const std::vector<at::Tensor>& pieces, const at::Tensor& input,

@@ -4,7 +4,7 @@
 #include "serried/base/error.h"
 #include "serried/comm/backends/gloo/backend.h"
 #include "serried/comm/backends/gloo/checks.h"
-#include "serried/comm/backends/gloo/nan_wins.h"
+#include "serried/comm/backends/gloo/reduced.h"
 
 namespace serried::gloo {
 namespace {
@@ -63,7 +63,7 @@ WorkPtr GlooBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& o
 WorkPtr GlooBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   check_memory("all_reduce", tensors);
   check_reduction("all_reduce", tensors, options.reduceOp);
-  NanWins reduced = make_nan_win(tensors, options.reduceOp);
+  Reduced reduced = make_reduced(tensors, options.reduceOp);
   return run({record_of(Kind::all_reduce, tensors, -1, options.reduceOp), options.timeout}, tensors,
              [&] { return engine_->allreduce(reduced.buffers, options); }, {reduced.restore, tensors});
 }
@@ -76,7 +76,7 @@ WorkPtr GlooBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOpt
 
 WorkPtr GlooBackend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
   check_reduction("all_reduce", tensors, options.reduceOp);
-  NanWins reduced = make_nan_win(tensors, options.reduceOp);
+  Reduced reduced = make_reduced(tensors, options.reduceOp);
   return run({record_of(Kind::all_reduce, tensors, -1, options.reduceOp), options.timeout}, tensors,
              [&] { return engine_->allreduce_coalesced(reduced.buffers, options); }, {reduced.restore, tensors});
 }
@@ -84,7 +84,7 @@ WorkPtr GlooBackend::allreduce_coalesced(Tensors& tensors, const c10d::Allreduce
 WorkPtr GlooBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
   check_memory("reduce", tensors);
   check_reduction("reduce", tensors, options.reduceOp);
-  NanWins reduced = make_nan_win(tensors, options.reduceOp);
+  Reduced reduced = make_reduced(tensors, options.reduceOp);
   return run({record_of(Kind::reduce, tensors, options.rootRank, options.reduceOp), options.timeout}, tensors,
              [&] { return engine_->reduce(reduced.buffers, options); }, {reduced.restore, tensors});
 }
@@ -146,7 +146,7 @@ WorkPtr GlooBackend::run_reduce_scatter(const Record& record, Tensors buffers, T
                                         const c10d::ReduceScatterOptions& options) {
   for (size_t i = 0; i < outputs.size(); ++i) check_piece(pieces[i], outputs[i]);
   check_reduction("reduce_scatter", buffers, options.reduceOp);
-  NanWins reduced = make_nan_win(buffers, options.reduceOp);
+  Reduced reduced = make_reduced(buffers, options.reduceOp);
   c10d::AllreduceCoalescedOptions reduction;
   reduction.reduceOp = options.reduceOp;
   reduction.timeout = options.timeout;

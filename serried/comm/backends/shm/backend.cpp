@@ -9,6 +9,7 @@
 #include "serried/base/error.h"
 #include "serried/base/trace.h"
 #include "serried/comm/backends/shm/tensors.h"
+#include "serried/comm/detail/premultiply.h"
 #include "serried/comm/detail/world_store.h"
 
 namespace serried::shm {
@@ -134,7 +135,7 @@ void ShmBackend::run_now(Op op) {
 void ShmBackend::direct_all_reduce(const at::Tensor& input, const at::Tensor& output, const c10d::ReduceOp& op) {
   check_nan(input, "all_reduce");
   if (op != RedOpType::PREMUL_SUM) return run_now(all_reduce_op(input, output, op));
-  const at::Tensor scaled = premultiplied(input, op);
+  const at::Tensor scaled = detail::premultiplied(input, op);
   run_now(all_reduce_op(scaled, output, RedOpType::SUM));
 }
 
@@ -147,7 +148,7 @@ void ShmBackend::direct_reduce_scatter(const at::Tensor& output, at::TensorList 
   check_nan(inputs.vec(), "reduce_scatter");
   if (op != RedOpType::PREMUL_SUM) return run_now(reduce_scatter_op(output, inputs, op, place()));
   Tensors scaled;
-  for (const at::Tensor& input : inputs) scaled.push_back(premultiplied(input, op));
+  for (const at::Tensor& input : inputs) scaled.push_back(detail::premultiplied(input, op));
   run_now(reduce_scatter_op(output, scaled, RedOpType::SUM, place()));
 }
 
@@ -165,7 +166,7 @@ void ShmBackend::direct_reduce_scatter_flat(const at::Tensor& output, const at::
                                             const c10d::ReduceOp& op) {
   check_nan(input, "reduce_scatter");
   if (op != RedOpType::PREMUL_SUM) return run_now(reduce_scatter_flat_op(output, input, op, place()));
-  const at::Tensor scaled = premultiplied(input, op);
+  const at::Tensor scaled = detail::premultiplied(input, op);
   run_now(reduce_scatter_flat_op(output, scaled, RedOpType::SUM, place()));
 }
 

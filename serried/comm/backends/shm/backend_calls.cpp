@@ -8,6 +8,7 @@
 #include "serried/base/error.h"
 #include "serried/comm/backends/shm/backend.h"
 #include "serried/comm/backends/shm/tensors.h"
+#include "serried/comm/detail/premultiply.h"
 
 namespace serried::shm {
 namespace {
@@ -32,7 +33,7 @@ struct Contribution {
 
 Contribution contribution(const at::Tensor& input, const c10d::ReduceOp& op, Task& task) {
   if (op != RedOpType::PREMUL_SUM) return {input, op};
-  at::Tensor scaled = premultiplied(input, op);
+  at::Tensor scaled = detail::premultiplied(input, op);
   task.keep_alive.push_back(scaled);
   return {scaled, RedOpType::SUM};
 }

@@ -19,27 +19,27 @@ constexpr bool is_complex = c10::is_complex<T>::value;
 template <class T>
 constexpr bool is_reduced_float = std::is_same_v<T, c10::Half> || std::is_same_v<T, c10::BFloat16>;
 
-/// The type sums are kept in.
-template <class T>
-struct Accumulator {
-  using type = T;
-};
-template <>
-struct Accumulator<c10::Half> {
-  using type = float;
-};
-template <>
-struct Accumulator<c10::BFloat16> {
-  using type = float;
-};
+/// The type sums are kept in. An average lies among its inputs even where their sum does not fit: averages of integers
+/// are added up in a type that holds the sum of any number of ranks.
+template <class T, bool kAverage>
+auto accumulator() {
+  if constexpr (is_reduced_float<T>)
+    return float();
+  else if constexpr (kAverage && std::is_integral_v<T> && sizeof(T) == 8)
+    return std::conditional_t<std::is_signed_v<T>, __int128, unsigned __int128>();
+  else if constexpr (kAverage && std::is_integral_v<T>)
+    return int64_t();
+  else
+    return T();
+}
 
-// Unsigned arithmetic: overflow of integers wraps instead of being undefined.
+// Unsigned arithmetic: overflow of integers wraps instead of being undefined. An average has none.
 struct Sum {
   template <class A>
   static A apply(A a, A b) {
     if constexpr (std::is_same_v<A, bool>)
       return a || b;
-    else if constexpr (std::is_integral_v<A>)
+    else if constexpr (std::is_integral_v<A> && sizeof(A) <= 8)
       return A(std::make_unsigned_t<A>(a) + std::make_unsigned_t<A>(b));
     else
       return a + b;
@@ -93,12 +93,12 @@ A divide(A value, int by) {
   if constexpr (is_complex<A>)
     return value / typename A::value_type(by);
   else
-    return A(value / A(by));
+    return A(value / A(by));  // integers: towards zero
 }
 
 template <class T, class F, bool kAverage>
 void reduce(void* out_bytes, const void* const* sources, int num_sources, int64_t count) {
-  using A = typename Accumulator<T>::type;
+  using A = decltype(accumulator<T, kAverage>());
   T* out = static_cast<T*>(out_bytes);
   const auto finish = [num_sources](A value) {
     if constexpr (kAverage)

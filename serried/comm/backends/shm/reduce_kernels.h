@@ -9,7 +9,8 @@
 namespace serried::shm {
 
 /// out[i] = sources[0][i] op sources[1][i] op … ; `out` may be one of the sources. All contributions are at hand, so
-/// half and bfloat16 are added up in float and rounded once, and AVG divides the sum by `num_sources`.
+/// half and bfloat16 are added up in float and rounded once, and AVG divides the sum by `num_sources`: of integers the
+/// exact sum, towards zero.
 using ReduceKernel = void (*)(void* out, const void* const* sources, int num_sources, int64_t count);
 
 /// The kernel for this machine's instruction set; null where `op` has no meaning for `dtype`.

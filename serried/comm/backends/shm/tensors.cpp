@@ -52,15 +52,4 @@ void check_count(std::string_view where, std::string_view what, int64_t count, i
       {where, c10::str("got ", count, " ", what, ", expected ", expected), c10::str("pass ", expected, " ", what)});
 }
 
-at::Tensor premultiplied(const at::Tensor& input, const c10d::ReduceOp& op) {
-  const auto* factor = dynamic_cast<const c10d::PreMulSumSupplement*>(op.supplement_.get());
-  if (factor == nullptr) {
-    raise<c10::ValueError>({"premul_sum", "the op has no factor", "make it with c10d::makePreMulSum(factor)"});
-  }
-  at::AutoDispatchBelowAutograd guard;
-  const at::Tensor scaled =
-      factor->tensor_factor.defined() ? input.mul(factor->tensor_factor) : input.mul(factor->double_factor);
-  return scaled.to(input.scalar_type()).contiguous();
-}
-
 }  // namespace serried::shm

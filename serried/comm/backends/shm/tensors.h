@@ -26,7 +26,4 @@ void check_dtype(std::string_view where, const at::Tensor& tensor, const at::Ten
 /// ValueError unless `count` is `expected`; `what` says of what.
 void check_count(std::string_view where, std::string_view what, int64_t count, int64_t expected);
 
-/// `input` times the factor of a PREMUL_SUM.
-at::Tensor premultiplied(const at::Tensor& input, const c10d::ReduceOp& op);
-
 }  // namespace serried::shm
