@@ -20,6 +20,7 @@
 
 #include "serried/base/env.h"
 #include "serried/base/error.h"
+#include "serried/base/fork.h"
 #include "serried/base/log.h"
 
 namespace serried::trace {
@@ -135,7 +136,13 @@ double offset_us(const json& file) {
   return double(anchors.value("realtime_ns", int64_t{0}) - anchors.value("monotonic_ns", int64_t{0})) / 1e3;
 }
 
+const HomeProcess& home() {
+  static const HomeProcess process;
+  return process;
+}
+
 void write_at_exit() {
+  if (!home().is_here()) return;  // the file is the parent's
   try {
     const std::filesystem::path folder = env::text("SERRIED_TRACE");
     std::filesystem::create_directories(folder);
@@ -148,6 +155,7 @@ void write_at_exit() {
 [[maybe_unused]] const bool started_by_environment = [] {
   if (!env::maybe_text("SERRIED_TRACE")) return false;
   start();
+  home();
   std::atexit(write_at_exit);
   return true;
 }();

@@ -96,6 +96,7 @@ Group split_group(const Group& parent, const std::vector<std::vector<int>>& part
   check_parent(parent.get());
   check_parts(parts, parent->getSize());
   const GroupRecord record = record_of(*parent);
+  record.home.require("split_group");
   const auto store = parent->getStore();
   const int64_t index = store->add(c10::str("serried/splits/", parent->getRank()), 1);
   // A fake group's peers do not exist, so they cannot disagree either; every other parent's must not.
@@ -120,6 +121,7 @@ Group detail::NamedGroup::splitGroup(const std::vector<int>& ranks,
   std::sort(sorted.begin(), sorted.end());
   if (!std::binary_search(sorted.begin(), sorted.end(), getRank())) return nullptr;
   GroupRecord record = record_of(*this);
+  record.home.require("split_group");
   record.timeout = timeout.value_or(record.timeout);
   // Only members call, so each set of ranks counts for itself.
   const std::string key = c10::str("serried/subset/", c10::Join(",", sorted));

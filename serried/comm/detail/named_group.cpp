@@ -81,7 +81,7 @@ NamedGroup::NamedGroup(const FactoryArgs& args, std::string backend_name)
     : c10d::ProcessGroup(args.store, args.rank, args.world_size), backend_name_(std::move(backend_name)) {}
 
 NamedGroup::~NamedGroup() {
-  if (!name_.empty()) forget_group(name_);
+  if (home_.is_here() && !name_.empty()) forget_group(name_);
 }
 
 void NamedGroup::setGroupName(const std::string& name) {
@@ -98,7 +98,8 @@ void NamedGroup::setTimeout(std::chrono::milliseconds timeout) {
 
 // c10 calls this, not the destructor, when the last owner goes while a registry still holds a weak pointer.
 void NamedGroup::release_resources() {
-  if (!name_.empty()) forget_group(std::exchange(name_, ""));
+  // The name stays the parent's: a forked child may have got the locks of the registry in any state.
+  if (home_.is_here() && !name_.empty()) forget_group(std::exchange(name_, ""));
   c10d::ProcessGroup::release_resources();
 }
 
@@ -113,7 +114,7 @@ Group create_group(std::string_view where, const std::string& backend, const Fac
     }
     group->setGroupName(args.name);
     group->setGroupDesc(args.desc);
-    enter_group(args.name, group, {backend, args.options, args.timeout, args.device});
+    enter_group(args.name, group, {backend, args.options, args.timeout, args.device, {}});
     log::line(log::Topic::comm, "made group ", args.name, " (", group->getBackendName(), "), rank ", args.rank, " of ",
               args.world_size);
     return group;

@@ -1,6 +1,7 @@
 // Groups under their registered names: c10d's registry, plus what it takes to split a group again.
 #pragma once
 
+#include "serried/base/fork.h"
 #include "serried/comm/group.h"
 
 #include <optional>
@@ -14,6 +15,7 @@ struct GroupRecord {
   BackendOptions options;
   std::chrono::milliseconds timeout{};
   at::Device device = at::kCPU;
+  HomeProcess home = {};
 };
 
 /// Takes `base` as a name in this process, or "<base>@<rank>" where ranks are threads (`share_process`) or the name is
@@ -48,6 +50,7 @@ class NamedGroup final : public c10d::ProcessGroup {
                    const std::optional<std::vector<c10::Device>>& devices) override;
 
  private:
+  const HomeProcess home_;
   const std::string backend_name_;
   std::string name_;
 };

@@ -23,6 +23,7 @@
 
 #include "serried/base/env.h"
 #include "serried/base/error.h"
+#include "serried/base/fork.h"
 #include "serried/comm/detail/host.h"
 #include "serried/comm/detail/listen.h"
 #include "serried/comm/detail/signature.h"
@@ -41,7 +42,7 @@ class WorldStore final : public c10d::TCPStore {
  public:
   /// `address` is where `place.host` was found.
   WorldStore(const TcpPlace& place, const std::string& address, const c10d::TCPStoreOptions& options)
-      : c10d::TCPStore(address, options), place_(place), signer_(job_signer()), process_(::getpid()) {}
+      : c10d::TCPStore(address, options), place_(place), signer_(job_signer()) {}
   ~WorldStore() override { farewell(); }
 
   std::string place_text() const { return c10::str(place_.host, ":", getPort()); }
@@ -49,7 +50,7 @@ class WorldStore final : public c10d::TCPStore {
   void abandon() { abandoned_ = true; }
 
   void farewell() noexcept {
-    if (left_.exchange(true) || abandoned_ || process_ != ::getpid()) return;
+    if (left_.exchange(true) || abandoned_ || !home_.is_here()) return;
     try {
       if (place_.serve) return wait_for_others();
       // c10d prints a stack trace when it writes to a server that is gone, so look first. `set` waits for no answer.
@@ -86,15 +87,35 @@ class WorldStore final : public c10d::TCPStore {
 
   const TcpPlace place_;
   const std::shared_ptr<const Signer> signer_;
-  const pid_t process_;  // a forked child has no say
+  const HomeProcess home_;  // a forked child has no say
   std::atomic<bool> left_{false};
   std::atomic<bool> abandoned_{false};
 };
 
+/// A forked child can use no store of its parent, nor destroy it: its threads, its sockets and its count of ranks are
+/// the parent's.
+template <class T>
+struct Open {
+  HomeProcess home;
+  c10::intrusive_ptr<T> store;
+
+  explicit Open(c10::intrusive_ptr<T> opened) : store(std::move(opened)) {}
+  Open(Open&&) noexcept = default;
+  Open& operator=(Open&&) noexcept = default;
+  ~Open() {
+    if (!home.is_here()) store.release();
+  }
+
+  const c10::intrusive_ptr<T>& get() const {
+    home.require("rendezvous");
+    return store;
+  }
+};
+
 struct OpenStores {
   std::mutex mutex;
-  std::map<std::string, c10::intrusive_ptr<WorldStore>> tcp;
-  std::map<std::string, c10::intrusive_ptr<c10d::FileStore>> file;
+  std::map<std::string, Open<WorldStore>> tcp;
+  std::map<std::string, Open<c10d::FileStore>> file;
 };
 
 OpenStores& open_stores() {
@@ -214,24 +235,25 @@ c10::intrusive_ptr<c10d::Store> open_tcp_store(const TcpPlace& place, millisecon
   {
     std::lock_guard<std::mutex> lock(stores.mutex);
     const auto found = stores.tcp.find(key);
-    if (found != stores.tcp.end() && place.port != 0) return signed_for_job(found->second);
+    if (found != stores.tcp.end() && place.port != 0) return signed_for_job(found->second.get());
   }
   // Not under the lock: ranks that are threads of one process wait for each other here.
   c10::intrusive_ptr<WorldStore> store = connect_any(place, timeout);
   std::lock_guard<std::mutex> lock(stores.mutex);
-  stores.tcp[c10::str(place.host, ":", store->getPort(), "#", place.rank, place.serve ? "s" : "")] = store;
+  stores.tcp.insert_or_assign(c10::str(place.host, ":", store->getPort(), "#", place.rank, place.serve ? "s" : ""),
+                              Open<WorldStore>(store));
   return signed_for_job(store);
 }
 
 c10::intrusive_ptr<c10d::Store> open_file_store(const std::string& path, int rank, int world_size) {
   OpenStores& stores = open_stores();
   std::lock_guard<std::mutex> lock(stores.mutex);
-  c10::intrusive_ptr<c10d::FileStore>& store = stores.file[c10::str(path, "#", rank)];
-  if (!store) {
-    check_writable(path);
-    store = c10::make_intrusive<c10d::FileStore>(path, world_size);
-  }
-  return signed_for_job(store);
+  const std::string key = c10::str(path, "#", rank);
+  const auto found = stores.file.find(key);
+  if (found != stores.file.end()) return signed_for_job(found->second.get());
+  check_writable(path);
+  const auto opened = stores.file.emplace(key, c10::make_intrusive<c10d::FileStore>(path, world_size)).first;
+  return signed_for_job(opened->second.store);
 }
 
 c10::intrusive_ptr<c10d::Store> innermost_store(const c10::intrusive_ptr<c10d::Store>& store) {
@@ -256,8 +278,8 @@ void abandon(const c10::intrusive_ptr<c10d::Store>& store) {
 
 void leave_stores() noexcept {
   try {
-    std::map<std::string, c10::intrusive_ptr<WorldStore>> tcp;
-    std::map<std::string, c10::intrusive_ptr<c10d::FileStore>> file;
+    std::map<std::string, Open<WorldStore>> tcp;
+    std::map<std::string, Open<c10d::FileStore>> file;
     {
       std::lock_guard<std::mutex> lock(open_stores().mutex);
       tcp.swap(open_stores().tcp);
@@ -265,8 +287,8 @@ void leave_stores() noexcept {
     }
     // Clients first: a process whose threads are ranks has the server and its clients.
     for (const bool servers : {false, true}) {
-      for (const auto& [key, store] : tcp) {
-        if (key.ends_with('s') == servers) store->farewell();
+      for (const auto& [key, open] : tcp) {
+        if (key.ends_with('s') == servers) open.store->farewell();
       }
     }
   } catch (...) {  // out of memory at exit: nothing to be done
