@@ -22,6 +22,7 @@
 #include "serried/comm/detail/exchange.h"
 #include "serried/comm/detail/host.h"
 #include "serried/comm/detail/shared_file.h"
+#include "serried/comm/detail/stopped.h"
 #include "serried/comm/detail/world_store.h"
 
 namespace serried::detail {
@@ -99,8 +100,12 @@ Board::Board(c10::intrusive_ptr<c10d::Store> store, int rank, int world_size, st
   page_of(rank_).state = RankPage::joined;
 }
 
-Board::~Board() {
+void Board::say_left() {
   page_of(rank_).state = RankPage::left;
+}
+
+Board::~Board() {
+  say_left();
   munmap(page_, bytes());
   if (fd_ >= 0) close(fd_);
 }
@@ -262,6 +267,15 @@ Failure Board::failure() const {
   return {bounded_text(page_->what, sizeof(page_->what)), bounded_text(page_->fix, sizeof(page_->fix))};
 }
 
+bool Board::is_alone() const {
+  for (int r = 0; r < world_size_; ++r) {
+    const uint32_t state = page_of(r).state.load();
+    const bool gone = state == RankPage::left || (state == RankPage::joined && process_has_ended(page_of(r).pid));
+    if (r != rank_ && !gone) return false;
+  }
+  return world_size_ > 1;
+}
+
 std::string Board::gone_text() const {
   std::vector<int> left;
   std::vector<int> ended;
@@ -280,7 +294,9 @@ std::string Board::missing_text(const Record& waiting, int64_t waited_ms) {
   if (!shared_) return reported_text(waiting, waited_ms);
   std::vector<Record> last;
   for (int r = 0; r < world_size_; ++r) last.push_back(newest(r));
-  return watch::missing_text(waiting, waited_ms, last) + gone_text();
+  std::vector<int> pids;
+  for (int r = 0; r < world_size_; ++r) pids.push_back(page_of(r).pid);
+  return watch::missing_text(waiting, waited_ms, last) + gone_text() + stopped_text(pids);
 }
 
 std::vector<Record> Board::read_reports(const Record& waiting, std::vector<int>& silent) {

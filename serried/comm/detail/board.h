@@ -57,6 +57,12 @@ class Board {
   /// "; rank 2 has left the group; the process of rank 3 has ended", or nothing.
   std::string gone_text() const;
 
+  /// This rank makes no more calls; said at the end at the latest.
+  void say_left();
+
+  /// Whether all other ranks have left or ended, as far as this rank can see; false where there are none.
+  bool is_alone() const;
+
   /// The newest collective of `rank`, as far as this rank can see.
   watch::Record newest(int rank) const;
 

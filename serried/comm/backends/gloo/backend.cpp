@@ -43,7 +43,7 @@ GlooBackend::GlooBackend(const Store& store, int rank, int world_size, const Eng
       options_(options),
       timeout_(options.timeout),
       nan_check_(detail::default_nan_check()),
-      flights_(std::make_shared<Flights>(
+      flights_(make_shared_at_home<Flights>(
           std::make_unique<detail::Board>(prefixed("watch", store), rank, world_size, options.timeout))) {
   EngineOptions chosen = options;
   chosen.loopback = flights_->board().one_host();
@@ -52,8 +52,13 @@ GlooBackend::GlooBackend(const Store& store, int rank, int world_size, const Eng
 }
 
 GlooBackend::~GlooBackend() {
+  if (!home_.is_here()) {
+    engine_.release();  // its threads and connections are the parent's
+    return;
+  }
   forget_name(getGroupUid());
-  if (flights_->drain(timeout_.load())) return;
+  flights_->close();
+  if (!on_engine_thread() && flights_->drain(timeout_.load())) return;
   std::thread([engine = std::move(engine_)]() mutable { engine.reset(); }).detach();
 }
 
@@ -121,6 +126,7 @@ void GlooBackend::enter(Plan& plan) {
 }
 
 WorkPtr GlooBackend::run(Plan plan, const Tensors& sent, const std::function<WorkPtr()>& issue, Epilogue epilogue) {
+  home_.require(watch::kind_name(plan.record.kind));
   std::lock_guard<std::mutex> lock(issue_mutex_);
   check_root(plan.record, getSize());
   check_sent(plan.record, sent);
@@ -135,6 +141,7 @@ WorkPtr GlooBackend::run(Plan plan, const Tensors& sent, const std::function<Wor
 }
 
 WorkPtr GlooBackend::run_peer(watch::Record record, const Tensors& sent, const std::function<WorkPtr()>& issue) {
+  home_.require(watch::kind_name(record.kind));
   if (flights_->board().failed()) raise_unusable(flights_->board(), record);
   check_sent(record, sent);
   return remember(watch_peer(issue(), flights_, {record, timeout_.load()}));
@@ -159,6 +166,7 @@ WorkPtr GlooBackend::endCoalescing() {
 }
 
 void GlooBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
+  home_.require("barrier");
   Plan plan{watch::make_record(watch::Kind::barrier, {}), timeout_or(options.timeout)};
   const auto began = std::chrono::steady_clock::now();
   {
@@ -175,6 +183,7 @@ void GlooBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wai
 }
 
 void GlooBackend::waitForPendingWorks() {
+  home_.require("waitForPendingWorks");
   if (flights_->drain(timeout_.load())) return;
   raise_broken(flights_->board(), {flights_->board().newest(getRank()), timeout_.load()}, timeout_.load().count(),
                "timeout");
@@ -185,12 +194,15 @@ c10d::ErrorType GlooBackend::getError() {
 }
 
 void GlooBackend::abort() {
+  home_.require("abort");
   flights_->board().fail({c10::str("rank ", getRank(), " aborted the group"), "look at why that rank gave up"});
   flights_->abort_waits();
 }
 
 void GlooBackend::shutdown() {
+  home_.require("shutdown");
   flights_->drain(timeout_.load());
+  flights_->board().say_left();
 }
 
 }  // namespace serried::gloo

@@ -1,6 +1,7 @@
 // c10d's Gloo with the watch around every call: sequence numbers, mismatches, who is missing, NaN.
 #pragma once
 
+#include "serried/base/fork.h"
 #include "serried/comm/backends/gloo/engine.h"
 #include "serried/comm/backends/gloo/work.h"
 #include "serried/comm/detail/nan_check.h"
@@ -21,7 +22,8 @@ using TensorLists = std::vector<Tensors>;
 
 /// Calls are made by one thread at a time, in the same order on every rank; Works may be waited for on any thread.
 /// The destructor waits for collectives under way, up to the timeout; once the group has failed it waits for nothing:
-/// gloo cannot give up a collective before its timeout, so a thread of its own then takes the engine apart.
+/// gloo cannot give up a collective before its timeout, so a thread of its own then takes the engine apart. So it does
+/// where the last owner goes in a callback, on a thread of the engine. Sends and receives that are waited for raise.
 class GlooBackend : public c10d::Backend, public detail::NanCheckable {
  public:
   GlooBackend(const Store& store, int rank, int world_size, const EngineOptions& options);
@@ -100,6 +102,7 @@ class GlooBackend : public c10d::Backend, public detail::NanCheckable {
   WorkPtr remember(WorkPtr work);
   std::chrono::milliseconds timeout_or(std::chrono::milliseconds timeout) const;
 
+  const HomeProcess home_;
   EngineOptions options_;
   std::atomic<std::chrono::milliseconds> timeout_;
   std::atomic<watch::NanCheck> nan_check_;

@@ -1,9 +1,12 @@
 // Counting collectives, and the thread that wakes waiting sends and receives when their group fails.
 #include "serried/comm/backends/gloo/flights.h"
 
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include <c10/util/StringUtil.h>
 
 namespace serried::gloo {
 namespace {
@@ -43,7 +46,9 @@ class Guard {
         for (const auto& group : groups_) alive.push_back(group.lock());
       }
       for (const auto& flights : alive) {
-        if (flights && flights->board().failed()) flights->abort_waits();
+        if (!flights) continue;
+        flights->find_lonely_waits();
+        if (flights->board().failed() || flights->closed()) flights->abort_waits();
       }
       alive.clear();
       std::this_thread::sleep_for(kPollInterval);
@@ -76,11 +81,11 @@ bool Flights::drain(std::chrono::milliseconds timeout) {
   return in_flight_ == 0;
 }
 
-void Flights::add_wait(const std::shared_ptr<Flights>& flights, c10d::Work* work) {
+void Flights::add_wait(const std::shared_ptr<Flights>& flights, c10d::Work* work, const watch::Record& record) {
   bool unknown = false;
   {
     std::lock_guard<std::mutex> lock(flights->mutex_);
-    flights->waits_.insert(work);
+    flights->waits_.emplace(work, record);
     unknown = !std::exchange(flights->guarded_, true);
   }
   if (unknown) Guard::instance().add(flights);
@@ -93,7 +98,33 @@ void Flights::remove_wait(c10d::Work* work) {
 
 void Flights::abort_waits() {
   std::lock_guard<std::mutex> lock(mutex_);
-  for (c10d::Work* work : waits_) work->abort();
+  for (const auto& [work, record] : waits_) work->abort();
+}
+
+void Flights::find_lonely_waits() {
+  std::string what;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& [work, record] : waits_) {
+      if (record.kind == watch::Kind::recv && record.root < 0) what = watch::describe(record);
+    }
+  }
+  if (what.empty() || !board_->is_alone()) return;
+  board_->fail({c10::str(what, " failed: nobody is left to send", board_->gone_text()),
+                "make a new group of the ranks that are left"});
+}
+
+void Flights::close() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    closed_ = true;
+  }
+  abort_waits();
+}
+
+bool Flights::closed() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return closed_;
 }
 
 }  // namespace serried::gloo

@@ -9,7 +9,7 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
-#include <set>
+#include <map>
 
 namespace serried::gloo {
 
@@ -27,19 +27,27 @@ class Flights {
   bool drain(std::chrono::milliseconds timeout);
 
   /// A thread is about to wait in `work`, a send or receive. Only `abort` wakes it, so while it waits one thread of
-  /// this process looks every 50 ms whether the group has failed.
-  static void add_wait(const std::shared_ptr<Flights>& flights, c10d::Work* work);
+  /// this process looks every 50 ms whether the group has failed, or whether all who could send are gone.
+  static void add_wait(const std::shared_ptr<Flights>& flights, c10d::Work* work, const watch::Record& record);
   void remove_wait(c10d::Work* work);
 
   /// Wakes all who wait in a send or receive.
   void abort_waits();
+
+  /// Fails the group if a rank waits for a message from anybody and nobody is left.
+  void find_lonely_waits();
+
+  /// The group is dropped: wakes all who wait, now and later.
+  void close();
+  bool closed();
 
  private:
   const std::unique_ptr<detail::Board> board_;
   std::mutex mutex_;  // guards all below
   std::condition_variable landed_;
   int in_flight_ = 0;
-  std::set<c10d::Work*> waits_;
+  std::map<c10d::Work*, watch::Record> waits_;
+  bool closed_ = false;
   bool guarded_ = false;  // the guard thread knows of this group
 };
 

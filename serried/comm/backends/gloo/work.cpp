@@ -11,6 +11,7 @@
 #include <c10/util/StringUtil.h>
 
 #include "serried/base/error.h"
+#include "serried/base/fork.h"
 
 namespace serried::gloo {
 namespace {
@@ -84,6 +85,8 @@ struct Completion {
   }
 };
 
+thread_local bool is_engine_thread = false;
+
 using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 
 // Runs the epilogue once `inner` is complete; the future of its outputs.
@@ -108,10 +111,17 @@ class CollectiveWork : public c10d::Work {
         call_(call),
         future_(epilogue.run ? chain(inner_->getFuture(), std::move(epilogue)) : inner_->getFuture()) {
     flights_->start();
-    future_->addCallback([completion = completion_, flights = flights_](c10::ivalue::Future& future) {
+    future_->addCallback([completion = completion_, flights = flights_,
+                          caller = std::this_thread::get_id()](c10::ivalue::Future& future) {
+      // A future that is already complete calls back at once, here.
+      if (std::this_thread::get_id() != caller) is_engine_thread = true;
       completion->finish(future.hasError() ? future.exception_ptr() : nullptr);
       flights->land();
     });
+  }
+
+  ~CollectiveWork() override {
+    if (!home_.is_here()) inner_.release();  // it may hold the last of the parent's connections
   }
 
   bool isCompleted() override { return completion_->is_done() || flights_->board().failed(); }
@@ -128,6 +138,7 @@ class CollectiveWork : public c10d::Work {
   }
 
   bool wait(std::chrono::milliseconds timeout) override {
+    home_.require("wait");
     const bool to_the_end = timeout == kNoTimeout || timeout >= call_.timeout;
     const auto limit = to_the_end ? call_.timeout : timeout;
     const auto began = Clock::now();
@@ -164,7 +175,8 @@ class CollectiveWork : public c10d::Work {
     raise<c10::DistBackendError>({call_name(call_.record), text, watch::kMissingFix});
   }
 
-  const c10::intrusive_ptr<c10d::Work> inner_;
+  const HomeProcess home_;
+  c10::intrusive_ptr<c10d::Work> inner_;
   const std::shared_ptr<Flights> flights_;
   const Call call_;
   const FuturePtr future_;
@@ -172,16 +184,29 @@ class CollectiveWork : public c10d::Work {
   const std::shared_ptr<Completion> completion_ = std::make_shared<Completion>();
 };
 
+[[noreturn]] void raise_closed(const watch::Record& record) {
+  raise<c10::DistBackendError>({call_name(record),
+                                c10::str("the group was dropped while this rank waited in ", watch::describe(record)),
+                                "keep the group until its sends and receives are done"});
+}
+
 class PeerWork : public c10d::Work {
  public:
   PeerWork(c10::intrusive_ptr<c10d::Work> inner, std::shared_ptr<Flights> flights, const Call& call)
       : Work(-1, inner->retrieveOpType()), inner_(std::move(inner)), flights_(std::move(flights)), call_(call) {}
 
+  ~PeerWork() override {
+    if (!home_.is_here()) inner_.release();
+  }
+
   bool wait(std::chrono::milliseconds timeout) override {
+    home_.require("wait");
     Board& board = flights_->board();
     if (board.failed()) raise_unusable(board, call_.record);
     const auto began = Clock::now();
-    Flights::add_wait(flights_, inner_.get());
+    // Of a group that is gone, what has come is still handed out.
+    if (flights_->closed()) timeout = 1ms;
+    Flights::add_wait(flights_, inner_.get(), call_.record);
     std::string trouble;
     bool done = false;
     try {
@@ -192,6 +217,7 @@ class PeerWork : public c10d::Work {
     flights_->remove_wait(inner_.get());
     if (done) return true;
     if (board.failed()) raise_failure(board, call_.record);
+    if (flights_->closed()) raise_closed(call_.record);
     if (trouble.empty()) return false;
     raise_broken(board, call_, ms_since(began), trouble);
   }
@@ -209,7 +235,8 @@ class PeerWork : public c10d::Work {
   uint64_t getSequencenumber() const override { return inner_->getSequencenumber(); }
 
  private:
-  const c10::intrusive_ptr<c10d::Work> inner_;
+  const HomeProcess home_;
+  c10::intrusive_ptr<c10d::Work> inner_;
   const std::shared_ptr<Flights> flights_;
   const Call call_;
 };
@@ -287,6 +314,10 @@ c10::intrusive_ptr<c10d::Work> watch_collective(c10::intrusive_ptr<c10d::Work> i
 c10::intrusive_ptr<c10d::Work> watch_peer(c10::intrusive_ptr<c10d::Work> inner, std::shared_ptr<Flights> flights,
                                           const Call& call) {
   return c10::make_intrusive<PeerWork>(std::move(inner), std::move(flights), call);
+}
+
+bool on_engine_thread() {
+  return is_engine_thread;
 }
 
 c10::intrusive_ptr<c10d::Work> join_works(std::vector<c10::intrusive_ptr<c10d::Work>> works) {

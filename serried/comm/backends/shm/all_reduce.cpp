@@ -75,6 +75,8 @@ void Engine::reduce_in_place_of_all(Op& op) {
   c10::SmallVector<const void*, 16> sources(n);
   const int64_t block = kBlockBytes / op.element_bytes;
   for (int64_t begin = mine.begin; begin < mine.end; begin += block) {
+    // Peers that have given up on this rank have their outputs back.
+    sync_.check_usable();
     const int64_t count = std::min(block, mine.end - begin);
     const int64_t offset = begin * op.element_bytes;
     for (int peer = 0; peer < n; ++peer) sources[peer] = inputs[peer] + offset;
@@ -83,7 +85,7 @@ void Engine::reduce_in_place_of_all(Op& op) {
       std::memcpy(outputs[(rank_ + i) % n] + offset, outputs[rank_] + offset, count * op.element_bytes);
     }
   }
-  sync_.post();
+  finish_reading();
   sync_.wait_all();
 }
 
@@ -131,7 +133,7 @@ void Engine::reduce_in_chunks(Op& op) {
     }
     char* result = segment_.result(rank_) + mine_offset;
     op.kernel(result, sources.data(), n, mine.end - mine.begin);
-    sync_.post();
+    finish_reading();
     char* output = op.output + begin * op.element_bytes;
     std::memcpy(output + mine_offset, result, (mine.end - mine.begin) * op.element_bytes);
     for (int i = 1; i < n; ++i) {

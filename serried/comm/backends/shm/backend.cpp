@@ -25,13 +25,14 @@ ShmBackend::ShmBackend(const ConnectArgs& args)
       args_(args),
       timeout_ms_(args.timeout.count()),
       nan_check_(detail::default_nan_check()),
-      driver_(std::make_shared<Driver>(connect(args))),
+      driver_(make_shared_at_home<Driver>(connect(args))),
       heap_(std::make_shared<Heap>(driver_->engine().segment().heap_bytes())),
-      mailbox_(std::make_shared<Mailbox>(driver_->engine().segment(), args.rank, driver_->engine().sync())) {
+      mailbox_(make_shared_at_home<Mailbox>(std::shared_ptr<Engine>(driver_, &driver_->engine()))) {
   init();
 }
 
 ShmBackend::~ShmBackend() {
+  if (!home_.is_here()) return;  // the parent goes on with the group
   try {
     close();
     if (!getGroupUid().empty()) c10d::unregister_process_group(getGroupUid());
@@ -48,8 +49,7 @@ void ShmBackend::close() {
   sync.leave();
   // Rank 0's store need not wait at exit for ranks that may be dead.
   if (sync.aborted()) detail::abandon(args_.store);
-  // Works that outlive the group keep the segment mapped; nobody moves bytes for them any more.
-  mailbox_.reset();
+  mailbox_->close();
 }
 
 c10::intrusive_ptr<c10d::Backend::Options> ShmBackend::getBackendOptions() {
@@ -79,11 +79,13 @@ c10::intrusive_ptr<c10d::Backend> ShmBackend::merge(const Store& store, const c1
 }
 
 void ShmBackend::abort() {
+  home_.require("abort");
   driver_->engine().sync().abort(c10::str("rank ", rank_, " called abort()"));
   detail::abandon(args_.store);
 }
 
 void ShmBackend::shutdown() {
+  home_.require("shutdown");
   close();
 }
 
@@ -96,6 +98,7 @@ std::chrono::milliseconds ShmBackend::timeout_or_default(std::chrono::millisecon
 }
 
 at::Tensor ShmBackend::allocateTensor(long size, at::TensorOptions options) {
+  home_.require("allocateTensor");
   const int64_t bytes = size * int64_t(options.dtype().itemsize());
   const int64_t offset = size < 0 ? -1 : heap_->allocate(bytes);
   if (offset < 0) {

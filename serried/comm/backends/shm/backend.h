@@ -120,12 +120,13 @@ class ShmBackend : public c10d::Backend, public detail::DirectCollectives, publi
   WorkPtr remember(WorkPtr work);
   void close();
 
+  const HomeProcess home_;
   const ConnectArgs args_;
   std::atomic<int64_t> timeout_ms_;
   std::atomic<watch::NanCheck> nan_check_;
-  std::shared_ptr<Driver> driver_;
-  std::shared_ptr<Heap> heap_;
-  std::shared_ptr<Mailbox> mailbox_;
+  const std::shared_ptr<Driver> driver_;
+  const std::shared_ptr<Heap> heap_;
+  const std::shared_ptr<Mailbox> mailbox_;
   std::mutex coalescing_mutex_;
   bool coalescing_ = false;
   std::vector<WorkPtr> coalesced_;

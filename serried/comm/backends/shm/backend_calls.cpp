@@ -63,6 +63,7 @@ WorkPtr ShmBackend::issue(OpType type, Task task, CallOptions options) {
 
 WorkPtr ShmBackend::issue_program(OpType type, Task task, std::vector<Op> ops, CallOptions options) {
   for (Op& op : ops) op.timeout = timeout_or_default(options.timeout);
+  if (!ops.empty()) task.op.record.kind = ops.front().record.kind;  // what messages call it
   task.program = [ops = std::move(ops)](Engine& engine) mutable {
     for (Op& op : ops) run(engine, op);
   };

@@ -89,8 +89,6 @@ WorkPtr ShmBackend::post(Transfer::Direction direction, const at::Tensor& tensor
   const bool sends = direction == Transfer::Direction::send;
   const at::Tensor dense = readable(sends ? "send" : "recv", tensor);
   if (sends) check_nan(dense, "send");
-  const std::shared_ptr<Mailbox> mailbox = mailbox_;
-  if (!mailbox) raise<c10::DistBackendError>({"send", "the group is closed", "make a new group"});
   driver_->engine().sync().check_usable();
   auto transfer = std::make_shared<Transfer>();
   transfer->direction = direction;
@@ -102,10 +100,10 @@ WorkPtr ShmBackend::post(Transfer::Direction direction, const at::Tensor& tensor
   transfer->timeout = timeout_or_default(c10d::kUnsetTimeout);
   transfer->what = describe(direction, tensor, peer, tag);
   const auto type = sends ? c10d::OpType::SEND : peer < 0 ? c10d::OpType::RECVANYSOURCE : c10d::OpType::RECV;
-  auto work = c10::make_intrusive<TransferWork>(rank_, type, transfer, mailbox, tensor, dense);
+  auto work = c10::make_intrusive<TransferWork>(rank_, type, transfer, mailbox_, tensor, dense);
   // The work lives at least until the bytes have moved.
   transfer->finished = [work](std::exception_ptr error) { work->finish_with(error); };
-  mailbox->post(transfer);
+  mailbox_->post(transfer);
   return remember(work);
 }
 
@@ -142,6 +140,7 @@ WorkPtr ShmBackend::endCoalescing() {
 }
 
 void ShmBackend::waitForPendingWorks() {
+  home_.require("waitForPendingWorks");
   // Works are done in order: an empty turn comes after all of them.
   driver_->wait_for_issued();
 }

@@ -69,6 +69,7 @@ WorkPtr ShmBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOpti
   }
   Task task;
   task.outputs = tensors;
+  task.op.record.kind = watch::Kind::all_reduce;
   Op like;
   like.timeout = timeout_or_default(options.timeout);
   task.program = [tensor, like](Engine& engine) {

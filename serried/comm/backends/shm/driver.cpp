@@ -38,6 +38,7 @@ bool CollectiveWork::wait(std::chrono::milliseconds timeout) {
     std::lock_guard<std::mutex> lock(future_mutex_);
     driver = driver_;
   }
+  if (driver) driver->home().require("wait");
   // With a timeout of its own the caller must be free to give up, so it does not take the engine.
   if (driver && timeout == kNoTimeout) driver->help(*this);
   if (timeout == kNoTimeout) return Work::wait();
@@ -93,16 +94,18 @@ void CollectiveWork::call_back() {
 Driver::Driver(std::unique_ptr<Engine> engine) : engine_(std::move(engine)) {}
 
 Driver::~Driver() {
-  // The last owner may be a work that the thread itself has just finished.
-  if (!thread_.joinable()) return;
-  if (thread_.get_id() == std::this_thread::get_id())
-    thread_.detach();
-  else
-    thread_.join();
+  close(std::chrono::milliseconds(0));
+}
+
+void Driver::enter(const Op& op) const {
+  const char* where = watch::kind_name(op.record.kind);
+  home_.require(where);
+  if (stop_) raise<c10::DistBackendError>({where, "the group is closed", "make a new group"});
 }
 
 void Driver::issue(const c10::intrusive_ptr<CollectiveWork>& work, Now now) {
   Lock lock(mutex_);
+  enter(work->task_.op);
   ++num_issued_;
   if (now == Now::always) {
     take_turn(lock);
@@ -114,7 +117,7 @@ void Driver::issue(const c10::intrusive_ptr<CollectiveWork>& work, Now now) {
   }
   if (now == Now::if_peers_are_there && !busy_ && queue_.empty()) return try_now(work, lock);
   queue_.push_back(work);
-  if (!thread_.joinable()) thread_ = std::thread([this] { run_thread(); });
+  if (!thread_.joinable()) start_thread();
   changed_.notify_all();
 }
 
@@ -175,7 +178,7 @@ void Driver::take_turn(Lock& lock) {
 
 void Driver::end_turn(Lock& lock) {
   busy_ = false;
-  if (!queue_.empty() && !thread_.joinable() && !stop_) thread_ = std::thread([this] { run_thread(); });
+  if (!queue_.empty() && !thread_.joinable() && !stop_) start_thread();
   const bool notify = num_waiting_ > 0 || !queue_.empty();
   lock.unlock();
   if (notify) changed_.notify_all();
@@ -197,6 +200,7 @@ void Driver::run_front(Lock& lock) {
 
 void Driver::run_now(Op& op) {
   Lock lock(mutex_);
+  enter(op);
   ++num_issued_;
   take_turn(lock);
   lock.unlock();
@@ -225,18 +229,29 @@ void Driver::help(CollectiveWork& work) {
 void Driver::close(std::chrono::milliseconds patience) {
   Lock lock(mutex_);
   stop_ = true;
+  // The last owner may go in a callback that the thread itself runs: then another one goes on with what is open.
+  const bool on_own_thread = thread_.get_id() == std::this_thread::get_id();
+  if (on_own_thread) {
+    thread_.detach();
+    thread_ = std::thread();
+    if (!queue_.empty()) start_thread();
+  }
   changed_.notify_all();
   ++num_waiting_;
   const bool drained = changed_.wait_for(lock, patience, [this] { return !busy_ && queue_.empty(); });
   --num_waiting_;
+  std::thread thread = std::exchange(thread_, std::thread());
   lock.unlock();
   if (!drained) engine_->sync().abort("a rank closed the group while collectives were open");
-  if (thread_.joinable() && thread_.get_id() != std::this_thread::get_id()) thread_.join();
+  if (thread.joinable()) thread.join();
+}
+
+/// Under the lock. The thread keeps the driver alive: it ends when the driver is closed and nothing is open.
+void Driver::start_thread() {
+  thread_ = std::thread([self = shared_from_this()] { self->run_thread(); });
 }
 
 void Driver::run_thread() {
-  // The group's owner may let go of the driver while the last work is being finished here.
-  const std::shared_ptr<Driver> self = weak_from_this().lock();
   Lock lock(mutex_);
   while (true) {
     ++num_waiting_;

@@ -1,6 +1,7 @@
 // Runs the collectives of one rank in the order they were issued, on whichever thread is there first.
 #pragma once
 
+#include "serried/base/fork.h"
 #include "serried/comm/backends/shm/engine.h"
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -63,7 +64,8 @@ class Driver : public std::enable_shared_from_this<Driver> {
   /// Whether the thread that issues a work runs it.
   enum class Now { no, if_peers_are_there, always };
 
-  /// Takes the work; it may be done before this returns. Errors are the work's, raised by its wait.
+  /// Takes the work; it may be done before this returns. Errors are the work's, raised by its wait; but a closed group
+  /// and a forked child are refused at once.
   void issue(const c10::intrusive_ptr<CollectiveWork>& work, Now now);
 
   /// Runs `op` on this thread after everything issued before; blocks.
@@ -79,18 +81,22 @@ class Driver : public std::enable_shared_from_this<Driver> {
   void close(std::chrono::milliseconds patience);
 
   Engine& engine() { return *engine_; }
+  const HomeProcess& home() const { return home_; }
   uint64_t num_issued() const { return num_issued_; }
 
  private:
   using Lock = std::unique_lock<std::mutex>;
 
+  void enter(const Op& op) const;
   void try_now(const c10::intrusive_ptr<CollectiveWork>& work, Lock& lock);
   void take_turn(Lock& lock);
   void end_turn(Lock& lock);
   void run_front(Lock& lock);
   static std::exception_ptr execute(Engine& engine, CollectiveWork& work);
+  void start_thread();
   void run_thread();
 
+  const HomeProcess home_;
   std::unique_ptr<Engine> engine_;
   std::mutex mutex_;
   std::condition_variable changed_;

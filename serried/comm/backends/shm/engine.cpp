@@ -106,11 +106,19 @@ void Engine::fail_for_wild_offer(int peer) {
              "look at that rank: its memory is overwritten, or another program writes to the group's");
 }
 
+/// Tells the peers that this rank has read what lies in their own memory. Those that have given up on this rank,
+/// because it was stopped or slow, may have taken that memory back meanwhile: then what was read means nothing.
+void Engine::finish_reading() {
+  std::atomic_thread_fence(std::memory_order_acquire);
+  sync_.check_usable();
+  sync_.post();
+}
+
 void Engine::finish_round_trip(const Op& op) {
   // Slots have two parities, so their writer may go on; whatever peers read in place may not change before all are
   // done.
   if (!any_offer_has(kInPlace | kInStage, op)) return;
-  sync_.post();
+  finish_reading();
   sync_.wait_all();
 }
 

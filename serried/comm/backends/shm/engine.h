@@ -105,6 +105,7 @@ class Engine {
   void complete_reduce_pieces(Op& op);
   const char* contribution(int peer, const Op& op, int64_t begin, int64_t bytes);
   void reduce_block(const Op& op, int64_t begin, int64_t end);
+  void finish_reading();
   void finish_round_trip(const Op& op);
 
   Segment segment_;

@@ -8,6 +8,8 @@
 #include <c10/util/StringUtil.h>
 
 #include "serried/base/error.h"
+#include "serried/comm/detail/rank_list.h"
+#include "serried/comm/detail/stopped.h"
 
 namespace serried::shm {
 namespace {
@@ -35,30 +37,39 @@ std::exception_ptr make_error(const std::string& what, const std::string& fix) {
 
 }  // namespace
 
-Mailbox::Mailbox(const Segment& segment, int rank, PhaseSync& sync)
-    : segment_(segment),
-      rank_(rank),
-      sync_(sync),
-      sends_(segment.world_size()),
-      incoming_(segment.world_size()),
-      kept_(segment.world_size()) {}
+Mailbox::Mailbox(std::shared_ptr<Engine> engine)
+    : engine_(std::move(engine)),
+      segment_(engine_->segment()),
+      rank_(engine_->rank()),
+      sync_(engine_->sync()),
+      sends_(segment_.world_size()),
+      incoming_(segment_.world_size()),
+      kept_(segment_.world_size()) {}
 
-Mailbox::~Mailbox() {
+void Mailbox::close() {
+  std::thread thread;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     stop_ = true;
+    thread.swap(thread_);
   }
   opened_.notify_all();
-  ring_bell(rank_);
-  if (thread_.joinable()) thread_.join();
-  // Nobody moves bytes any more: whoever waits must not wait for ever.
   report(fail_open_transfers(c10::str("rank ", rank_, " closed the group")));
+  ring_bell(rank_);
+  if (!thread.joinable()) return;
+  // The last owner of the group may go in a callback, which this very thread runs.
+  if (thread.get_id() == std::this_thread::get_id())
+    thread.detach();
+  else
+    thread.join();
 }
 
 void Mailbox::post(const std::shared_ptr<Transfer>& transfer) {
+  home_.require("point to point");
   Done done;
   {
     std::lock_guard<std::mutex> lock(mutex_);
+    if (stop_) raise<c10::DistBackendError>({"point to point", "the group is closed", "make a new group"});
     ++open_;
     if (transfer->direction == Transfer::Direction::send) {
       sends_[transfer->peer].push_back(transfer);
@@ -67,13 +78,14 @@ void Mailbox::post(const std::shared_ptr<Transfer>& transfer) {
     }
     Done more = progress();
     done.insert(done.end(), more.begin(), more.end());
-    if (open_ > 0 && !thread_.joinable()) thread_ = std::thread([this] { run(); });
+    if (open_ > 0 && !thread_.joinable()) thread_ = std::thread([self = shared_from_this()] { self->run(); });
   }
   report(done);
   opened_.notify_one();
 }
 
 void Mailbox::wait(Transfer& transfer, milliseconds timeout) {
+  home_.require("point to point");
   const auto begin = steady_clock::now();
   while (true) {
     const uint32_t seen = segment_.bell(rank_).rings.load(std::memory_order_acquire);
@@ -90,7 +102,8 @@ void Mailbox::wait(Transfer& transfer, milliseconds timeout) {
     report(check_health());
     const auto waited = std::chrono::duration_cast<milliseconds>(steady_clock::now() - begin);
     if (waited >= timeout) {
-      const std::string what = c10::str("timed out after ", waited.count(), " ms in ", transfer.what);
+      const std::string what =
+          c10::str("timed out after ", waited.count(), " ms in ", transfer.what, detail::stopped_text(sync_.pids()));
       sync_.abort(what);
       report(fail_open_transfers(what));
     }
@@ -287,25 +300,44 @@ Mailbox::Done Mailbox::fail_open_transfers(const std::string& why) {
   return failed;
 }
 
+/// What a peer sent before it left is still good.
+bool Mailbox::can_still_come(int source) const {
+  if (!sync_.is_gone(source)) return true;
+  const Ring& ring = segment_.ring(source, rank_);
+  return ring.written.load(std::memory_order_acquire) != ring.read.load(std::memory_order_relaxed);
+}
+
+/// The ranks that are gone and without which the transfer cannot end; none while one that it may end with is there.
+std::vector<int> Mailbox::lost_peers(const Transfer& transfer) const {
+  const bool sends = transfer.direction == Transfer::Direction::send;
+  if (sends && sync_.is_gone(transfer.peer)) return {transfer.peer};
+  std::vector<int> lost;
+  for (int peer = 0; peer < segment_.world_size() && !sends; ++peer) {
+    if (transfer.peer < 0 ? peer == rank_ : peer != transfer.peer) continue;
+    if (can_still_come(peer)) return {};
+    lost.push_back(peer);
+  }
+  return lost;
+}
+
 Mailbox::Done Mailbox::check_health() {
   if (sync_.aborted()) return fail_open_transfers(sync_.abort_reason());
   std::string why;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    const auto look = [&](const Transfer& transfer) {
-      if (!why.empty() || transfer.peer < 0 || !sync_.is_gone(transfer.peer)) return;
-      // What a peer sent before it left is still good.
-      const Ring& ring = segment_.ring(transfer.peer, rank_);
-      const bool more = ring.written.load(std::memory_order_acquire) != ring.read.load(std::memory_order_relaxed);
-      if (transfer.direction == Transfer::Direction::receive && more) return;
-      why = c10::str("rank ", transfer.peer, " is gone (it died or left the group) while rank ", rank_, " was in ",
-                     transfer.what);
+    const auto blame = [&](const std::vector<int>& lost, const Transfer& transfer) {
+      if (lost.empty() || !why.empty()) return;
+      why = c10::str(detail::rank_list(lost), lost.size() == 1 ? " is gone (it" : " are gone (they",
+                     " died or left the group) while rank ", rank_, " was in ", transfer.what);
     };
     for (const auto& queue : sends_)
-      for (const auto& send : queue) look(*send);
-    for (const auto& receive : receives_) look(*receive);
-    for (const auto& message : incoming_)
-      if (message && message->target) look(*message->target);
+      for (const auto& send : queue) blame(lost_peers(*send), *send);
+    for (const auto& receive : receives_) blame(lost_peers(*receive), *receive);
+    for (int source = 0; source < segment_.world_size(); ++source) {
+      const auto& message = incoming_[source];
+      // A message that one rank began can be ended by that rank only, whoever else was asked.
+      if (message && message->target && !can_still_come(source)) blame({source}, *message->target);
+    }
   }
   if (why.empty()) return {};
   sync_.abort(why);

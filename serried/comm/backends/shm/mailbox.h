@@ -1,7 +1,8 @@
 // Point to point: one byte stream per pair of ranks, messages matched by tag.
 #pragma once
 
-#include "serried/comm/backends/shm/phase_sync.h"
+#include "serried/base/fork.h"
+#include "serried/comm/backends/shm/engine.h"
 
 #include <chrono>
 #include <condition_variable>
@@ -39,11 +40,15 @@ struct Transfer {
   std::exception_ptr error;
 };
 
-/// Moves bytes whenever somebody waits, and by a thread of its own while transfers are open and nobody does.
-class Mailbox {
+/// Moves bytes whenever somebody waits, and by a thread of its own while transfers are open and nobody does. Whoever
+/// waits keeps the mailbox and its engine alive, and so does the thread: the group may go at any time, also in a
+/// callback that the thread runs.
+class Mailbox : public std::enable_shared_from_this<Mailbox> {
  public:
-  Mailbox(const Segment& segment, int rank, PhaseSync& sync);
-  ~Mailbox();
+  explicit Mailbox(std::shared_ptr<Engine> engine);
+
+  /// Fails what is open: nobody moves bytes after this. The thread ends.
+  void close();
 
   /// Starts a transfer; done at once if the peer is ahead or the stream has room.
   void post(const std::shared_ptr<Transfer>& transfer);
@@ -85,10 +90,14 @@ class Mailbox {
   static void report(const Done& done);
   Done fail_open_transfers(const std::string& why);
   Done check_health();
+  bool can_still_come(int source) const;
+  std::vector<int> lost_peers(const Transfer& transfer) const;
   void ring_bell(int rank);
   void sleep_on_bell(uint32_t seen);
   void run();
 
+  const HomeProcess home_;
+  const std::shared_ptr<Engine> engine_;
   const Segment& segment_;
   const int rank_;
   PhaseSync& sync_;

@@ -19,6 +19,7 @@
 #include "serried/base/error.h"
 #include "serried/base/log.h"
 #include "serried/comm/detail/rank_list.h"
+#include "serried/comm/detail/stopped.h"
 
 namespace serried::shm {
 namespace {
@@ -201,8 +202,14 @@ void PhaseSync::fail_for_timeout(milliseconds waited) {
     const RankInfo& info = segment_.info(rank);
     last.push_back(info.records[info.newest.load(std::memory_order_acquire) & 1]);
   }
-  fail(watch::missing_text(current_, waited.count(), last),
+  fail(watch::missing_text(current_, waited.count(), last) + detail::stopped_text(pids()),
        "look at the missing rank: it may be stopped, slow or in other code; raise the group's timeout if it is slow");
+}
+
+std::vector<int> PhaseSync::pids() const {
+  std::vector<int> all;
+  for (int rank = 0; rank < segment_.world_size(); ++rank) all.push_back(segment_.info(rank).pid.load());
+  return all;
 }
 
 void PhaseSync::abort(const std::string& why) {

@@ -73,6 +73,9 @@ class PhaseSync {
   /// This rank closes the group in order.
   void leave();
 
+  /// Each rank's process.
+  std::vector<int> pids() const;
+
   const watch::Record& current() const { return current_; }
 
  private:
