@@ -1,12 +1,14 @@
 // A rank whose peer writes nonsense into the memory they share: it raises and names the peer, it never follows.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstring>
 #include <memory>
 
 #include <ATen/ATen.h>
+#include <c10/util/StringUtil.h>
 
 #include "serried/comm/backends/shm/engine.h"
 #include "serried/comm/backends/shm/mailbox.h"
@@ -187,6 +189,20 @@ TEST(ShmMeet, ATimeoutSaysWhoIsMissingWhereAndForHowLong) {
                            "had met at 127.0.0.1:29500: ranks 0, 2 of 3 did not come\n"
                            "  fix: look at what those ranks are doing: they may be stopped or slow; pass a longer "
                            "timeout if they are slow"));
+}
+
+TEST(ShmMeet, ADeathMeanwhileIsSaid) {
+  const SegmentShape shape{.world_size = 2};
+  Segment segment = Segment::create(shape);
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(0);
+  ASSERT_EQ(::waitpid(child, nullptr, 0), child);
+  segment.info(1).pid = child;
+  Engine engine(std::move(segment), 0, WaitPolicy::for_ranks(2), /*one_process=*/false);
+  EXPECT_EQ(error_text<c10::DistBackendError>([&] { engine.meet(10s, "127.0.0.1:29500"); }),
+            c10::str("[new_group] rank 1 (pid ", child,
+                     ") died while rank 0 was in new_group\n"
+                     "  fix: make a new group with the ranks that are left"));
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include <random>
 
+#include "serried/comm/backends/shm/mailbox.h"
 #include "tests/support/random_programs.h"
 #include "tests/support/wild_peer.h"
 
@@ -51,6 +52,30 @@ TEST(RandomWildPeer, NoOfferMakesItsVictimCrash) {
                                                                : tensors.reduce_scatter(),
                                                    offer, entry);
     if (said != "no error") EXPECT_THAT(said, ::testing::HasSubstr("rank 1"));
+  });
+}
+
+TEST(RandomWildPeer, NoStreamMakesItsVictimCrash) {
+  testing::for_random_programs(60, [](uint64_t seed) {
+    WildNumbers wild(seed);
+    testing::Victim victim;
+    shm::Mailbox mailbox(victim.engine().segment(), 0, victim.engine().sync());
+    const uint64_t direction = wild.pick({0, 1});
+    shm::Ring& ring = direction == 0 ? victim.shared().ring(1, 0) : victim.shared().ring(0, 1);
+    for (uint64_t i = 0; i < 64; ++i) ring.data[i] = char(wild.pick({0, 0, 0, 4, 255}));
+    ring.written = wild.number(shm::Ring::kCapacity);
+    ring.read = wild.pick({0, uint64_t(ring.written), wild.number(shm::Ring::kCapacity)});
+    std::vector<char> data(4);
+    auto transfer = std::make_shared<shm::Transfer>();
+    transfer->direction = direction == 0 ? shm::Transfer::Direction::receive : shm::Transfer::Direction::send;
+    transfer->data = data.data();
+    transfer->bytes = 4;
+    transfer->peer = 1;
+    transfer->finished = [](std::exception_ptr) {};
+    mailbox.post(transfer);
+    const std::string said =
+        testing::error_text<c10::DistBackendError>([&] { mailbox.wait(*transfer, std::chrono::milliseconds(1)); });
+    EXPECT_THAT(said, ::testing::AnyOf("no error", ::testing::HasSubstr("[point to point]")));
   });
 }
 

@@ -32,6 +32,7 @@
 namespace serried::detail {
 namespace {
 
+using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 std::string farewell_key(int rank) {
@@ -163,7 +164,8 @@ std::string find_server(const TcpPlace& place, milliseconds timeout) {
 // c10d waits for the server's first word without limit. A launcher's socket takes connections before rank 0 has come to
 // it, and a stopped rank 0's for as long as it is stopped: then the thread that waits for an answer is left behind.
 c10::intrusive_ptr<WorldStore> await_answer(const std::function<c10::intrusive_ptr<WorldStore>()>& open,
-                                            const TcpPlace& place, milliseconds timeout) {
+                                            const TcpPlace& place, Clock::time_point deadline) {
+  const auto began = Clock::now();
   const auto answer = std::make_shared<std::promise<c10::intrusive_ptr<WorldStore>>>();
   std::future<c10::intrusive_ptr<WorldStore>> opened = answer->get_future();
   std::thread([open, answer] {
@@ -173,15 +175,17 @@ c10::intrusive_ptr<WorldStore> await_answer(const std::function<c10::intrusive_p
       answer->set_exception(std::current_exception());
     }
   }).detach();
-  if (opened.wait_for(timeout) == std::future_status::ready) return opened.get();
+  if (opened.wait_until(deadline) == std::future_status::ready) return opened.get();
+  const auto waited = std::chrono::duration_cast<milliseconds>(Clock::now() - began);
   raise<c10::DistNetworkError>(
       {"rendezvous",
-       c10::str(place.host, ":", place.port, " takes connections, but rank 0 has not answered for ", timeout.count(),
+       c10::str(place.host, ":", place.port, " takes connections, but rank 0 has not answered for ", waited.count(),
                 " ms"),
        "look at what rank 0 is doing: it must make the group too, and may be stopped; or pass a longer timeout"});
 }
 
 c10::intrusive_ptr<WorldStore> connect(const TcpPlace& place, milliseconds timeout) {
+  const Clock::time_point deadline = Clock::now() + timeout;
   c10d::TCPStoreOptions options;
   options.isServer = place.serve;
   options.waitWorkers = false;  // groups wait for each other by keys; waiting here too would double the start-up time
@@ -192,7 +196,7 @@ c10::intrusive_ptr<WorldStore> connect(const TcpPlace& place, milliseconds timeo
   options.port = place.serve ? port_of(*options.masterListenFd) : place.port;
   const std::string address = place.serve ? local_address_of(*options.masterListenFd) : find_server(place, timeout);
   const auto open = [=] { return c10::make_intrusive<WorldStore>(place, address, options); };
-  c10::intrusive_ptr<WorldStore> store = place.serve ? open() : await_answer(open, place, timeout);
+  c10::intrusive_ptr<WorldStore> store = place.serve ? open() : await_answer(open, place, deadline);
   store->setTimeout(timeout);
   return store;
 }

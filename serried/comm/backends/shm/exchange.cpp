@@ -201,7 +201,7 @@ const char* Engine::contribution(int peer, const Op& op, int64_t begin, int64_t 
   if ((offer.flags & kInPlace) != 0) return reach(peer, location, offered.bytes) + begin;
   const bool same = (offer.flags & (kInTable | kOnePerPeer)) == 0;
   const int64_t chunk = piece_chunk(same);
-  if (bytes > chunk) fail_for_wild_offer(peer);
+  if ((offer.flags & kInStage) == 0 || bytes > chunk) fail_for_wild_offer(peer);
   return segment_.stage(peer, int(begin / chunk & 1)) + (same ? 0 : rank_ * chunk);
 }
 

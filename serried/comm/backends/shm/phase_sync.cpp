@@ -43,7 +43,7 @@ int usable_cores() {
 std::string where_of(const watch::Record& record) {
   const std::string text = watch::describe(record);  // "#3 all_reduce f32[4] sum"
   const size_t begin = text.find(' ');
-  if (begin == std::string::npos || record.kind == watch::Kind::none) return "new_group";
+  if (begin == std::string::npos || record.kind == watch::Kind::none) return "shm";
   const size_t end = text.find(' ', begin + 1);
   return text.substr(begin + 1, end == std::string::npos ? end : end - begin - 1);
 }
@@ -78,10 +78,12 @@ PhaseSync::~PhaseSync() {
 
 void PhaseSync::meet(milliseconds timeout, const std::string& place) {
   timeout_ = timeout;
+  meeting_ = true;
   place_ = place;
   segment_.info(rank_).pid.store(getpid());
   post();
   wait_all();
+  meeting_ = false;
   for (int peer = 0; peer < segment_.world_size(); ++peer) {
     const int pid = segment_.info(peer).pid.load();
     if (pid != getpid()) pidfds_[peer] = int(syscall(SYS_pidfd_open, pid, 0));
@@ -177,11 +179,12 @@ void PhaseSync::fail_for_gone_peer(int peer) {
   const RankInfo& info = segment_.info(peer);
   const std::string how = info.left.load() != 0 ? c10::str("rank ", peer, " has left the group")
                                                 : c10::str("rank ", peer, " (pid ", info.pid.load(), ") died");
-  fail(c10::str(how, " while rank ", rank_, " was in ", current_text()), kNewGroupFix);
+  fail(c10::str(how, " while rank ", rank_, " was in ", meeting_ ? "new_group" : watch::describe(current_)),
+       kNewGroupFix);
 }
 
-std::string PhaseSync::current_text() const {
-  return current_.kind == watch::Kind::none ? "new_group" : watch::describe(current_);
+std::string PhaseSync::where() const {
+  return meeting_ ? "new_group" : where_of(current_);
 }
 
 void PhaseSync::fail_to_meet(milliseconds waited) {
@@ -196,7 +199,7 @@ void PhaseSync::fail_to_meet(milliseconds waited) {
 }
 
 void PhaseSync::fail_for_timeout(milliseconds waited) {
-  if (current_.kind == watch::Kind::none) fail_to_meet(waited);
+  if (meeting_) fail_to_meet(waited);
   std::vector<watch::Record> last;
   for (int rank = 0; rank < segment_.world_size(); ++rank) {
     const RankInfo& info = segment_.info(rank);
@@ -230,12 +233,12 @@ void PhaseSync::abort(const std::string& why) {
 void PhaseSync::fail(const std::string& what, const std::string& fix) {
   abort(what);
   log::line(log::Topic::comm, what);
-  raise<c10::DistBackendError>({where_of(current_), what, fix});
+  raise<c10::DistBackendError>({where(), what, fix});
 }
 
 void PhaseSync::check_usable() const {
   if (!aborted()) return;
-  raise<c10::DistBackendError>({where_of(current_), "the group is unusable since: " + abort_reason(), kNewGroupFix});
+  raise<c10::DistBackendError>({where(), "the group is unusable since: " + abort_reason(), kNewGroupFix});
 }
 
 std::string PhaseSync::abort_reason() const {

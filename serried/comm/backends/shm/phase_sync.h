@@ -83,14 +83,15 @@ class PhaseSync {
   bool yield_until(int peer, uint32_t phase);
   [[noreturn]] void fail_for_timeout(std::chrono::milliseconds waited);
   [[noreturn]] void fail_to_meet(std::chrono::milliseconds waited);
-  std::string current_text() const;
+  std::string where() const;
 
   const Segment& segment_;
   const int rank_;
   const WaitPolicy policy_;
   std::vector<int> pidfds_;
-  std::string place_;      // while the ranks meet
-  watch::Record current_;  // none while they do
+  bool meeting_ = false;  // until every rank has come; no collective is current then
+  std::string place_;
+  watch::Record current_;
   std::chrono::milliseconds timeout_{};
   uint32_t phase_ = 0;
   int waits_without_yield_ = 0;  // the machine is busy with something else
