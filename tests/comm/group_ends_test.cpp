@@ -3,6 +3,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <future>
 #include <latch>
 #include <thread>
@@ -27,8 +30,8 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 class GroupEnds : public testing::OnRanks {
  protected:
   /// A group of all ranks of `g` that the caller alone owns.
-  Group another(const Group& g, std::chrono::milliseconds timeout = 20s) const {
-    return new_group(GetParam().backend, {.timeout = timeout,
+  Group another(const Group& g) const {
+    return new_group(GetParam().backend, {.timeout = 20s,
                                           .store = g->getStore(),
                                           .rank = g->getRank(),
                                           .world_size = g->getSize(),
@@ -87,8 +90,9 @@ TEST_P(GroupEnds, ASendThatIsWaitedForRaises) {
 
 TEST_P(GroupEnds, ACollectiveThatIsWaitedForRaises) {
   on_ranks([&](const Group& g) {
-    Group group = another(g, 300ms);
+    Group group = another(g);
     barrier(group);
+    group->setTimeout(300ms);
     if (g->getRank() == 0) {
       Tensors tensors{at::zeros({70'001})};
       std::latch begun(1);
@@ -182,6 +186,36 @@ TEST_P(GroupEnds, AWorkMayBeTheLastThatIsLeft) {
     group.reset();
     work->wait();
     expect_equal(tensors[0], sum_of(samples({70'001}, g->getSize())));
+    barrier(g);
+  });
+}
+
+TEST_P(GroupEnds, AForkedChildLeavesTheGroupToItsParent) {
+  on_ranks([&](const Group& g) {
+    Group group = another(g);
+    const at::Tensor x = sample({70'001}, g->getRank());
+    Tensors received{at::zeros({3})};
+    const WorkPtr open = group->recv(received, (g->getRank() + 1) % g->getSize(), 1);
+    barrier(group);
+    const pid_t child = fork();
+    if (child == 0) {
+      const std::string text = testing::error_text<c10::DistBackendError>([&] { barrier(group); });
+      const std::string expected =
+          c10::str("[barrier] process ", getpid(), " is a fork of process ", getppid(),
+                   ", to which the group belongs\n  fix: call it in the process that made the group; a child needs a "
+                   "group of its own\n  at:  rank ",
+                   g->getRank(), "/", g->getSize());
+      group.reset();
+      _exit(text == expected ? 7 : 8);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    EXPECT_EQ(WIFEXITED(status) ? WEXITSTATUS(status) : -1, 7);
+    expect_equal(all_reduce(x, group), sum_of(samples({70'001}, g->getSize())));
+    Tensors sent{at::ones({3})};
+    group->send(sent, (g->getRank() + g->getSize() - 1) % g->getSize(), 1)->wait();
+    open->wait();
+    expect_equal(received[0], at::ones({3}));
     barrier(g);
   });
 }
@@ -282,8 +316,9 @@ TEST_P(AnySource, TakesWhatWasSentBeforeTheSendersLeft) {
 
 TEST_P(AnySource, EndsAtTheTimeoutWhileAPeerLives) {
   on_ranks([&](const Group& g) {
-    Group group = another(g, 200ms);
+    Group group = another(g);
     barrier(group);
+    group->setTimeout(200ms);
     Tensors tensors{at::zeros({3})};
     if (g->getRank() == 0) {
       EXPECT_THAT(testing::error_text<c10::DistBackendError>([&] { group->recvAnysource(tensors, 4)->wait(); }),

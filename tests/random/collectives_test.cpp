@@ -9,6 +9,7 @@
 #include "serried/comm/ranks.h"
 #include "tests/support/close.h"
 #include "tests/support/on_ranks.h"
+#include "tests/support/plain_collectives.h"
 #include "tests/support/random_programs.h"
 
 namespace serried {
@@ -18,7 +19,9 @@ using c10d::ReduceOp;
 using testing::expect_close;
 using testing::expect_equal;
 using testing::for_random_programs;
+using testing::reduced;
 using testing::sample;
+using testing::shard_sizes;
 using RedOpType = ReduceOp::RedOpType;
 using Tensors = std::vector<at::Tensor>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
@@ -31,39 +34,6 @@ int64_t pick(std::mt19937_64& random, int64_t count) {
 template <class T>
 const T& one_of(std::mt19937_64& random, const std::vector<T>& list) {
   return list[size_t(pick(random, int64_t(list.size())))];
-}
-
-// ---- What the collectives mean: all ranks' inputs in, all ranks' outputs out.
-
-at::Tensor step_of(RedOpType op, const at::Tensor& a, const at::Tensor& b) {
-  switch (op) {
-    case ReduceOp::PRODUCT: return a * b;
-    case ReduceOp::MIN: return at::minimum(a, b);
-    case ReduceOp::MAX: return at::maximum(a, b);
-    case ReduceOp::BAND: return at::bitwise_and(a, b);
-    case ReduceOp::BOR: return at::bitwise_or(a, b);
-    case ReduceOp::BXOR: return at::bitwise_xor(a, b);
-    default: return a.scalar_type() == at::kBool ? at::logical_or(a, b) : a + b;
-  }
-}
-
-at::Tensor reduced(RedOpType op, const Tensors& xs) {
-  const at::ScalarType dtype = xs[0].scalar_type();
-  const bool average = op == ReduceOp::AVG;
-  const bool integers = at::isIntegralType(dtype, /*includeBool=*/false);
-  const at::ScalarType wide = average && integers ? at::kLong : at::isReducedFloatingType(dtype) ? at::kFloat : dtype;
-  at::Tensor result = xs[0].to(wide);
-  for (size_t i = 1; i < xs.size(); ++i) result = step_of(op, result, xs[i].to(wide));
-  const auto count = int64_t(xs.size());
-  if (average) result = integers ? result.div(count, "trunc") : result / count;
-  return result.to(dtype);
-}
-
-Sizes shard_sizes(int64_t size, int n) {
-  Sizes sizes;
-  const int64_t share = (size + n - 1) / n;
-  for (int r = 0; r < n; ++r) sizes.push_back(std::clamp<int64_t>(size - r * share, 0, share));
-  return sizes;
 }
 
 // ---- What a program is made of.
@@ -475,10 +445,44 @@ class Program {
     return {work, [=] { expect_close(outputs[0], reduced(op, terms), what); }};
   }
 
+  /// The forms that take one tensor for all pieces.
+  Pending start_flat() {
+    Shape shape = draw_shape();
+    const Tensors pieces = all_values(shape);
+    const std::string what = what_ + c10::str(" c10d flat ", shape.sizes, " ", shape.dtype);
+    if (pick(shared_, 3) == 0) {
+      at::Tensor input = for_c10d(pieces[size_t(me_)]);
+      at::Tensor output = for_c10d(at::zeros_like(at::cat(pieces)));
+      WorkPtr work = g_->all_gather_single(output, input);
+      return {work, [=] { expect_equal(output, at::cat(pieces), what + ", all_gather"); }};
+    }
+    shape.sizes[0] *= n_;
+    const Tensors all = all_values(shape);
+    const int64_t rows = shape.sizes[0] / n_;
+    at::Tensor input = for_c10d(all[size_t(me_)]);
+    if (pick(shared_, 2) == 0) {
+      c10d::ReduceScatterOptions options;
+      options.reduceOp = draw_c10d_op(shape.dtype);
+      const RedOpType op = options.reduceOp;
+      const at::Tensor expected = reduced(op, all).narrow(0, me_ * rows, rows);
+      at::Tensor output = for_c10d(at::zeros_like(expected));
+      WorkPtr work = g_->reduce_scatter_single(output, input, options);
+      return {work, [=] { expect_close(output, expected, what + ", reduce_scatter " + to_string(op)); }};
+    }
+    Tensors expected;
+    for (const at::Tensor& x : all) expected.push_back(x.narrow(0, me_ * rows, rows));
+    at::Tensor output = for_c10d(at::zeros_like(input));
+    std::vector<int64_t> output_sizes, input_sizes;
+    WorkPtr work = g_->all_to_all_single(output, input, output_sizes, input_sizes);
+    return {work, [=] { expect_equal(output, at::cat(expected), what + ", all_to_all"); }};
+  }
+
   void overlapping() {
     std::vector<Pending> pending;
     for (int64_t i = 1 + pick(shared_, 6); i > 0; --i) {
-      switch (pick(shared_, 6)) {
+      switch (pick(shared_, 8)) {
+        case 6: pending.push_back(start_flat()); break;
+        case 7: pending.push_back({g_->barrier(), [] {}}); break;
         case 0: pending.push_back(start_gather()); break;
         case 1: pending.push_back(start_scatter()); break;
         case 2: pending.push_back(start_exchange()); break;

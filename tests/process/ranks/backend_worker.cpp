@@ -201,11 +201,12 @@ std::map<std::string, CheckedCall> checked_calls() {
 
 /// Rank 1 is stopped while all ranks call `name` again and again; rank 0 wakes it when it has given up.
 void stop_in(const std::string& backend, const std::string& name) {
-  const Group group = serried::new_group(backend, {.timeout = 700ms});
+  const Group group = serried::new_group(backend, {.timeout = 20s});
   at::Tensor pid = at::full({1}, getpid(), at::kLong);
   const at::Tensor pids = serried::all_gather(pid, group);
   const auto call = checked_calls().at(name);
   for (int step = 0; step < 4; ++step) call(group, step % 2 == 0 ? 100 : 100'000, step);
+  group->setTimeout(1500ms);
   std::thread stopper;
   if (group->getRank() == 1) stopper = std::thread([] { kill(getpid(), SIGSTOP); });
   bool right = true;
