@@ -87,9 +87,10 @@ std::string describe(Transfer::Direction direction, const at::Tensor& tensor, in
 
 WorkPtr ShmBackend::post(Transfer::Direction direction, const at::Tensor& tensor, int peer, int tag) {
   const bool sends = direction == Transfer::Direction::send;
-  const at::Tensor dense = readable(sends ? "send" : "recv", tensor);
-  if (sends) check_nan(dense, "send");
-  driver_->engine().sync().check_usable();
+  const char* where = sends ? "send" : "recv";
+  const at::Tensor dense = readable(where, tensor);
+  if (sends) check_nan(dense, where);
+  driver_->engine().sync().check_usable(where);
   auto transfer = std::make_shared<Transfer>();
   transfer->direction = direction;
   transfer->data = dense.numel() == 0 ? nullptr : static_cast<char*>(dense.mutable_data_ptr());

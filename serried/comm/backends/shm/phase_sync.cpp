@@ -91,8 +91,8 @@ void PhaseSync::meet(milliseconds timeout, const std::string& place) {
 }
 
 void PhaseSync::start(const watch::Record& record, milliseconds timeout) {
-  check_usable();
   current_ = record;
+  check_usable();
   timeout_ = timeout;
   RankInfo& info = segment_.info(rank_);
   info.records[record.sequence & 1] = record;
@@ -237,8 +237,12 @@ void PhaseSync::fail(const std::string& what, const std::string& fix) {
 }
 
 void PhaseSync::check_usable() const {
+  if (aborted()) check_usable(where());
+}
+
+void PhaseSync::check_usable(std::string_view where) const {
   if (!aborted()) return;
-  raise<c10::DistBackendError>({where(), "the group is unusable since: " + abort_reason(), kNewGroupFix});
+  raise<c10::DistBackendError>({where, "the group is unusable since: " + abort_reason(), kNewGroupFix});
 }
 
 std::string PhaseSync::abort_reason() const {

@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace serried::shm {
@@ -61,6 +62,9 @@ class PhaseSync {
 
   /// Raises if the group was aborted.
   void check_usable() const;
+
+  /// The same for calls that are no collectives; any thread may ask.
+  void check_usable(std::string_view where) const;
 
   /// Why it was; any thread may ask.
   std::string abort_reason() const;
