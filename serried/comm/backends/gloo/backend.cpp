@@ -89,6 +89,7 @@ c10::intrusive_ptr<c10d::Backend> GlooBackend::split(const Store& store, const s
 
 c10::intrusive_ptr<c10d::Backend> GlooBackend::merge(const Store& store, const c10::intrusive_ptr<Options>& options,
                                                      const int& rank, const int& size) {
+  home_.require("split");
   EngineOptions chosen = options_;
   if (options) chosen.timeout = options->timeout;
   auto child = c10::make_intrusive<GlooBackend>(store, rank, size, chosen);

@@ -60,6 +60,7 @@ c10::intrusive_ptr<c10d::Backend> ShmBackend::split(const Store& store, const st
                                                     const c10::intrusive_ptr<Options>& options) {
   const auto found = std::find(ranks.begin(), ranks.end(), rank_);
   if (found == ranks.end()) return nullptr;
+  home_.require("split");
   ConnectArgs args = args_;
   args.store = store;
   args.rank = int(found - ranks.begin());
@@ -70,6 +71,7 @@ c10::intrusive_ptr<c10d::Backend> ShmBackend::split(const Store& store, const st
 
 c10::intrusive_ptr<c10d::Backend> ShmBackend::merge(const Store& store, const c10::intrusive_ptr<Options>& options,
                                                     const int& rank, const int& size) {
+  home_.require("split");
   ConnectArgs args = args_;
   args.store = store;
   args.rank = rank;
