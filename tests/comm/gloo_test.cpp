@@ -317,6 +317,15 @@ TEST(Gloo, AClosedPeerIsAnErrorNotTheEndOfTheProcess) {
   EXPECT_EQ(handler_after(own), own);
 }
 
+TEST(Gloo, AGroupMayBeDroppedAsSoonAsItIsMade) {
+  const Store store = c10::make_intrusive<c10d::HashStore>();
+  expect_quiet(on_threads(4, [&](int rank) {
+    for (int i = 0; i < 50; ++i) {
+      make(c10::make_intrusive<c10d::PrefixStore>(std::to_string(i), store), rank, 4, unique_name(), 20s);
+    }
+  }));
+}
+
 TEST(Gloo, WhatItCannotTakeIsRefusedAndTheGroupGoesOn) {
   expect_quiet(on_ranks(2, [](int, const Group& group) {
     const auto text = [&](const at::Tensor& x, c10d::ReduceOp op) {

@@ -9,6 +9,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "serried/base/error.h"
+#include "serried/comm/detail/exchange.h"
 
 namespace serried::gloo {
 namespace {
@@ -48,6 +49,9 @@ GlooBackend::GlooBackend(const Store& store, int rank, int world_size, const Eng
   EngineOptions chosen = options;
   chosen.loopback = flights_->board().one_host();
   engine_ = make_engine(prefixed("gloo", store), rank, world_size, chosen);
+  // Nobody goes on before all are connected: the connections of one that has used and dropped the group by then would
+  // close on those that still connect, and gloo takes that for a failure.
+  detail::exchange({store, rank, world_size, options.timeout}, "new_group", "connected", "");
   engine_->setSequenceNumberForGroup();
 }
 
