@@ -58,7 +58,7 @@ TEST_P(Averages, OfIntegersAreThoseOfTheExactSum) {
   on_ranks([&](const Group& g) {
     const int n = g->getSize();
     for (at::ScalarType dtype : kIntegers) {
-      for (int64_t size : {1, 17, 20'000, 300'007}) {
+      for (int64_t size : {1, 17, 20'000, dtype == at::kByte ? 300'007 : 70'001}) {
         const std::string what = c10::str(c10::toString(dtype), " x ", size);
         const at::Tensor x = extremes(size, g->getRank(), dtype).to(dtype);
         const at::Tensor expected = exact_average(size, n, dtype);
@@ -76,11 +76,10 @@ TEST_P(Averages, OfIntegersAreThoseOfTheExactSum) {
 }
 
 TEST_P(Averages, OfIntegersAreExactInEveryMethodOfC10d) {
-  if (is("gloo")) return;  // refuses them: ProcessGroup.IntegerAveragesAreCutTowardsZero
   on_ranks([&](const Group& g) {
     const int n = g->getSize(), me = g->getRank();
     for (at::ScalarType dtype : kIntegers) {
-      for (int64_t size : {17, 20'000, 300'007}) {
+      for (int64_t size : {17, 20'000, dtype == at::kByte ? 300'007 : 70'001}) {
         const std::string what = c10::str(c10::toString(dtype), " x ", size);
         const at::Tensor x = extremes(size, me, dtype).to(dtype);
         const at::Tensor expected = exact_average(size, n, dtype);
@@ -105,6 +104,7 @@ TEST_P(Averages, OfIntegersAreExactInEveryMethodOfC10d) {
         std::vector<Tensors> inputs{Tensors(n, x)};
         g->reduce_scatter(outputs, inputs, scattered)->wait();
         expect_equal(outputs[0], expected, what + ", reduce_scatter");
+        if (is("gloo")) continue;  // has no heap
         const at::Tensor block = g->getBackend(at::kCPU)->allocateTensor(size, at::TensorOptions(dtype));
         block.copy_(x);
         all_reduce_(block, g, ReduceOp::AVG);

@@ -71,9 +71,8 @@ const std::vector<RedOpType> kOps = {ReduceOp::SUM, ReduceOp::AVG,  ReduceOp::PR
 // What a backend does not have although it means something.
 bool refuses(const std::string& backend, RedOpType op, at::ScalarType dtype) {
   if (backend != "gloo") return false;
-  if (dtype == at::kShort) return true;
-  if (at::isComplexType(dtype)) return op == ReduceOp::PRODUCT;
-  return op == ReduceOp::AVG && is_integer(dtype);
+  if (dtype == at::kShort) return op != ReduceOp::AVG;
+  return at::isComplexType(dtype) && op == ReduceOp::PRODUCT;
 }
 
 std::string label(RedOpType op, at::ScalarType dtype, int64_t size) {

@@ -340,9 +340,8 @@ TEST(Gloo, WhatItCannotTakeIsRefusedAndTheGroupGoesOn) {
     EXPECT_EQ(text(torch::ones({3, 4}).t(), ReduceOp::SUM),
               "[all_reduce] f32[4,3] is not contiguous, and gloo takes memory as it lies\n"
               "  fix: pass x.contiguous(), and copy back what the call writes into it");
-    EXPECT_EQ(text(torch::ones({3}, at::kInt), ReduceOp::AVG),
-              "[all_reduce] gloo has no avg of i32[3]\n"
-              "  fix: reduce with sum, then divide: serried::all_reduce does so");
+    EXPECT_EQ(text(torch::ones({3}, at::kBool), ReduceOp::AVG),
+              "[all_reduce] gloo has no avg of bool[3]\n  fix: reduce bool with bor, band or bxor");
     EXPECT_EQ(text(torch::ones({3}, at::kShort), ReduceOp::SUM),
               "[all_reduce] gloo has no sum of i16[3]\n  fix: convert it to i32 or f32, or use \"shm\"");
     EXPECT_EQ(text(torch::ones({3}), ReduceOp::BAND),

@@ -336,18 +336,10 @@ class Program {
   /// gloo takes memory as it lies; and of a lazy conjugate the dispatcher hands c10d a copy, which nobody sees again.
   at::Tensor for_c10d(const at::Tensor& x) { return laid_out(x, is_gloo()).resolve_conj(); }
 
-  RedOpType draw_c10d_op(at::ScalarType dtype) {
-    while (true) {
-      const RedOpType op = draw_op(dtype);
-      if (is_gloo() && op == ReduceOp::AVG && at::isIntegralType(dtype, /*includeBool=*/true)) continue;
-      return op;
-    }
-  }
-
   Pending start_reduction() {
     const Shape shape = draw_shape();
     const Tensors all = all_values(shape);
-    const RedOpType op = draw_c10d_op(shape.dtype);
+    const RedOpType op = draw_op(shape.dtype);
     const std::string what = what_ + c10::str(" c10d ", to_string(op), " ", shape.sizes, " ", shape.dtype);
     Tensors tensors{for_c10d(all[size_t(me_)])};
     const int64_t kind = pick(shared_, 3);
@@ -431,7 +423,7 @@ class Program {
   Pending start_reduce_scatter() {
     const Shape shape = draw_shape();
     const Tensors all = all_values(shape);
-    const RedOpType op = draw_c10d_op(shape.dtype);
+    const RedOpType op = draw_op(shape.dtype);
     const std::string what =
         what_ + c10::str(" c10d reduce_scatter ", to_string(op), " ", shape.sizes, " ", shape.dtype);
     c10d::ReduceScatterOptions options;
@@ -462,7 +454,7 @@ class Program {
     at::Tensor input = for_c10d(all[size_t(me_)]);
     if (pick(shared_, 2) == 0) {
       c10d::ReduceScatterOptions options;
-      options.reduceOp = draw_c10d_op(shape.dtype);
+      options.reduceOp = draw_op(shape.dtype);
       const RedOpType op = options.reduceOp;
       const at::Tensor expected = reduced(op, all).narrow(0, me_ * rows, rows);
       at::Tensor output = for_c10d(at::zeros_like(expected));

@@ -1,7 +1,7 @@
 // Widening, and the one dtype that has no wider one.
 #include "serried/comm/detail/average.h"
 
-#include <ATen/ops/stack.h>
+#include <ATen/ATen.h>
 
 namespace serried::detail {
 namespace {

@@ -45,6 +45,12 @@ void check_piece(const at::Tensor& piece, const at::Tensor& output) {
                           "pass an output of that dtype and number of elements"});
 }
 
+template <class Options>
+Options with_op(Options options, const c10d::ReduceOp& op) {
+  options.reduceOp = op;
+  return options;
+}
+
 // gloo wants the output's shape to be the input's; c10d only that the numbers of elements fit.
 at::Tensor flat_view(const at::Tensor& tensor) {
   return tensor.is_contiguous() ? tensor.view(-1) : tensor;
@@ -63,9 +69,10 @@ WorkPtr GlooBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& o
 WorkPtr GlooBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   check_memory("all_reduce", tensors);
   check_reduction("all_reduce", tensors, options.reduceOp);
-  Reduced reduced = make_reduced(tensors, options.reduceOp);
+  Reduced reduced = make_reduced(tensors, options.reduceOp, getSize());
   return run({record_of(Kind::all_reduce, tensors, -1, options.reduceOp), options.timeout}, tensors,
-             [&] { return engine_->allreduce(reduced.buffers, options); }, {reduced.restore, tensors});
+             [&] { return engine_->allreduce(reduced.buffers, with_op(options, reduced.op)); },
+             {reduced.restore, tensors});
 }
 
 WorkPtr GlooBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) {
@@ -76,17 +83,19 @@ WorkPtr GlooBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOpt
 
 WorkPtr GlooBackend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
   check_reduction("all_reduce", tensors, options.reduceOp);
-  Reduced reduced = make_reduced(tensors, options.reduceOp);
+  Reduced reduced = make_reduced(tensors, options.reduceOp, getSize());
   return run({record_of(Kind::all_reduce, tensors, -1, options.reduceOp), options.timeout}, tensors,
-             [&] { return engine_->allreduce_coalesced(reduced.buffers, options); }, {reduced.restore, tensors});
+             [&] { return engine_->allreduce_coalesced(reduced.buffers, with_op(options, reduced.op)); },
+             {reduced.restore, tensors});
 }
 
 WorkPtr GlooBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
   check_memory("reduce", tensors);
   check_reduction("reduce", tensors, options.reduceOp);
-  Reduced reduced = make_reduced(tensors, options.reduceOp);
+  Reduced reduced = make_reduced(tensors, options.reduceOp, getSize());
   return run({record_of(Kind::reduce, tensors, options.rootRank, options.reduceOp), options.timeout}, tensors,
-             [&] { return engine_->reduce(reduced.buffers, options); }, {reduced.restore, tensors});
+             [&] { return engine_->reduce(reduced.buffers, with_op(options, reduced.op)); },
+             {options.rootRank == getRank() ? reduced.restore : std::function<void()>(), tensors});
 }
 
 WorkPtr GlooBackend::allgather(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
@@ -146,9 +155,9 @@ WorkPtr GlooBackend::run_reduce_scatter(const Record& record, Tensors buffers, T
                                         const c10d::ReduceScatterOptions& options) {
   for (size_t i = 0; i < outputs.size(); ++i) check_piece(pieces[i], outputs[i]);
   check_reduction("reduce_scatter", buffers, options.reduceOp);
-  Reduced reduced = make_reduced(buffers, options.reduceOp);
+  Reduced reduced = make_reduced(buffers, options.reduceOp, getSize());
   c10d::AllreduceCoalescedOptions reduction;
-  reduction.reduceOp = options.reduceOp;
+  reduction.reduceOp = reduced.op;
   reduction.timeout = options.timeout;
   const auto copy = [restore = reduced.restore, pieces = std::move(pieces), outputs] {
     if (restore) restore();

@@ -36,7 +36,7 @@ const char* instead_of(RedOpType op, at::ScalarType dtype) {
   const bool integral = at::isIntegralType(dtype, /*includeBool=*/true);
   switch (op) {
     case RedOpType::SUM: return nullptr;
-    case RedOpType::AVG: return integral ? "reduce with sum, then divide: serried::all_reduce does so" : nullptr;
+    case RedOpType::AVG: return dtype == at::kBool ? "reduce bool with bor, band or bxor" : nullptr;
     case RedOpType::PRODUCT:
     case RedOpType::MIN:
     case RedOpType::MAX: return at::isComplexType(dtype) ? "reduce complex numbers with sum or avg" : nullptr;
@@ -81,7 +81,10 @@ void check_reduction(std::string_view where, const std::vector<at::Tensor>& tens
     if (!x.defined()) continue;
     const at::ScalarType dtype = x.scalar_type();
     const char* instead = instead_of(op.op_, dtype);
-    if (!instead && !is_carried(dtype) && !at::isComplexType(dtype))
+    // Averages of integers travel as i64.
+    const bool as_i64 = op.op_ == RedOpType::AVG && at::isIntegralType(dtype, false) && dtype != at::kUInt64;
+    if (as_i64 && x.layout() != at::kStrided) instead = "reduce sparse tensors with sum, then divide";
+    if (!instead && !as_i64 && !is_carried(dtype) && !at::isComplexType(dtype))
       instead = "convert it to i32 or f32, or use \"shm\"";
     if (!instead) continue;
     raise<c10::ValueError>(

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "serried/comm/detail/average.h"
+
 namespace serried::gloo {
 namespace {
 
@@ -25,20 +27,24 @@ void take_back(const at::Tensor& x, const at::Tensor& buffer) {
   x.detach().copy_(values.view(x.sizes()));
 }
 
-Reduced with_nans_first(const std::vector<at::Tensor>& tensors, double mark) {
+Reduced with_nans_first(const std::vector<at::Tensor>& tensors, RedOpType op) {
   std::vector<at::Tensor> buffers;
-  for (const at::Tensor& x : tensors) buffers.push_back(with_marks(x, mark));
-  return {buffers, [tensors, buffers] {
+  for (const at::Tensor& x : tensors) buffers.push_back(with_marks(x, op == RedOpType::MAX ? 1 : -1));
+  return {buffers, op, [tensors, buffers] {
             for (size_t i = 0; i < tensors.size(); ++i) take_back(tensors[i], buffers[i]);
           }};
 }
 
-Reduced in_float(const std::vector<at::Tensor>& tensors) {
+Reduced wide_average(const std::vector<at::Tensor>& tensors, int64_t count) {
   std::vector<at::Tensor> buffers;
-  for (const at::Tensor& x : tensors) buffers.push_back(x.detach().to(at::kFloat));
-  return {buffers, [tensors, buffers] {
-            for (size_t i = 0; i < tensors.size(); ++i) tensors[i].detach().copy_(buffers[i]);
+  for (const at::Tensor& x : tensors) buffers.push_back(detail::average_addends(x.detach(), count));
+  return {buffers, RedOpType::SUM, [tensors, buffers, count] {
+            for (size_t i = 0; i < tensors.size(); ++i) detail::write_average(tensors[i].detach(), buffers[i], count);
           }};
+}
+
+bool is_widened(at::ScalarType dtype) {
+  return at::isReducedFloatingType(dtype) || at::isIntegralType(dtype, /*includeBool=*/false);
 }
 
 bool all_of(const std::vector<at::Tensor>& tensors, bool (*is_kind)(at::ScalarType)) {
@@ -49,13 +55,11 @@ bool all_of(const std::vector<at::Tensor>& tensors, bool (*is_kind)(at::ScalarTy
 
 }  // namespace
 
-Reduced make_reduced(const std::vector<at::Tensor>& tensors, const c10d::ReduceOp& op) {
-  const bool is_max = op.op_ == RedOpType::MAX;
-  if ((is_max || op.op_ == RedOpType::MIN) && all_of(tensors, at::isFloatingType)) {
-    return with_nans_first(tensors, is_max ? 1 : -1);
-  }
-  if (op.op_ == RedOpType::AVG && all_of(tensors, at::isReducedFloatingType)) return in_float(tensors);
-  return {tensors, {}};
+Reduced make_reduced(const std::vector<at::Tensor>& tensors, const c10d::ReduceOp& op, int64_t count) {
+  const bool ordered = op.op_ == RedOpType::MIN || op.op_ == RedOpType::MAX;
+  if (ordered && all_of(tensors, at::isFloatingType)) return with_nans_first(tensors, op.op_);
+  if (op.op_ == RedOpType::AVG && all_of(tensors, is_widened)) return wide_average(tensors, count);
+  return {tensors, op, {}};
 }
 
 }  // namespace serried::gloo

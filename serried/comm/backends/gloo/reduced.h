@@ -1,5 +1,5 @@
-// Reductions that gloo's own kernels get wrong: MIN and MAX keep or drop a NaN by the order they compare in, sums of
-// short floats overflow where their average does not.
+// Reductions that gloo's own kernels lack or get wrong: MIN and MAX keep or drop a NaN by the order they compare in,
+// sums of short floats overflow where their average does not, and integers have no average at all.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,14 +10,17 @@
 
 namespace serried::gloo {
 
-/// What to reduce instead of the tensors, and what then writes the result into them; empty where nothing is to be done.
+/// What to reduce instead of the tensors, with which op, and what then writes the result into them; empty where nothing
+/// is to be done.
 struct Reduced {
   std::vector<at::Tensor> buffers;
+  c10d::ReduceOp op;
   std::function<void()> restore;
 };
 
-/// Costs a buffer of twice the size, for MIN and MAX of floating point and for AVG of half and bfloat16 only. A NaN of
-/// any rank then wins MIN and MAX on every rank; averages are added up in float and rounded once.
-Reduced make_reduced(const std::vector<at::Tensor>& tensors, const c10d::ReduceOp& op);
+/// The reduction over `count` ranks. A NaN of any rank wins MIN and MAX on every rank, for a buffer of twice the size.
+/// Averages of half and bfloat16 are added up in float and rounded once; those of integers are of the exact sum, cut
+/// towards zero.
+Reduced make_reduced(const std::vector<at::Tensor>& tensors, const c10d::ReduceOp& op, int64_t count);
 
 }  // namespace serried::gloo
