@@ -1,10 +1,12 @@
 // Construction, and what happens around each forward.
 #include "serried/parallel/ddp/ddp.h"
 
+#include <ATen/SequenceNumber.h>
 #include <c10/core/GradMode.h>
 
 #include "serried/base/error.h"
 #include "serried/base/log.h"
+#include "serried/parallel/ddp/claim.h"
 #include "serried/parallel/ddp/delayed_all_reduce.h"
 #include "serried/parallel/ddp/dtensor_parameters.h"
 #include "serried/parallel/ddp/mixed_precision.h"
@@ -62,6 +64,8 @@ DataParallelBase::DataParallelBase(std::shared_ptr<torch::nn::Module> module, Di
                             "use the module as it is, there is nothing to average"});
   }
   check_device(parameters[0].tensor.device());
+  detail::check_no_wrapper_inside(*wrapped_, parameters);
+  const auto claim = std::make_shared<detail::Claim>(parameters, options_.mixed_precision.param_dtype.has_value());
   if (options_.mesh) detail::check_apart(parameters, *options_.mesh);
   if (options_.init_sync) {
     detail::verify_same_parameters(detail::parts_of(parameters), group_);
@@ -71,8 +75,9 @@ DataParallelBase::DataParallelBase(std::shared_ptr<torch::nn::Module> module, Di
     log::warn_once("[DistributedDataParallel] find_unused_parameters is not needed with static_graph");
   }
   detail::DelayedParameters delayed = detail::take_delayed(parameters, options_.delay_all_reduce);
-  if (!delayed.parameters.empty()) delayed_ = std::make_shared<detail::DelayedReducer>(std::move(delayed), group_);
-  reducer_ = std::make_shared<Reducer>(std::move(parameters), group_, reducer_options(options_));
+  if (!delayed.parameters.empty())
+    delayed_ = std::make_shared<detail::DelayedReducer>(std::move(delayed), group_, claim);
+  reducer_ = std::make_shared<Reducer>(std::move(parameters), group_, reducer_options(options_), claim);
   install_hooks();
   initial_bucket_sizes_ = reducer_->bucket_sizes();
   print_if_debugging();
@@ -170,6 +175,7 @@ void DataParallelBase::before_forward() {
     sync_buffers(source);
   }
   if (low_precision_) low_precision_->lower();
+  first_node_ = at::sequence_number::peek();
 }
 
 // What decides about the ops of a step and is none itself.
@@ -195,8 +201,9 @@ void DataParallelBase::after_forward(const std::vector<at::Tensor>& outputs) {
     tap->after_replay([sync = sync_, next = sync_->buffers_next] { sync->buffers_next = next; });
   }
   if (!c10::GradMode::is_enabled()) return;
-  if (delayed_) delayed_->follow(outputs, sync_->gradients);
-  reducer_->prepare_backward(outputs, sync_->gradients);
+  const auto pass = std::make_shared<const detail::ForwardPass>(outputs, first_node_, sync_->gradients);
+  if (delayed_) delayed_->follow(outputs, pass);
+  reducer_->prepare_backward(outputs, pass);
 }
 
 DataParallelBase::NoSync DataParallelBase::no_sync() {

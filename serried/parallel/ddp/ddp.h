@@ -135,6 +135,7 @@ class DataParallelBase : public torch::nn::Module, public Joinable {
   DistributedDataParallelOptions options_;
   Group group_;
   std::set<std::string> ignored_;
+  uint64_t first_node_ = 0;  // that the running forward makes for autograd
   std::shared_ptr<detail::Reducer> reducer_;
   std::shared_ptr<detail::DelayedReducer> delayed_;      // null: nothing is delayed
   std::shared_ptr<detail::LowPrecision> low_precision_;  // null: parameters keep their precision

@@ -66,8 +66,11 @@ DelayedParameters take_delayed(std::vector<ManagedParameter>& parameters, const 
   return delayed;
 }
 
-DelayedReducer::DelayedReducer(DelayedParameters delayed, Group group)
-    : delayed_(std::move(delayed)), group_(std::move(group)), bucket_(bucket_of_all(delayed_.parameters, group_)) {}
+DelayedReducer::DelayedReducer(DelayedParameters delayed, Group group, std::shared_ptr<Claim> claim)
+    : delayed_(std::move(delayed)),
+      group_(std::move(group)),
+      bucket_(bucket_of_all(delayed_.parameters, group_)),
+      claim_(std::move(claim)) {}
 
 void DelayedReducer::install_hooks() {
   using torch::autograd::impl::grad_accumulator;
@@ -82,16 +85,23 @@ void DelayedReducer::install_hooks() {
   });
 }
 
-void DelayedReducer::follow(const std::vector<at::Tensor>& outputs, bool synchronise) {
-  synchronise_ = synchronise;
-  on_gradient_of(outputs, [self = weak_from_this(), synchronise] {
+void DelayedReducer::remove_hooks() {
+  hooks_.clear();
+  claim_.reset();
+}
+
+void DelayedReducer::follow(const std::vector<at::Tensor>& outputs, ForwardPasses::PassPtr pass) {
+  if (hooks_.empty()) return;
+  on_gradient_of(outputs, [self = weak_from_this(), synchronise = pass->synchronise] {
     if (is_towards_chosen_tensors()) return;
     if (const auto reducer = self.lock()) reducer->enter(synchronise);
   });
+  passes_.add(std::move(pass));
 }
 
 void DelayedReducer::enter(bool synchronise) {
-  if (active_ || !synchronise) return;
+  if (active_ || !synchronise || hooks_.empty()) return;
+  claim_->begin_backward();
   active_ = true;
   when_backward_ends([self = weak_from_this()](bool completed) {
     if (const auto reducer = self.lock()) reducer->end(completed);
@@ -99,7 +109,7 @@ void DelayedReducer::enter(bool synchronise) {
 }
 
 void DelayedReducer::on_gradient(size_t index) {
-  enter(synchronise_);
+  enter(passes_.synchronise_this_backward());
   if (!active_ || !bucket_.launched) return;
   raise<c10::ValueError>(
       {kDelay,
@@ -109,7 +119,7 @@ void DelayedReducer::on_gradient(size_t index) {
 }
 
 void DelayedReducer::on_trigger() {
-  enter(synchronise_);
+  enter(passes_.synchronise_this_backward());
   if (active_ && !bucket_.launched) launch();
 }
 
@@ -146,11 +156,13 @@ void DelayedReducer::end(bool completed) {
     throw;
   }
   bucket_.end_round();
+  passes_.close();
   active_ = false;
 }
 
 void DelayedReducer::reset() {
   active_ = false;
+  passes_.close();
   if (!bucket_.launched) return;
   for (const ManagedParameter& parameter : delayed_.parameters) parameter.tensor.mutable_grad().reset();
   // A late reduction may still write to the old memory.

@@ -5,6 +5,8 @@
 #include <vector>
 
 #include "serried/parallel/ddp/bucket.h"
+#include "serried/parallel/ddp/claim.h"
+#include "serried/parallel/ddp/forward_passes.h"
 #include "serried/parallel/ddp/gradient_hooks.h"
 #include "serried/parallel/ddp/options.h"
 
@@ -20,15 +22,15 @@ DelayedParameters take_delayed(std::vector<ManagedParameter>& parameters, const 
 
 class DelayedReducer : public std::enable_shared_from_this<DelayedReducer> {
  public:
-  DelayedReducer(DelayedParameters delayed, Group group);
+  DelayedReducer(DelayedParameters delayed, Group group, std::shared_ptr<Claim> claim);
   DelayedReducer(const DelayedReducer&) = delete;
 
   /// Apart from construction because hooks hold a weak pointer to this.
   void install_hooks();
-  void remove_hooks() { hooks_.clear(); }
+  void remove_hooks();
 
-  /// After each forward: the next backward comes through `outputs`, and averages if `synchronise`.
-  void follow(const std::vector<at::Tensor>& outputs, bool synchronise);
+  /// After each forward: its backward comes through `outputs`, or out of another part of `pass`.
+  void follow(const std::vector<at::Tensor>& outputs, ForwardPasses::PassPtr pass);
 
   /// Drops a reduction that did not end, with its gradients.
   void reset();
@@ -48,8 +50,9 @@ class DelayedReducer : public std::enable_shared_from_this<DelayedReducer> {
   Group group_;
   Bucket bucket_;
   GradientHooks hooks_;
-  bool synchronise_ = true;  // as the last forward said
-  bool active_ = false;      // inside a backward that averages
+  ForwardPasses passes_;
+  std::shared_ptr<Claim> claim_;  // null: hooks are removed
+  bool active_ = false;           // inside a backward that averages
 };
 
 }  // namespace serried::detail

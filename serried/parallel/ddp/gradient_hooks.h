@@ -20,6 +20,7 @@ class GradientHooks {
   /// Calls `fn` whenever `accumulator` has added a gradient; keeps the node alive, as the parameter does not.
   void add(NodePtr accumulator, std::function<void()> fn);
   void clear();
+  bool empty() const { return hooks_.empty(); }
 
   /// The node of hook `index`, in the order of `add`.
   torch::autograd::Node* node(size_t index) const { return hooks_[index].accumulator.get(); }

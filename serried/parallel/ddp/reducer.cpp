@@ -24,10 +24,22 @@
 namespace serried::detail {
 namespace {
 
+// Collectives of buckets are none that users have called: an error has to say whose they are.
+template <class Fn>
+void as_part_of_backward(Fn fn) {
+  try {
+    fn();
+  } catch (const c10::DistBackendError& error) {
+    throw c10::DistBackendError(c10::str(error.msg(),
+                                         "\n  in:  a backward of DistributedDataParallel; a rank that calls the module "
+                                         "without its wrapper takes no part in it"));
+  }
+}
+
 // What gloo's own threads leave in a future says neither rank nor call.
 void wait_for_hook(const HookFuture& future, const std::string& name) {
   try {
-    future->waitAndThrow();
+    as_part_of_backward([&] { future->waitAndThrow(); });
   } catch (const c10::Error&) {
     throw;
   } catch (const std::exception& error) {
@@ -41,11 +53,14 @@ void wait_for_hook(const HookFuture& future, const std::string& name) {
 
 using torch::autograd::Engine;
 
-Reducer::Reducer(std::vector<ManagedParameter> parameters, Group group, ReducerOptions options)
+Reducer::Reducer(std::vector<ManagedParameter> parameters, Group group, ReducerOptions options,
+                 std::shared_ptr<Claim> claim)
     : parameters_(std::move(parameters)),
       group_(std::move(group)),
       options_(std::move(options)),
+      claim_(std::move(claim)),
       memory_(parameters_, group_, options_.reduce_dtype),
+      touched_(parameters_.size()),
       statistics_(options_.stats_every) {
   // Without parameters (all are reduced elsewhere) no round ever begins.
   if (!parameters_.empty()) make_buckets(initial_buckets(parts_of(parameters_), options_.limits));
@@ -57,6 +72,11 @@ void Reducer::install_hooks() {
       if (const auto reducer = self.lock()) reducer->on_gradient(i);
     });
   }
+}
+
+void Reducer::remove_hooks() {
+  hooks_.clear();
+  claim_.reset();
 }
 
 void Reducer::make_buckets(const BucketAssignment& assignment) {
@@ -78,26 +98,20 @@ void Reducer::prepare_forward(bool synchronise, int source) {
   rebuild_buckets(source);
 }
 
-void Reducer::prepare_backward(const std::vector<at::Tensor>& outputs, bool synchronise) {
-  if (parameters_.empty()) return;
-  auto pass = std::make_shared<ForwardPass>();
-  pass->synchronise = synchronise;
-  for (const at::Tensor& output : outputs) {
-    if (output.requires_grad() && output.grad_fn()) pass->outputs.emplace_back(output.grad_fn());
-  }
+void Reducer::prepare_backward(const std::vector<at::Tensor>& outputs, ForwardPasses::PassPtr pass) {
+  if (hooks_.empty()) return;
   on_gradient_of(outputs, [self = weak_from_this(), pass] {
     if (const auto reducer = self.lock()) reducer->enter(*pass);
   });
   std::lock_guard<std::mutex> lock(mutex_);
-  synchronise_ = synchronise;
-  open_passes_.push_back(std::move(pass));
+  passes_.add(std::move(pass));
 }
 
 void Reducer::enter(const ForwardPass& pass) {
   // A backward towards chosen tensors (autograd::grad) need not reach our parameters; if it does, they will tell.
   if (is_towards_chosen_tensors()) return;
   std::lock_guard<std::mutex> lock(mutex_);
-  if (pass.synchronise && !round_.active) begin_round();
+  if (pass.synchronise && !round_.active && !hooks_.empty()) begin_round();
 }
 
 void Reducer::start_round() {
@@ -110,13 +124,18 @@ void Reducer::start_round() {
   }
   round_.num_fired.assign(parameters_.size(), 0);
   round_.ready.assign(parameters_.size(), false);
-  round_.used.assign(parameters_.size(), false);
+  // What has added up on this rank alone is part of this average, also where this backward does not reach it.
+  round_.used = std::exchange(touched_, std::vector<bool>(parameters_.size()));
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    round_.used[i] = round_.used[i] && parameters_[i].tensor.grad().defined();
+  }
   for (Bucket& bucket : buckets_) bucket.num_pending = bucket.members.size();
   times_.backward_start = StepTimes::now();
   times_.communication_start = 0;
 }
 
 void Reducer::begin_round() {
+  claim_->begin_backward();
   if (before_round_) before_round_();
   start_round();
   Engine::get_default_engine().queue_callback([self = weak_from_this()] {
@@ -140,12 +159,15 @@ void Reducer::mark_unused(const std::vector<bool>& used) {
 }
 
 void Reducer::on_gradient(size_t index) {
-  if (c10::GradMode::is_enabled()) warn_of_second_order();
   std::lock_guard<std::mutex> lock(mutex_);
   if (!round_.active) {
-    if (!synchronise_) return;
+    if (!passes_.synchronise_this_backward()) {
+      touched_[index] = true;
+      return;
+    }
     begin_round();
   }
+  if (c10::GradMode::is_enabled()) warn_of_second_order();
   round_.used[index] = parameters_[index].tensor.grad().defined();
   if (++round_.num_fired[index] == 1) round_.arrival.push_back(index);
   if (round_.counting) return;
@@ -232,7 +254,7 @@ void Reducer::launch(size_t index) {
   if (round_.divides_in_reduction && !bucket.sparse) how.reduceOp = c10d::ReduceOp::AVG;
   std::vector<at::Tensor> tensors = {bucket.flat.is_complex() ? at::view_as_real(bucket.flat) : bucket.flat};
   try {
-    bucket.work = group_->allreduce(tensors, how);
+    as_part_of_backward([&] { bucket.work = group_->allreduce(tensors, how); });
   } catch (const c10::ValueError&) {
     raise_if_nan(bucket);
     throw;
@@ -252,7 +274,7 @@ void Reducer::launch_used_map() {
   const PauseTap only_decides;
   round_.used_anywhere = at::zeros({int64_t(parameters_.size())}, at::kInt);
   auto* map = round_.used_anywhere.data_ptr<int>();
-  for (size_t i = 0; i < parameters_.size(); ++i) map[i] = round_.used[i] ? round_.num_fired[i] : 0;
+  for (size_t i = 0; i < parameters_.size(); ++i) map[i] = round_.used[i] ? std::max(1, round_.num_fired[i]) : 0;
   std::vector<at::Tensor> tensors = {round_.used_anywhere};
   c10d::AllreduceOptions how;
   how.reduceOp = c10d::ReduceOp::MAX;
@@ -287,7 +309,7 @@ void Reducer::end_round() {
   last_used_ = round_.used;
   if (c10d::debug_level() == c10d::DebugLevel::Detail) log_unused();
   last_arrival_ = std::move(round_.arrival);
-  open_passes_.clear();
+  passes_.close();
   sparse_rows_.clear();
   round_.active = false;
 }
@@ -295,8 +317,10 @@ void Reducer::end_round() {
 // Every rank has counted; together they know which parameters matter at all.
 void Reducer::finish_counting() {
   expected_fires_ = round_.num_fired;
-  launch_used_map();
-  round_.used_work->wait();
+  as_part_of_backward([&] {
+    launch_used_map();
+    round_.used_work->wait();
+  });
   static_used_anywhere_.resize(parameters_.size());
   for (size_t i = 0; i < parameters_.size(); ++i) {
     static_used_anywhere_[i] = round_.used_anywhere.data_ptr<int>()[i] > 0;
@@ -329,7 +353,7 @@ void Reducer::finish_bucket(size_t index) {
       bucket.flat.copy_(result.view_as(bucket.flat));
     }
   } else if (bucket.work) {
-    bucket.work->wait();
+    as_part_of_backward([&] { bucket.work->wait(); });
   }
   bucket.end_round();
   for (size_t slot = 0; slot < bucket.members.size(); ++slot) {
@@ -364,10 +388,12 @@ void Reducer::reset() {
   }
   for (size_t i = 0; i < parameters_.size(); ++i) {
     // Half of them may be averages already: nobody must take a step with those.
-    if (round_.active && round_.ready[i]) parameters_[i].tensor.mutable_grad().reset();
+    if (!round_.active) break;
+    if (round_.ready[i]) parameters_[i].tensor.mutable_grad().reset();
+    touched_[i] = touched_[i] || (round_.used[i] && !round_.ready[i]);
   }
   round_ = {};
-  open_passes_.clear();
+  passes_.close();
   // A late reduction may still write to the old memory.
   if (on_its_way) {
     memory_ = BucketMemory(parameters_, group_, options_.reduce_dtype);

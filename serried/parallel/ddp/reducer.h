@@ -1,8 +1,9 @@
 // Averages gradients while backward runs: own code because c10d's Reducer cannot keep its buckets in shared memory.
 //
-// One backward is one round. It begins when a gradient flows into an output of the wrapped module (or, without such
-// an output, with the first gradient of a parameter), and ends in a callback of the autograd engine, when backward is
-// through: every bucket has been reduced, or an error says which gradients did not come.
+// One backward is one round. It begins when a gradient flows into an output of the wrapped module, or into a parameter
+// if the backward goes through a forward of the wrapper; a backward that does not is local. It ends in a callback of
+// the autograd engine, when backward is through: every bucket has been reduced, or an error says which gradients did
+// not come.
 #pragma once
 
 #include <torch/csrc/autograd/function.h>
@@ -17,7 +18,9 @@
 
 #include "serried/parallel/ddp/bucket.h"
 #include "serried/parallel/ddp/buckets.h"
+#include "serried/parallel/ddp/claim.h"
 #include "serried/parallel/ddp/comm_hook.h"
+#include "serried/parallel/ddp/forward_passes.h"
 #include "serried/parallel/ddp/gradient_hooks.h"
 #include "serried/parallel/ddp/step_times.h"
 
@@ -34,26 +37,20 @@ struct ReducerOptions {
   BucketLimits limits;
 };
 
-/// One forward of the wrapped module, as far as backward needs to know it.
-struct ForwardPass {
-  std::vector<c10::weak_intrusive_ptr<torch::autograd::Node>> outputs;
-  bool synchronise = true;
-};
-
 class Reducer : public std::enable_shared_from_this<Reducer> {
  public:
-  Reducer(std::vector<ManagedParameter> parameters, Group group, ReducerOptions options);
+  Reducer(std::vector<ManagedParameter> parameters, Group group, ReducerOptions options, std::shared_ptr<Claim> claim);
   Reducer(const Reducer&) = delete;
 
   /// Hooks on the parameters; apart from construction because they hold a weak pointer to this.
   void install_hooks();
-  void remove_hooks() { hooks_.clear(); }
+  void remove_hooks();
 
   /// Before a forward that records gradients: clears what a failed backward left, rebuilds buckets when it is time.
   void prepare_forward(bool synchronise, int source = 0);
 
-  /// After it: backward will come through `outputs`.
-  void prepare_backward(const std::vector<at::Tensor>& outputs, bool synchronise);
+  /// After it: backward will come through `outputs`, or out of another part of `pass`.
+  void prepare_backward(const std::vector<at::Tensor>& outputs, ForwardPasses::PassPtr pass);
 
   /// Takes the gradients' average elsewhere; ValueError if there is a hook already.
   void set_comm_hook(CommHook hook);
@@ -170,6 +167,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   const std::vector<ManagedParameter> parameters_;
   Group group_;
   ReducerOptions options_;
+  std::shared_ptr<Claim> claim_;  // null: hooks are removed
   std::optional<CommHook> comm_hook_;
   std::function<void(size_t)> on_averaged_;
   std::function<void()> before_round_;
@@ -182,10 +180,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   mutable std::mutex mutex_;
   Round round_;
-  std::vector<std::shared_ptr<ForwardPass>> open_passes_;  // forwards since the last round began
+  ForwardPasses passes_;
+  std::vector<bool> touched_;  // per parameter: by backwards that were local, since the last round
   std::vector<HookFuture> awaited_at_end_;
   std::map<size_t, at::Tensor> sparse_rows_;  // per parameter, sorted; where given, those rows are reduced as dense
-  bool synchronise_ = true;                   // as the last forward said
   std::vector<size_t> last_arrival_;
   bool has_rebuilt_ = false;
   uint64_t num_changes_ = 0;

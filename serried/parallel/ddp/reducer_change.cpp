@@ -135,11 +135,11 @@ void Reducer::check_finalized() const {
 void Reducer::shadow_backward() {
   if (parameters_.empty()) return;
   std::lock_guard<std::mutex> lock(mutex_);
-  start_round();
   for (const ManagedParameter& parameter : parameters_) {
     parameter.tensor.mutable_grad().reset();
     if (parameter.sparse_gradient) parameter.tensor.mutable_grad() = no_rows(parameter.tensor);
   }
+  start_round();
   if (round_.counting) {
     finish_counting();
     // Once this rank has input, its graph will be that of the others.

@@ -13,7 +13,7 @@ namespace {
 
 using torch::autograd::Node;
 
-std::unordered_set<const Node*> reachable_from(const std::vector<std::shared_ptr<ForwardPass>>& passes) {
+std::unordered_set<const Node*> reachable_from(const std::vector<ForwardPasses::PassPtr>& passes) {
   std::unordered_set<const Node*> seen;
   std::vector<c10::intrusive_ptr<Node>> open;
   for (const auto& pass : passes) {
@@ -53,7 +53,7 @@ std::vector<bool> Reducer::used_by_this_backward() const {
 }
 
 std::vector<bool> Reducer::used_by_open_passes() const {
-  const auto nodes = reachable_from(open_passes_);
+  const auto nodes = reachable_from(passes_.open());
   std::vector<bool> used(parameters_.size());
   for (size_t i = 0; i < used.size(); ++i) used[i] = nodes.count(hooks_.node(i)) != 0;
   return used;
@@ -67,7 +67,7 @@ void Reducer::log_unused() const {
 
 void Reducer::raise_missing() const {
   const std::vector<bool> in_graph = used_by_open_passes();
-  const bool several = open_passes_.size() > 1;
+  const bool several = passes_.open().size() > 1;
   std::string names;
   size_t num_missing = 0;
   bool not_in_graph = false;

@@ -293,7 +293,7 @@ TEST(DdpOptions, WithoutItsHooksNothingIsReduced) {
     Optioned net = optioned();
     DistributedDataParallel ddp(net, {.process_group = group});
     ddp.remove_hooks();
-    net(row_of(group)).sum().backward();
+    ddp(row_of(group)).sum().backward();
     expect_close(net->body->weight.grad(), row_of(group).expand({2, 3}));
   });
 }

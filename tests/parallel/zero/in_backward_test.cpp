@@ -367,11 +367,13 @@ TEST(ZeroStepErrors, EveryParameterMustBeInABucket) {
 TEST(ZeroStepErrors, OptionsThatHideParametersOrBucketsAreRefused) {
   run_ranks(1, [](const Group& group) {
     Net net = seeded_net();
-    DistributedDataParallel lowered(net, {.process_group = group, .mixed_precision = {.param_dtype = at::kBFloat16}});
     ZeroAdam zero(net->parameters(), 0.1, overlapped(group));
-    EXPECT_EQ(hook_error(lowered, zero),
-              "[with_zero_step] during backward the parameters are BFloat16, the optimizer's are of full precision\n"
-              "  fix: leave out mixed_precision.param_dtype, or call step() after backward");
+    {
+      DistributedDataParallel lowered(net, {.process_group = group, .mixed_precision = {.param_dtype = at::kBFloat16}});
+      EXPECT_EQ(hook_error(lowered, zero),
+                "[with_zero_step] during backward the parameters are BFloat16, the optimizer's are of full precision\n"
+                "  fix: leave out mixed_precision.param_dtype, or call step() after backward");
+    }
     DistributedDataParallel skipping(net, {.process_group = group, .skip_unused_allreduce = true});
     EXPECT_EQ(hook_error(skipping, zero),
               "[with_zero_step] skip_unused_allreduce keeps buckets from the hook, the last one maybe, too\n"
