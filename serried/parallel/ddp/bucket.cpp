@@ -56,6 +56,12 @@ Bucket make_bucket(std::vector<size_t> members, const std::vector<ManagedParamet
   return bucket;
 }
 
+bool is_same_memory(const at::Tensor& gradient, const at::Tensor& view) {
+  if (gradient.is_same(view)) return true;
+  return gradient.layout() == at::kStrided && gradient.data_ptr() == view.data_ptr() &&
+         gradient.strides() == view.strides();
+}
+
 c10d::GradBucket as_grad_bucket(const Bucket& bucket, size_t index, size_t count,
                                 const std::vector<ManagedParameter>& parameters,
                                 std::optional<at::Tensor> sparse_rows) {

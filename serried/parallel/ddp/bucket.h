@@ -36,6 +36,9 @@ struct Bucket {
 
 Bucket make_bucket(std::vector<size_t> members, const std::vector<ManagedParameter>& parameters, BucketMemory& memory);
 
+/// Whether a gradient lies in `view` of a bucket; also if zero_grad() has put a detached tensor in its place.
+bool is_same_memory(const at::Tensor& gradient, const at::Tensor& view);
+
 /// What a communication hook sees of `bucket`.
 c10d::GradBucket as_grad_bucket(const Bucket& bucket, size_t index, size_t count,
                                 const std::vector<ManagedParameter>& parameters,

@@ -176,7 +176,7 @@ void DelayedReducer::set_group(Group group) {
   Bucket bucket = bucket_of_all(delayed_.parameters, group_);
   for (size_t i = 0; i < delayed_.parameters.size(); ++i) {
     at::Tensor& grad = delayed_.parameters[i].tensor.mutable_grad();
-    if (!grad.defined() || !grad.is_same(bucket_.gradients[i])) continue;
+    if (!grad.defined() || !is_same_memory(part_of(grad), bucket_.views[i])) continue;
     bucket.views[i].copy_(bucket_.views[i]);
     grad = bucket.gradients[i];
   }

@@ -211,7 +211,7 @@ void Reducer::contribute(size_t index) {
     return;
   }
   const at::Tensor part = gradient_part(grad, parameters_[index].tensor);
-  const bool is_view = part.is_same(view) || (part.data_ptr() == view.data_ptr() && part.strides() == view.strides());
+  const bool is_view = is_same_memory(part, view);
   if (round_.scale.defined() && part.scalar_type() == view.scalar_type()) {
     at::mul_out(const_cast<at::Tensor&>(view), part, round_.scale);
   } else if (!is_view) {

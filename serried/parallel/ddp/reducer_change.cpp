@@ -75,8 +75,9 @@ void Reducer::replace_buckets(const BucketAssignment& assignment) {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& grad = parameters_[i].tensor.grad();
     const Bucket& bucket = buckets_[locations_[i].bucket];
-    if (!grad.defined() || bucket.gradients.empty() || !grad.is_same(bucket.gradients[locations_[i].slot])) continue;
-    saved.emplace_back(i, bucket.views[locations_[i].slot].clone());
+    if (!grad.defined() || bucket.gradients.empty()) continue;
+    const at::Tensor& view = bucket.views[locations_[i].slot];
+    if (is_same_memory(part_of(grad), view)) saved.emplace_back(i, view.clone());
   }
   make_buckets(assignment);
   for (const auto& [index, values] : saved) {

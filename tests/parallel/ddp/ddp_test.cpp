@@ -138,6 +138,23 @@ TEST_P(Ddp, GradientsMayBeZeroedInPlace) {
   });
 }
 
+TEST_P(Ddp, GradientsZeroedInPlaceMoveAlongWhenBucketsAreRebuilt) {
+  on_ranks([&](const Group& group) {
+    Net plain = seeded_net(), net = seeded_net();
+    DistributedDataParallel ddp(net, {.process_group = group, .bucket_cap_mb = 0.0001});
+    for (int step = 0; step < 3; ++step) {
+      const at::Tensor batch = whole_batch(world_size(), step);
+      plain->zero_grad();
+      // Leaves other tensors on the same memory.
+      net->zero_grad(/*set_to_none=*/false);
+      plain(batch).pow(2).mean().backward();
+      ddp(part_of(batch, group)).pow(2).mean().backward();
+      expect_same_gradients(*net, *plain);
+    }
+    EXPECT_TRUE(ddp.reducer().has_rebuilt_buckets());
+  });
+}
+
 TEST_P(Ddp, SeveralForwardsMayComeBeforeBackward) {
   on_ranks([&](const Group& group) {
     Net plain = seeded_net(), net = seeded_net();
