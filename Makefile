@@ -5,6 +5,7 @@ BENCH ?= all
 RANKS ?= 2
 MINUTES ?= 30
 SECONDS ?= 300
+PREFIX ?= /usr/local
 # LAYERS=comm runs base and comm alone under the sanitizers.
 LAYERS ?= all
 ASAN_TESTS = serried_tests serried_launch_tests \
@@ -14,11 +15,12 @@ TSAN_TESTS = serried_tests $(if $(filter all,$(LAYERS)),serried_parallel_tests s
 export CMAKE_COLOR_DIAGNOSTICS := ON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-bench setup-fuzz configure demo test soak sanitize asan tsan fuzz bench format docs clean
+.PHONY: help setup setup-bench setup-fuzz configure demo test install soak sanitize asan tsan fuzz bench format docs clean
 
 help:
 	@echo 'make demo          build, check every collective, print bandwidths beside Gloo, train a GPT; RANKS=2 train it'
 	@echo 'make test          build everything and run all tests'
+	@echo 'make install       build what a project of yours needs and install it to PREFIX=$(PREFIX)'
 	@echo 'make soak          run random programs beside plain LibTorch for MINUTES=$(MINUTES), split evenly over their kinds'
 	@echo 'make sanitize      run the tests under the address, undefined-behaviour and thread sanitizers; one of them: make asan, make tsan'
 	@echo 'make fuzz          give every parser random inputs for SECONDS=$(SECONDS) each; what breaks one is kept in tests/fuzz/found'
@@ -53,6 +55,10 @@ demo: configure
 test: configure
 	@cmake --build $(BUILD) -j $(JOBS)
 	@ctest --test-dir $(BUILD) -j 2 --output-on-failure
+
+install: configure
+	@cmake --build $(BUILD) -j $(JOBS) --target serried_installed
+	@cmake --install $(BUILD) --prefix "$(patsubst ~/%,$(HOME)/%,$(PREFIX))"
 
 soak: configure
 	@cmake --build $(BUILD) -j $(JOBS) --target serried_random_tests
