@@ -152,7 +152,7 @@ at::Tensor read_factor(Cursor& in, double factor) {
   }
   try {
     return at::scalar_tensor(factor, at::TensorOptions(dtype));
-  } catch (const c10::Error&) {
+  } catch (const std::exception&) {  // LibTorch's own for a number that overflows is no c10::Error
     in.fail(c10::str("the factor ", factor, " does not fit into ", watch::dtype_name(dtype)));
   }
 }

@@ -344,7 +344,7 @@ std::string archive_error(int64_t id, const at::Tensor& t) {
   const auto data = torch::jit::pickle_save(
       c10::ivalue::Tuple::create(to_text(g), c10::List<int64_t>({id}), c10::List<at::Tensor>({t})));
   std::ofstream(file.path, std::ios::binary).write(data.data(), std::streamsize(data.size()));
-  const std::string text = error_text<c10::ValueError>([&] { load(file.path); });
+  std::string text = error_text<c10::ValueError>([&] { load(file.path); });
   const size_t at = text.find(file.path);
   return at == std::string::npos ? text : text.replace(at, file.path.size(), "FILE");
 }
