@@ -138,13 +138,10 @@ struct WildHeader {
 // What rank 0's transfer of four bytes says if rank 1's side of the streams is as `set` leaves it.
 std::string transfer_error(Transfer::Direction direction, const std::function<void(Ring&)>& set) {
   Victim victim;
-  Mailbox mailbox(victim.engine().segment(), 0, victim.engine().sync());
   const bool sends = direction == Transfer::Direction::send;
   set(sends ? victim.shared().ring(0, 1) : victim.shared().ring(1, 0));
   std::vector<char> data(4);
-  const auto open = transfer(direction, data);
-  mailbox.post(open);
-  return error_text<c10::DistBackendError>([&] { mailbox.wait(*open, 5s); });
+  return victim.say(transfer(direction, data), 5s);
 }
 
 TEST(ShmWildPeer, StreamsHoldNoMoreThanTheirBuffer) {

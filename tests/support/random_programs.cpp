@@ -1,3 +1,4 @@
+// Counts programs, prints seeds, and stops at the first failure.
 #include "tests/support/random_programs.h"
 
 #include <gtest/gtest.h>
@@ -44,8 +45,9 @@ void for_random_programs(int64_t count, const std::function<void(uint64_t)>& pro
   const auto is_over = [&] { return minutes ? Clock::now() >= end : done >= count; };
   for (; !is_over() && !::testing::Test::HasFailure(); ++done) run_one(first + uint64_t(done), program);
   if (::testing::Test::HasFailure()) {
-    std::cout << name << ": failed with seed " << first + uint64_t(done) - 1 << "; again, alone: SERRIED_SEED="
-              << first + uint64_t(done) - 1 << " <this program> --gtest_filter=" << name << std::endl;
+    std::cout << name << ": failed with seed " << first + uint64_t(done) - 1
+              << "; again, alone: SERRIED_SEED=" << first + uint64_t(done) - 1
+              << " <this program> --gtest_filter=" << name << std::endl;
   } else {
     std::cout << name << ": " << done << " programs, all right" << std::endl;
   }

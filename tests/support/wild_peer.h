@@ -10,6 +10,7 @@
 #include <ATen/ATen.h>
 
 #include "serried/comm/backends/shm/engine.h"
+#include "serried/comm/backends/shm/mailbox.h"
 #include "serried/comm/backends/shm/ops.h"
 #include "tests/support/errors.h"
 
@@ -25,6 +26,15 @@ class Victim {
 
   shm::Engine& engine() { return *engine_; }
   shm::Segment& shared() { return shared_; }
+
+  /// What rank 0's transfer says, once rank 1 has left the streams as they are; "no error" where it completes.
+  std::string say(const std::shared_ptr<shm::Transfer>& transfer, std::chrono::milliseconds patience) {
+    const auto mailbox = std::make_shared<shm::Mailbox>(engine_);
+    mailbox->post(transfer);
+    const std::string said = error_text<c10::DistBackendError>([&] { mailbox->wait(*transfer, patience); });
+    mailbox->close();
+    return said;
+  }
 
   /// What rank 0 says to `op` if rank 1 makes it this offer; "no error" where it completes.
   std::string say(shm::Op op, const shm::Offer& offer, const shm::Piece& entry = {}) {
@@ -45,14 +55,14 @@ class Victim {
 
   Victim(const shm::SegmentShape& shape, shm::Segment segment)
       : shared_(shm::Segment::attach(shape, {::getpid(), segment.fd()})),
-        engine_(std::make_unique<shm::Engine>(std::move(segment), 0, shm::WaitPolicy::for_ranks(2), false)) {
+        engine_(std::make_shared<shm::Engine>(std::move(segment), 0, shm::WaitPolicy::for_ranks(2), false)) {
     shared_.info(1).pid = ::getpid();
     shared_.line(1).phase = 1;
     engine_->meet(std::chrono::seconds(5), "");
   }
 
   shm::Segment shared_;
-  std::unique_ptr<shm::Engine> engine_;
+  std::shared_ptr<shm::Engine> engine_;
 };
 
 /// Collectives of the victim, of more bytes than a slot holds.
