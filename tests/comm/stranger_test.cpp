@@ -24,6 +24,7 @@ namespace {
 using namespace std::chrono_literals;
 using testing::each_rank;
 using testing::error_text;
+using ::testing::Each;
 using ::testing::HasSubstr;
 using testing::MeddlingStore;
 
@@ -132,15 +133,20 @@ TEST(Strangers, AreNamedByATimeoutThatReadsTheirReport) {
 }
 
 TEST(Strangers, CannotNameAShapeThatMakesNoSense) {
-  for (const char* card :
-       {"1 3 -5 65536 ", "1 3 99999999999999999 65536 ", "1 3 0 100 ", "1 3 0 0 ", "1 -1 0 65536 "}) {
+  const auto says = [](const char* card) {
     const auto exposed = c10::make_intrusive<MeddlingStore>("shm/card", card + detail::host_identity());
+    std::array<std::string, 2> errors;
     each_rank(2, [&](int rank) {
-      EXPECT_THAT(error_text<c10::DistBackendError>(
-                      [&] { new_group("shm", {.timeout = 2s, .store = exposed, .rank = rank, .world_size = 2}); }),
-                  HasSubstr("rank 1 cannot share memory: [shm] rank 0 offers "))
-          << card;
+      errors[size_t(rank)] = error_text<c10::DistBackendError>(
+          [&] { new_group("shm", {.timeout = 2s, .store = exposed, .rank = rank, .world_size = 2}); });
     });
+    return errors;
+  };
+  for (const char* card : {"1 3 -5 65536 ", "1 3 99999999999999999 65536 ", "1 3 0 0 "}) {
+    EXPECT_THAT(says(card), Each(HasSubstr("where its process and memory should be"))) << card;
+  }
+  for (const char* card : {"1 3 0 100 ", "1 -1 0 65536 "}) {
+    EXPECT_THAT(says(card), Each(HasSubstr("rank 1 cannot share memory: [shm] rank 0 offers "))) << card;
   }
 }
 

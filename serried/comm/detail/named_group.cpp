@@ -118,6 +118,11 @@ Group create_group(std::string_view where, const std::string& backend, const Fac
     log::line(log::Topic::comm, "made group ", args.name, " (", group->getBackendName(), "), rank ", args.rank, " of ",
               args.world_size);
     return group;
+  } catch (const c10::DistError&) {
+    // Rank 0's store need not wait at exit for ranks that did not come.
+    abandon(args.store);
+    forget_group(args.name);
+    throw;
   } catch (...) {
     forget_group(args.name);
     throw;

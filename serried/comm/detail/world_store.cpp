@@ -35,6 +35,10 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
+// How long rank 0 waits for farewells where some may never come: others learn of the loss a moment later, and still
+// look into the store for who is missing.
+constexpr milliseconds kHurry(500);
+
 std::string farewell_key(int rank) {
   return c10::str("serried/farewell/", rank);
 }
@@ -51,7 +55,7 @@ class WorldStore final : public c10d::TCPStore {
   void abandon() { abandoned_ = true; }
 
   void farewell() noexcept {
-    if (left_.exchange(true) || abandoned_ || !home_.is_here()) return;
+    if (left_.exchange(true) || !home_.is_here()) return;
     try {
       if (place_.serve) return wait_for_others();
       // c10d prints a stack trace when it writes to a server that is gone, so look first. `set` waits for no answer.
@@ -71,9 +75,9 @@ class WorldStore final : public c10d::TCPStore {
     // At most 31 years: clocks count nanoseconds in 63 bits.
     const std::chrono::seconds patience(
         std::clamp<int64_t>(env::integer("SERRIED_SHUTDOWN_TIMEOUT"), 0, 1'000'000'000));
-    const auto deadline = std::chrono::steady_clock::now() + patience;
+    const auto deadline = Clock::now() + (abandoned_ ? std::min<milliseconds>(patience, kHurry) : patience);
     // Asked again and again, because c10d prints warnings when a wait ends without success.
-    while (!have_left(keys) && std::chrono::steady_clock::now() < deadline) {
+    while (!have_left(keys) && Clock::now() < deadline) {
       std::this_thread::sleep_for(milliseconds(2));
     }
   }

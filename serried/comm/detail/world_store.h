@@ -28,7 +28,7 @@ c10::intrusive_ptr<c10d::Store> open_tcp_store(const TcpPlace& place, std::chron
 /// The store in the file at `path`, shared in the same way. The last rank to leave removes the file.
 c10::intrusive_ptr<c10d::Store> open_file_store(const std::string& path, int rank, int world_size);
 
-/// A peer is known to be dead: rank 0 does not wait for farewells at exit. `store` may be prefixed.
+/// A peer may be dead: rank 0 waits for farewells at exit only half a second. `store` may be prefixed.
 void abandon(const c10::intrusive_ptr<c10d::Store>& store);
 
 /// Says farewell on every store that was opened and forgets them; runs by itself at exit. A server waits until all

@@ -10,6 +10,7 @@
 
 #include "serried/base/error.h"
 #include "serried/comm/detail/exchange.h"
+#include "serried/comm/detail/world_store.h"
 
 namespace serried::gloo {
 namespace {
@@ -41,6 +42,7 @@ void check_root(const watch::Record& record, int size) {
 
 GlooBackend::GlooBackend(const Store& store, int rank, int world_size, const EngineOptions& options)
     : Backend(rank, world_size),
+      store_(store),
       options_(options),
       timeout_(options.timeout),
       nan_check_(detail::default_nan_check()),
@@ -61,6 +63,8 @@ GlooBackend::~GlooBackend() {
     return;
   }
   forget_name(getGroupUid());
+  // Rank 0's store need not wait at exit for ranks that may be dead.
+  if (flights_->board().failed()) detail::abandon(store_);
   flights_->close();
   if (!on_engine_thread() && flights_->drain(timeout_.load())) return;
   std::thread([engine = std::move(engine_)]() mutable { engine.reset(); }).detach();

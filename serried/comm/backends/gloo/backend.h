@@ -103,6 +103,7 @@ class GlooBackend : public c10d::Backend, public detail::NanCheckable {
   std::chrono::milliseconds timeout_or(std::chrono::milliseconds timeout) const;
 
   const HomeProcess home_;
+  const Store store_;
   EngineOptions options_;
   std::atomic<std::chrono::milliseconds> timeout_;
   std::atomic<watch::NanCheck> nan_check_;
