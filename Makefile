@@ -61,8 +61,8 @@ install: configure
 	@cmake --install $(BUILD) --prefix "$(patsubst ~/%,$(HOME)/%,$(PREFIX))"
 
 soak: configure
-	@cmake --build $(BUILD) -j $(JOBS) --target serried_random_tests
-	@scripts/soak.py $(BUILD)/tests/serried_random_tests --minutes $(MINUTES)
+	@cmake --build $(BUILD) -j $(JOBS) --target serried_random_tests serried_random_faults_tests
+	@scripts/soak.py $(BUILD)/tests/serried_random_tests $(BUILD)/tests/process/ranks/serried_random_faults_tests --minutes $(MINUTES)
 
 sanitize: asan tsan
 

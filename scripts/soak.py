@@ -12,17 +12,17 @@ from run_gtests import list_tests
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("program")
+    parser.add_argument("programs", nargs="+")
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--seed", type=int, default=int(time.time()) // 86400 * 1_000_000)
     options = parser.parse_args()
-    tests = list_tests(options.program)
+    tests = [(program, test) for program in options.programs for test in list_tests(program)]
     share = max(1, round(options.minutes / len(tests)))
     failed = []
-    for test in tests:
+    for program, test in tests:
         print(f"soak: {test} for {share} min, seeds from {options.seed}", flush=True)
         environment = os.environ | {"SERRIED_SOAK_MINUTES": str(share), "SERRIED_SEED": str(options.seed)}
-        if subprocess.run([options.program, "--gtest_brief=1", "--gtest_filter=" + test], env=environment).returncode != 0:
+        if subprocess.run([program, "--gtest_brief=1", "--gtest_filter=" + test], env=environment).returncode != 0:
             failed.append(test)
     print(f"soak: {len(tests) - len(failed)} of {len(tests)} kinds right" + "".join(f"\n  failed: {t}" for t in failed))
     return 1 if failed else 0

@@ -1,0 +1,83 @@
+// A job of `serried run`, and a look at what it said and left.
+#include "tests/process/ranks/fault.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <signal.h>
+
+#include <filesystem>
+#include <iostream>
+#include <set>
+
+#include "tests/process/command.h"
+
+namespace serried::testing {
+namespace {
+
+std::string text_of(const Fault& fault) {
+  return fault.fault + " of rank " + std::to_string(fault.victim) + " of " + std::to_string(fault.num_ranks) +
+         " in step " + std::to_string(fault.step) + " of " + fault.call + " on " + fault.backend + ", " +
+         std::to_string(fault.delay_us) + " us after its begin";
+}
+
+std::set<std::string> shared_memory() {
+  std::set<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) names.insert(entry.path().filename());
+  return names;
+}
+
+/// What the line of `rank` that begins with `word` says after it; empty where there is none.
+std::string said(const Result& result, int rank, const std::string& word) {
+  const std::string begin = "[rank " + std::to_string(rank) + "] " + word;
+  for (const std::string& line : lines_of(result.out)) {
+    if (line.starts_with(begin)) return line.substr(begin.size()) + " ";
+  }
+  return "";
+}
+
+void expect_all_fine(const Fault& fault, const Result& result) {
+  EXPECT_EQ(result.exit_code, 0);
+  for (int rank = 0; rank < fault.num_ranks; ++rank) EXPECT_NE(said(result, rank, "fine"), "") << "rank " << rank;
+}
+
+/// Every rank that lives has raised, and all but the victim name it.
+void expect_all_raised(const Fault& fault, const Result& result) {
+  const std::string victim = "rank " + std::to_string(fault.victim);
+  for (int rank = 0; rank < fault.num_ranks; ++rank) {
+    if (rank == fault.victim && fault.fault == "kill") continue;
+    const std::string text = said(result, rank, "raised: ");
+    EXPECT_NE(text, "") << "rank " << rank;
+    if (rank == fault.victim) continue;
+    EXPECT_THAT(text.substr(0, text.find("  at: ")), ::testing::HasSubstr(victim));
+  }
+  EXPECT_EQ(result.exit_code, fault.fault == "kill" ? 128 + SIGKILL : 4);
+  EXPECT_THAT(result.err, ::testing::HasSubstr(victim));
+}
+
+}  // namespace
+
+void check_fault(const Fault& fault) {
+  SCOPED_TRACE(text_of(fault));
+  const std::set<std::string> before = shared_memory();
+  // A stopped rank is found at the timeout, as is one that dies where the others wait for a word of it in the store;
+  // other faults must not have to wait for it.
+  const bool meets = fault.call == "rendezvous" || fault.call == "split" || fault.call == "capture";
+  const std::string timeout = fault.fault == "stop" || (fault.fault == "kill" && meets) ? "1500" : "15000";
+  const Result result = serried({"run", "-n", std::to_string(fault.num_ranks), "--grace", "10", SERRIED_FAULT_WORKER,
+                                 fault.call, fault.fault, fault.backend, std::to_string(fault.victim),
+                                 std::to_string(fault.step), std::to_string(fault.delay_us), timeout});
+  if (fault.fault == "slow" || (fault.fault == "memory" && result.exit_code == 0)) {
+    expect_all_fine(fault, result);
+  } else {
+    expect_all_raised(fault, result);
+  }
+  EXPECT_EQ(count_of(result.out, "WRONG"), 0);
+  // gloo cannot take back a call that waits for a stopped rank: its connections stay as long as the process.
+  if (fault.backend != "gloo") EXPECT_EQ(count_of(result.out, "LEFT OPEN"), 0);
+  EXPECT_EQ(count_of(result.err, "killing them"), 0);
+  EXPECT_EQ(shared_memory(), before);
+  if (::testing::Test::HasFailure()) std::cout << result.out << result.err << result.seconds << " s\n";
+}
+
+}  // namespace serried::testing

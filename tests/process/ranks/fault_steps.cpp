@@ -1,0 +1,265 @@
+// Every step knows its result beforehand.
+#include "tests/process/ranks/fault_steps.h"
+
+#include <map>
+#include <numeric>
+
+#include "serried/serried.h"
+
+namespace serried::testing {
+namespace {
+
+constexpr int64_t kSize = 3 << 16;
+
+void expect(const at::Tensor& actual, double expected, const char* what) {
+  if (actual.sub(expected).abs().max().item<double>() > 1e-5 * (1 + std::abs(expected))) {
+    throw WrongResult(c10::str(what, ": expected ", expected, " everywhere, got ", actual.min().item<double>(), " to ",
+                               actual.max().item<double>()));
+  }
+}
+
+/// What rank r has at step s is r + 1 + s.
+at::Tensor values_at(const Group& g, int step, int64_t size = kSize) {
+  return torch::full({size}, double(g->getRank() + 1 + step));
+}
+double sum_at(const Group& g, int step) {
+  const int n = g->getSize();
+  return n * (n + 1) / 2.0 + double(n) * step;
+}
+
+FaultStep all_reduce_step(const Group& g) {
+  return [g](int step) { expect(all_reduce(values_at(g, step), g), sum_at(g, step), "all_reduce"); };
+}
+FaultStep all_gather_step(const Group& g) {
+  return [g](int step) {
+    const at::Tensor all = all_gather(values_at(g, step), g);
+    for (int r = 0; r < g->getSize(); ++r) expect(all.narrow(0, r * kSize, kSize), r + 1 + step, "all_gather");
+  };
+}
+FaultStep reduce_scatter_step(const Group& g) {
+  return [g](int step) {
+    const at::Tensor x = values_at(g, step, kSize * g->getSize());
+    expect(reduce_scatter(x, g), sum_at(g, step), "reduce_scatter");
+  };
+}
+FaultStep all_to_all_step(const Group& g) {
+  return [g](int step) {
+    const at::Tensor all = all_to_all(values_at(g, step, kSize * g->getSize()), g);
+    for (int r = 0; r < g->getSize(); ++r) expect(all.narrow(0, r * kSize, kSize), r + 1 + step, "all_to_all");
+  };
+}
+FaultStep broadcast_step(const Group& g) {
+  return [g](int step) {
+    const int source = step % g->getSize();
+    expect(broadcast(values_at(g, step), g, {.src = source}), source + 1 + step, "broadcast");
+  };
+}
+FaultStep reduce_step(const Group& g) {
+  return [g](int step) {
+    std::vector<at::Tensor> tensors = {values_at(g, step)};
+    c10d::ReduceOptions options;
+    options.rootRank = step % g->getSize();
+    g->reduce(tensors, options)->wait();
+    if (g->getRank() == options.rootRank) expect(tensors[0], sum_at(g, step), "reduce");
+  };
+}
+FaultStep gather_step(const Group& g) {
+  return [g](int step) {
+    std::vector<at::Tensor> inputs = {values_at(g, step)};
+    std::vector<std::vector<at::Tensor>> outputs;
+    c10d::GatherOptions options;
+    options.rootRank = step % g->getSize();
+    const bool is_root = g->getRank() == options.rootRank;
+    if (is_root) outputs.resize(1);
+    for (int r = 0; is_root && r < g->getSize(); ++r) outputs[0].push_back(torch::empty({kSize}));
+    g->gather(outputs, inputs, options)->wait();
+    for (int r = 0; is_root && r < g->getSize(); ++r) expect(outputs[0][size_t(r)], r + 1 + step, "gather");
+  };
+}
+FaultStep scatter_step(const Group& g) {
+  return [g](int step) {
+    std::vector<at::Tensor> outputs = {torch::empty({kSize})};
+    std::vector<std::vector<at::Tensor>> inputs;
+    c10d::ScatterOptions options;
+    options.rootRank = step % g->getSize();
+    if (g->getRank() == options.rootRank) inputs.emplace_back(size_t(g->getSize()), values_at(g, step));
+    g->scatter(outputs, inputs, options)->wait();
+    expect(outputs[0], options.rootRank + 1 + step, "scatter");
+  };
+}
+FaultStep barrier_step(const Group& g) {
+  return [g](int) { barrier(g); };
+}
+FaultStep send_recv_step(const Group& g) {
+  return [g](int step) {
+    const int n = g->getSize(), from = (g->getRank() + n - 1) % n;
+    std::vector<at::Tensor> sent = {values_at(g, step)}, got = {torch::empty({kSize})};
+    const auto sending = g->send(sent, (g->getRank() + 1) % n, 0);
+    g->recv(got, from, 0)->wait();
+    sending->wait();
+    expect(got[0], from + 1 + step, "recv");
+  };
+}
+
+FaultStep rendezvous_step(const Group& g) {
+  const auto timeout =
+      g->getBackend(at::kCPU)->getBackendOptions()
+          ? std::chrono::duration_cast<std::chrono::milliseconds>(g->getBackend(at::kCPU)->getBackendOptions()->timeout)
+          : default_timeout();
+  return [timeout, backend = g->getBackendName()](int step) {
+    const Group group = new_group(backend, {.timeout = timeout});
+    expect(all_reduce(values_at(group, step, 3), group), sum_at(group, step), "rendezvous");
+  };
+}
+FaultStep split_step(const Group& g) {
+  std::vector<int> all(size_t(g->getSize()));
+  std::iota(all.begin(), all.end(), 0);
+  return [g, all](int step) {
+    const Group part = split_group(g, {all});
+    expect(all_reduce(values_at(part, step, 3), part), sum_at(part, step), "split");
+  };
+}
+FaultStep mesh_step(const Group& g) {
+  return [g](int step) {
+    const DeviceMesh mesh = init_device_mesh("cpu", {1, g->getSize()}, {"a", "b"}, {.group = g});
+    const Group line = mesh["b"].get_group();
+    expect(all_reduce(values_at(line, step, 3), line), sum_at(line, step), "mesh");
+  };
+}
+FaultStep redistribute_step(const Group& g) {
+  const DeviceMesh mesh = init_device_mesh("cpu", {g->getSize()}, {"x"}, {.group = g});
+  return [mesh](int step) {
+    const at::Tensor whole = torch::full({1000, 250}, double(step + 1));
+    const DTensor rows = distribute_tensor(whole, mesh, {Shard(0)});
+    expect(rows.redistribute({Shard(1)}).redistribute({Replicate()}).to_local(), step + 1, "redistribute");
+  };
+}
+
+torch::nn::Linear plain_layer() {
+  torch::nn::Linear layer(300, 200);
+  torch::NoGradGuard no_grad;
+  layer->weight.fill_(0.5);
+  layer->bias.zero_();
+  return layer;
+}
+at::Tensor rows_at(const Group& g, int step) {
+  return values_at(g, step, 2 * 300).reshape({2, 300});
+}
+
+FaultStep ddp_making_step(const Group& g) {
+  return [g](int) {
+    torch::nn::Linear layer = plain_layer();
+    if (g->getRank() != 0) layer->weight.data().zero_();
+    const DistributedDataParallel ddp(layer, {.process_group = g});
+    expect(layer->weight.detach(), 0.5, "ddp_making");
+  };
+}
+FaultStep ddp_forward_step(const Group& g) {
+  torch::nn::Sequential net(plain_layer(), torch::nn::BatchNorm1d(200));
+  const auto ddp = std::make_shared<DistributedDataParallel<torch::nn::Sequential>>(
+      net, DistributedDataParallelOptions{.process_group = g});
+  return [g, net, ddp](int step) mutable {
+    torch::NoGradGuard no_grad;
+    net->named_buffers()["1.running_mean"].fill_(double(g->getRank() + step));
+    net->eval();
+    {
+      torch::AutoGradMode grad(true);
+      (*ddp)(rows_at(g, step));
+    }
+    expect(net->named_buffers()["1.running_mean"], step, "ddp_forward");
+  };
+}
+FaultStep ddp_backward_step(const Group& g) {
+  const auto ddp = std::make_shared<DistributedDataParallel<torch::nn::Linear>>(
+      plain_layer(), DistributedDataParallelOptions{.process_group = g, .bucket_cap_mb = 0.1});
+  return [g, ddp](int step) {
+    ddp->zero_grad();
+    (*ddp)(rows_at(g, step)).sum().backward();
+    expect(ddp->module()->weight.grad(), 2 * sum_at(g, step) / g->getSize(), "ddp_backward");
+  };
+}
+FaultStep zero_step(const Group& g) {
+  auto layer = plain_layer();
+  const auto zero = std::make_shared<ZeroRedundancyOptimizer<torch::optim::SGD>>(
+      layer->parameters(), torch::optim::SGDOptions(0.25), ZeroOptions{.process_group = g});
+  return [layer, zero](int step) {
+    for (const at::Tensor& parameter : layer->parameters()) parameter.mutable_grad() = torch::ones_like(parameter);
+    zero->step();
+    expect(layer->weight.detach(), 0.5 - 0.25 * (step + 1), "zero_step");
+  };
+}
+FaultStep norm_step(const Group& g) {
+  SyncBatchNorm norm(torch::nn::BatchNormOptions(500), g);
+  return [g, norm](int step) mutable {
+    // The mean over all ranks is taken off, so the results of all ranks are those of a whole batch of ranks.
+    const at::Tensor x = values_at(g, step, 2 * 500).reshape({2, 500}).requires_grad_();
+    const at::Tensor y = norm(x);
+    const double mean = sum_at(g, step) / g->getSize();
+    const double variance = (double(g->getSize()) * g->getSize() - 1) / 12;
+    expect(y.detach(), (g->getRank() + 1 + step - mean) / std::sqrt(variance + 1e-5), "norm");
+    y.sum().backward();
+    expect(x.grad(), 0, "gradient of norm");
+  };
+}
+FaultStep joining_step(const Group& g) {
+  const auto ddp = std::make_shared<DistributedDataParallel<torch::nn::Linear>>(
+      plain_layer(), DistributedDataParallelOptions{.process_group = g});
+  return [g, ddp](int step) {
+    ddp->zero_grad();
+    double last = 0;
+    join({ddp.get()}, [&] {
+      for (int i = 0; i <= g->getRank(); ++i) {
+        ddp->zero_grad();
+        (*ddp)(rows_at(g, step)).sum().backward();
+        last = ddp->module()->weight.grad().max().item<double>();
+      }
+    });
+    // In a rank's last backward the ranks from it on have input.
+    double expected = 0;
+    for (int r = g->getRank(); r < g->getSize(); ++r) expected += 2.0 * (r + 1 + step) / g->getSize();
+    expect(torch::full({1}, last), expected, "joining");
+  };
+}
+FaultStep capture_step(const Group& g) {
+  const auto ddp = std::make_shared<DistributedDataParallel<torch::nn::Linear>>(
+      plain_layer(), DistributedDataParallelOptions{.process_group = g});
+  const auto run = [ddp](const at::Tensor& x) {
+    ddp->zero_grad();
+    (*ddp)(x).sum().backward();
+    return ddp->module()->weight.grad() * 1;
+  };
+  const auto captured = std::make_shared<decltype(capture(run))>(capture(run));
+  return
+      [g, captured](int step) { expect((*captured)(rows_at(g, step)), 2 * sum_at(g, step) / g->getSize(), "capture"); };
+}
+
+}  // namespace
+
+FaultStep make_fault_step(const std::string& call, const Group& group) {
+  static const std::map<std::string, FaultStep (*)(const Group&)> kMakers = {
+      {"all_gather", all_gather_step},
+      {"all_reduce", all_reduce_step},
+      {"all_to_all", all_to_all_step},
+      {"barrier", barrier_step},
+      {"broadcast", broadcast_step},
+      {"capture", capture_step},
+      {"ddp_backward", ddp_backward_step},
+      {"ddp_forward", ddp_forward_step},
+      {"ddp_making", ddp_making_step},
+      {"gather", gather_step},
+      {"joining", joining_step},
+      {"mesh", mesh_step},
+      {"norm", norm_step},
+      {"redistribute", redistribute_step},
+      {"reduce", reduce_step},
+      {"reduce_scatter", reduce_scatter_step},
+      {"rendezvous", rendezvous_step},
+      {"scatter", scatter_step},
+      {"send_recv", send_recv_step},
+      {"split", split_step},
+      {"zero_step", zero_step},
+  };
+  return kMakers.at(call)(group);
+}
+
+}  // namespace serried::testing

@@ -1,0 +1,136 @@
+// A rank that makes one kind of call over and over, while one of the ranks is killed, stopped, slowed or starved:
+// `fault_worker <call> <fault> <backend> <victim> <step> <delay_us> <timeout_ms>`, started by `serried run`.
+#include <dirent.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <string>
+#include <thread>
+
+#include "serried/serried.h"
+#include "tests/process/ranks/fault_steps.h"
+
+namespace serried::testing {
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr int kStepsAfterFault = 5;  // where nothing has to fail
+constexpr auto kPause = 200ms;       // of a slow rank, less than any timeout
+
+struct Plan {
+  std::string call, fault, backend;
+  int victim;
+  int step;
+  std::chrono::microseconds delay;  // from the beginning of the step to the fault
+  std::chrono::milliseconds timeout;
+
+  bool must_fail() const { return fault == "kill" || fault == "stop"; }
+};
+
+/// One line, one write: lines of several ranks never mix.
+void say(std::string text, int fd = STDOUT_FILENO) {
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  text += '\n';
+  if (write(fd, text.data(), text.size()) < 0) _exit(9);
+}
+
+int open_files() {
+  int count = 0;
+  DIR* folder = opendir("/proc/self/fd");
+  while (readdir(folder) != nullptr) ++count;
+  closedir(folder);
+  return count;
+}
+
+void limit_memory(rlim_t bytes) {
+  rlimit limit{};
+  getrlimit(RLIMIT_AS, &limit);
+  limit.rlim_cur = std::min(bytes, limit.rlim_max);
+  setrlimit(RLIMIT_AS, &limit);
+}
+
+void begin(const std::string& fault) {
+  if (fault == "kill") kill(getpid(), SIGKILL);
+  if (fault == "stop") kill(getpid(), SIGSTOP);
+  if (fault == "memory") {
+    size_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    limit_memory(pages * size_t(getpagesize()));
+  }
+  if (fault != "slow") return;
+  const pid_t self = getpid();
+  if (fork() == 0) {
+    // Only calls that are safe in the child of a process with threads.
+    usleep(useconds_t(std::chrono::microseconds(kPause).count()));
+    kill(self, SIGCONT);
+    _exit(0);
+  }
+  kill(self, SIGSTOP);
+}
+
+/// The text of the error that ends the steps; empty where none does.
+std::string run_steps(const Plan& plan) {
+  std::thread injector;
+  std::string text;
+  try {
+    const Group group = new_group(plan.backend, {.timeout = plan.timeout});
+    const FaultStep step = make_fault_step(plan.call, group);
+    for (int i = 0; plan.must_fail() || i < plan.step + kStepsAfterFault; ++i) {
+      if (group->getRank() == plan.victim && i == plan.step) {
+        injector = std::thread([&] {
+          std::this_thread::sleep_for(plan.delay);
+          begin(plan.fault);
+        });
+      }
+      step(i);
+    }
+  } catch (const WrongResult& error) {
+    say(c10::str("WRONG: ", error.what()));
+    _exit(9);
+  } catch (const c10::Error& error) {
+    limit_memory(RLIM_INFINITY);
+    text = error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    limit_memory(RLIM_INFINITY);
+    text = error.what();
+  }
+  if (injector.joinable()) injector.join();
+  limit_memory(RLIM_INFINITY);
+  return text;
+}
+
+int run(const Plan& plan) {
+  // The rendezvous keeps its connection to the store while the process lives; all else must go with the group.
+  barrier(new_group(plan.backend, {.timeout = 20s}));
+  const int before = open_files();
+  const std::string text = run_steps(plan);
+  const int after = open_files();
+  if (after > before) say(c10::str("LEFT OPEN: ", after - before, " files"));
+  if (text.empty()) {
+    say("fine");
+    return 0;
+  }
+  say("raised: " + text);
+  say(text, STDERR_FILENO);
+  return 4;
+}
+
+}  // namespace
+}  // namespace serried::testing
+
+int main(int argc, char** argv) {
+  if (argc != 8) return 2;
+  signal(SIGTERM, SIG_IGN);  // the launcher ends the others as soon as one has failed: these are to be heard first
+  at::set_num_threads(1);
+  return serried::testing::run({.call = argv[1],
+                                .fault = argv[2],
+                                .backend = argv[3],
+                                .victim = std::stoi(argv[4]),
+                                .step = std::stoi(argv[5]),
+                                .delay = std::chrono::microseconds(std::stoi(argv[6])),
+                                .timeout = std::chrono::milliseconds(std::stoi(argv[7]))});
+}
