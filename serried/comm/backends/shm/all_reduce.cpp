@@ -34,7 +34,7 @@ Slice slice_of(int64_t count, int64_t element_bytes, int num_ranks, int index) {
 void Engine::arrive_all_reduce(Op& op) {
   const int64_t bytes = op.count * op.element_bytes;
   if (bytes <= kMaxSlotBytes) {
-    std::memcpy(segment_.slot(rank_, op.parity), op.input, bytes);
+    if (bytes > 0) std::memcpy(segment_.slot(rank_, op.parity), op.input, bytes);
     return publish(op, kInSlot, 0, 0);
   }
   const uint64_t input = memory_.locate(op.input);

@@ -56,7 +56,7 @@ void Engine::copy_to_slot(Op& op) {
     return publish(op, kInSlot, 0, offers.bytes);
   }
   if (offers.list.empty() && offers.only < 0 && offers.stride == offers.bytes) {
-    std::memcpy(slot, offers.base, offers.bytes * world_size());
+    if (offers.bytes > 0) std::memcpy(slot, offers.base, offers.bytes * world_size());
     return publish(op, kInSlot | kOnePerPeer, 0, offers.bytes);
   }
   Piece* table = segment_.table(rank_, op.parity);
