@@ -1,0 +1,28 @@
+// How our programs run under a sanitizer, and what it must not report, each with its reason. Part of every sanitized
+// test program, so that one that is started by hand, or by another test, runs the same way.
+extern "C" {
+
+// LibTorch is not instrumented, so nothing here may depend on that: memory that it hands over counts as written.
+const char* __asan_default_options() {
+  return "detect_stack_use_after_return=1:strict_init_order=1:check_initialization_order=1:abort_on_error=0";
+}
+
+const char* __ubsan_default_options() {
+  return "print_stacktrace=1";
+}
+
+const char* __lsan_default_suppressions() {
+  return "";
+}
+
+const char* __tsan_default_options() {
+  // LibTorch and OpenMP synchronise with locks and atomics that are not seen; only what our code reads or writes
+  // counts.
+  return "ignore_noninstrumented_modules=1:second_deadlock_stack=1:halt_on_error=0";
+}
+
+const char* __tsan_default_suppressions() {
+  return "";
+}
+
+}  // extern "C"
