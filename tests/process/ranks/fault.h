@@ -18,6 +18,9 @@ struct Fault {
   int delay_us = 0;
 };
 
+/// Whether ranks wait for each other in the store, where nobody sees a death before the timeout.
+bool waits_in_store(const std::string& call);
+
 /// Runs the ranks under the launcher. All must raise and name the victim, or all be right, as `fault` demands; nothing
 /// may hang past the timeout or be left: processes, shared memory, descriptors.
 void check_fault(const Fault& fault);
