@@ -15,6 +15,7 @@
 #include "serried/comm/detail/backend_registry.h"
 #include "serried/comm/detail/live_groups.h"
 #include "serried/comm/detail/named_group.h"
+#include "serried/comm/detail/store_errors.h"
 #include "serried/comm/rendezvous.h"
 
 namespace serried {
@@ -87,20 +88,7 @@ Place agree_on_place(const std::string& backend, const Meeting& meeting) {
   return {prefix, c10::str(backend, "/", id, "/", index)};
 }
 
-}  // namespace
-
-milliseconds default_timeout() {
-  const int64_t seconds = env::integer("SERRIED_TIMEOUT");
-  constexpr int64_t kMostSeconds = 1'000'000'000;  // 31 years; clocks count nanoseconds in 63 bits
-  if (seconds > 0 && seconds <= kMostSeconds) return std::chrono::seconds(seconds);
-  raise<c10::ValueError>({"environment", c10::str("SERRIED_TIMEOUT is ", seconds),
-                          seconds > 0 ? c10::str("set it to at most ", kMostSeconds, " seconds")
-                                      : std::string("set it to seconds above 0")});
-}
-
-Group new_group(const std::string& backend, GroupOptions options) {
-  const trace::Span span("new_group", "comm");
-  check_arguments(backend, options);
+Group make_group_of_all(const std::string& backend, GroupOptions options) {
   const Meeting meeting = meet(backend, options);
   const bool share_process = detail::is_process_local(meeting.store);
   if (!share_process && rank_label().rank < 0) set_process_rank_label({meeting.rank, meeting.world_size});
@@ -117,6 +105,23 @@ Group new_group(const std::string& backend, GroupOptions options) {
   Group group = detail::create_group("new_group", backend, args);
   detail::note_group(group);
   return group;
+}
+
+}  // namespace
+
+milliseconds default_timeout() {
+  const int64_t seconds = env::integer("SERRIED_TIMEOUT");
+  constexpr int64_t kMostSeconds = 1'000'000'000;  // 31 years; clocks count nanoseconds in 63 bits
+  if (seconds > 0 && seconds <= kMostSeconds) return std::chrono::seconds(seconds);
+  raise<c10::ValueError>({"environment", c10::str("SERRIED_TIMEOUT is ", seconds),
+                          seconds > 0 ? c10::str("set it to at most ", kMostSeconds, " seconds")
+                                      : std::string("set it to seconds above 0")});
+}
+
+Group new_group(const std::string& backend, GroupOptions options) {
+  const trace::Span span("new_group", "comm");
+  check_arguments(backend, options);
+  return detail::through_store("new_group", [&] { return make_group_of_all(backend, std::move(options)); });
 }
 
 Group make_group(const FactoryArgs& args, const c10::intrusive_ptr<c10d::Backend>& backend,

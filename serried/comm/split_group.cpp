@@ -11,6 +11,7 @@
 #include "serried/comm/detail/agree.h"
 #include "serried/comm/detail/live_groups.h"
 #include "serried/comm/detail/named_group.h"
+#include "serried/comm/detail/store_errors.h"
 
 namespace serried {
 namespace {
@@ -89,12 +90,7 @@ Group make_part(c10d::ProcessGroup& parent, const GroupRecord& record, const Par
   return group;
 }
 
-}  // namespace
-
-Group split_group(const Group& parent, const std::vector<std::vector<int>>& parts) {
-  const trace::Span span("split_group", "comm");
-  check_parent(parent.get());
-  check_parts(parts, parent->getSize());
+Group make_own_part(const Group& parent, const std::vector<std::vector<int>>& parts) {
   const GroupRecord record = record_of(*parent);
   record.home.require("split_group");
   const auto store = parent->getStore();
@@ -109,6 +105,15 @@ Group split_group(const Group& parent, const std::vector<std::vector<int>>& part
                       c10::str(base_name(*parent), ":split:", index, ".", i), desc});
   }
   return nullptr;
+}
+
+}  // namespace
+
+Group split_group(const Group& parent, const std::vector<std::vector<int>>& parts) {
+  const trace::Span span("split_group", "comm");
+  check_parent(parent.get());
+  check_parts(parts, parent->getSize());
+  return detail::through_store("split_group", [&] { return make_own_part(parent, parts); });
 }
 
 Group detail::NamedGroup::splitGroup(const std::vector<int>& ranks,
