@@ -242,7 +242,9 @@ void Driver::close(std::chrono::milliseconds patience) {
   --num_waiting_;
   std::thread thread = std::exchange(thread_, std::thread());
   lock.unlock();
-  if (!drained) engine_->sync().abort("a rank closed the group while collectives were open");
+  if (!drained) {
+    engine_->sync().abort(c10::str("rank ", engine_->rank(), " closed the group while collectives were open"));
+  }
   if (thread.joinable()) thread.join();
 }
 
