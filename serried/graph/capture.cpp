@@ -3,14 +3,18 @@
 
 #include <algorithm>
 #include <list>
+#include <memory>
 #include <thread>
+#include <utility>
 
 #include "serried/base/error.h"
 #include "serried/base/log.h"
 #include "serried/graph/agree.h"
 #include "serried/graph/effects.h"
+#include "serried/graph/module_contents.h"
 #include "serried/graph/program.h"
 #include "serried/graph/settle.h"
+#include "serried/graph/sharing.h"
 #include "serried/tensor/parts.h"
 #include "serried/tensor/training_mode.h"
 
@@ -64,10 +68,21 @@ void check_options(const CaptureOptions& options) {
   for (size_t i = 0; i < options.modules.size(); ++i) {
     check(options.modules[i] != nullptr, c10::str("modules[", i, "] is null"), "list modules that exist");
   }
+  for (size_t i = 0; i < options.optimizers.size(); ++i) {
+    check(options.optimizers[i] != nullptr, c10::str("optimizers[", i, "] is null"), "list optimizers that exist");
+  }
   for (const Pass& pass : options.passes) {
     check(pass.run != nullptr, c10::str("the pass \"", pass.name, "\" has no function"),
           "give it one, or leave it out");
   }
+}
+
+// To be compared once more; what only a replay needs left out.
+std::shared_ptr<Recording> copy_to_compare(const Recording& recording) {
+  auto copy = std::make_shared<Recording>(recording);
+  for (Resident& resident : copy->residents) resident.grad = at::Tensor();
+  copy->groups.clear();
+  return copy;
 }
 
 // Sets a flag while alive.
@@ -90,28 +105,51 @@ struct CaptureState::Entry {
 
   CallGuards call_guards;
   int num_recordings = 0;
-  std::optional<Recording> recording;  // the last one, until two agree
-  std::vector<GradientState> before;   // that one
-  std::vector<std::string> results;    // of that one, besides tensors
+  std::optional<Recording> recording;        // the last one, until two agree
+  std::vector<GradientState> before;         // that one
+  std::vector<std::string> results;          // of that one, besides tensors
+  bool keeps_inputs = false;                 // only a call with the same inputs may be like that one
+  std::vector<GradientState> before_last;    // of the recording before that one
+  std::vector<std::string> results_of_last;  // of that too
   // Once they do:
   std::unique_ptr<Program> program;
   Graph graph;
   std::optional<StateGuards> state_guards;
+  std::optional<Sharing> sharing;
   Effects effects;
   std::vector<SpecPtr> output_specs;
   std::shared_ptr<void> form;
+  std::shared_ptr<const Recording> unconfirmed;  // the last one, while inputs have to be the tensors of that one
+  std::shared_ptr<const Recording> confirms;     // of the entry whose graph this one replaces, if it is like it
 
   bool is_ready() const { return program != nullptr; }
-  // With zero_grad() between calls, those that find gradients and those that find none run other ops.
   bool state_holds(const CallArguments& arguments) const {
-    if (!is_ready()) return same_gradients(before) && same_surroundings();
-    return state_guards->hold() && effects.hold(arguments.tensors);
+    if (!is_ready()) return may_be_like(arguments);
+    return state_guards->hold() && effects.hold(arguments.tensors) && inputs_share_as_recorded(arguments);
   }
-  // Buckets that were laid out anew, a module in another mode: another program, and no reason to refuse this one.
-  bool same_surroundings() const { return !recording || all_hold(recording->reliances); }
+  // All that has to hold but that inputs are the tensors that they were.
+  bool holds_elsewhere(const CallArguments& arguments) const {
+    return unconfirmed && call_guards.hold(arguments) && state_guards->hold() && effects.hold(arguments.tensors) &&
+           sharing->fails_by_place(effects.inputs_of(arguments.tensors), arguments.tensors.size());
+  }
   std::string why_not(const CallArguments& arguments) const {
-    const std::string why = state_guards->why_not();
-    return why.empty() ? effects.why_not(arguments.tensors) : why;
+    std::string why = state_guards->why_not();
+    if (why.empty()) why = effects.why_not(arguments.tensors);
+    if (!why.empty()) return why;
+    return sharing->why_not(effects.inputs_of(arguments.tensors), arguments.tensors.size());
+  }
+
+ private:
+  bool inputs_share_as_recorded(const CallArguments& arguments) const {
+    if (!effects.has_inputs()) return sharing->holds(arguments.tensors, arguments.tensors.size());
+    return sharing->holds(effects.inputs_of(arguments.tensors), arguments.tensors.size());
+  }
+  // With zero_grad() between calls, those that find gradients and those that find none run other ops. Buckets that were
+  // laid out anew, a module in another mode: another program, and no reason to refuse this one.
+  bool may_be_like(const CallArguments& arguments) const {
+    if (!same_gradients(before) || !recording) return same_gradients(before);
+    if (!all_hold(recording->reliances) || !is_in_place(*recording)) return false;
+    return keeps_inputs ? has_memory_of_inputs(*recording, arguments.tensors) : is_apart(*recording, arguments.tensors);
   }
 };
 
@@ -136,9 +174,12 @@ struct CaptureState::Impl {
   void record(Entry& entry, const CallArguments& arguments, Run run, MakeForm make_form);
   std::vector<GradientState> known_gradients() const;
   std::vector<Reliance> known_reliances() const;
-  void finish(Entry& entry, Recorder& recorder, const std::vector<at::Tensor>& outputs);
+  void finish(Entry& entry, Recorder& recorder, const CallArguments& arguments, const std::vector<at::Tensor>& outputs);
+  void keep_apart(Entry& entry);
+  void confirm(Entry& entry, const CallArguments& arguments);
   void compare(Entry& entry, Recording recording, MakeForm make_form);
   bool make_ready(Entry& entry, Recording recording);
+  void rely_on_listed(Recorder& recorder) const;
   Entry* add_entry(const CallArguments& arguments);
   void drop_oldest();
   bool is_hopeless() const;
@@ -243,25 +284,30 @@ std::vector<Reliance> CaptureState::Impl::known_reliances() const {
   return known;
 }
 
-void CaptureState::Impl::finish(Entry& entry, Recorder& recorder, const std::vector<at::Tensor>& outputs) {
+void CaptureState::Impl::finish(Entry& entry, Recorder& recorder, const CallArguments& arguments,
+                                const std::vector<at::Tensor>& outputs) {
   entry.output_specs.clear();
   for (const at::Tensor& t : outputs) {
     recorder.graph().outputs().push_back(recorder.find(part_of(t)));
     entry.output_specs.push_back(spec_of(t));
   }
   recorder.graph().output_spreads() = spreads_of(outputs);
-  entry.effects = Effects(recorder, entry.before);
+  if (entry.recording) recorder.note_lasting(*entry.recording);
+  entry.effects = Effects(recorder, entry.before, arguments.tensors);
 }
 
 // False where another rank is not as far: all begin to replay in the same call.
 bool CaptureState::Impl::make_ready(Entry& entry, Recording recording) {
+  std::shared_ptr<Recording> unconfirmed = copy_to_compare(recording);
   settle(*entry.recording, recording);
+  unconfirmed->inputs = recording.inputs;
   Graph graph = recording.graph;
   for (const Pass& pass : options.passes) pass.run(graph);
   entry.effects.drop_unused(graph);
   if (!agree_on_collectives(recording.graph, graph, recording.groups, {function, calls})) return false;
   entry.graph = std::move(graph);
   entry.state_guards.emplace(recording);
+  entry.sharing.emplace(recording);
   entry.program = std::make_unique<Program>(entry.graph, recording.groups);
   recording.graph = {};
   recording.groups.clear();
@@ -270,13 +316,42 @@ bool CaptureState::Impl::make_ready(Entry& entry, Recording recording) {
   entry.before.clear();
   for (Resident& resident : recording.residents) resident.grad = at::Tensor();
   entry.recording = std::move(recording);
-  ++captures;
+  if (entry.sharing->has_fixed()) entry.unconfirmed = std::move(unconfirmed);
+  if (!entry.confirms) ++captures;
+  // The same graph for more inputs.
+  const auto is_replaced = [&](const Entry& other) { return entry.confirms && other.unconfirmed == entry.confirms; };
+  entries.remove_if(is_replaced);
+  entry.confirms.reset();
   return true;
+}
+
+// The function finds by itself what was an argument in the other call: neither says anything of the other.
+void CaptureState::Impl::keep_apart(Entry& entry) {
+  Entry& other = entries.emplace_back(entry.call_guards);
+  other.num_recordings = 1;
+  other.recording = std::move(entry.recording);
+  other.before = entry.before_last;
+  other.results = entry.results_of_last;
+  other.keeps_inputs = true;
+  entry.num_recordings = 1;
+}
+
+// Begins an entry with the recording of one that holds but for the place of its inputs.
+void CaptureState::Impl::confirm(Entry& entry, const CallArguments& arguments) {
+  for (const Entry& ready : entries) {
+    if (!ready.holds_elsewhere(arguments)) continue;
+    entry.num_recordings = 1;
+    entry.recording = *ready.unconfirmed;
+    entry.results = ready.results;
+    entry.confirms = ready.unconfirmed;
+    return;
+  }
 }
 
 // Two recordings that agree become a graph.
 void CaptureState::Impl::compare(Entry& entry, Recording recording, MakeForm make_form) {
   const std::string difference = entry.recording ? first_difference(*entry.recording, recording) : "";
+  if (!difference.empty()) entry.confirms.reset();
   if (!difference.empty() && entry.num_recordings >= kMaxRecordings) {
     throw CaptureError({CaptureErrorKind::different_program,
                         "",
@@ -288,6 +363,7 @@ void CaptureState::Impl::compare(Entry& entry, Recording recording, MakeForm mak
     tell_ranks(last.groups, {function, calls}, RecordingStatus::pending);
     entry.recording = std::move(last);
   };
+  if (!difference.empty() && shares_otherwise(*entry.recording, recording)) keep_apart(entry);
   if (!entry.recording || !difference.empty()) return keep_pending(std::move(recording));
   // A call that changed its own surroundings need not be like the next: DDP lays its buckets out anew.
   const bool may_differ = !all_hold(recording.reliances) && entry.num_recordings < kMaxRecordings;
@@ -304,12 +380,22 @@ void CaptureState::Impl::compare(Entry& entry, Recording recording, MakeForm mak
   }
 }
 
+void CaptureState::Impl::rely_on_listed(Recorder& recorder) const {
+  for (const auto& module : options.modules) {
+    recorder.rely_on_now(training_mode("the module " + module->name(), module));
+    recorder.rely_on_now(contents_of("the module " + module->name(), module));
+  }
+  for (size_t i = 0; i < options.optimizers.size(); ++i) {
+    recorder.rely_on_now(groups_of(c10::str("optimizers[", i, "]"), *options.optimizers[i]));
+  }
+}
+
 void CaptureState::Impl::record(Entry& entry, const CallArguments& arguments, Run run, MakeForm make_form) {
   ++recordings_in_a_row;
-  entry.before = known_gradients();
-  Recorder recorder(parts_of(arguments.tensors), known_reliances());
+  entry.before_last = std::exchange(entry.before, known_gradients());
+  Recorder recorder(arguments.tensors, known_reliances());
   recorder.graph().input_spreads() = spreads_of(arguments.tensors);
-  for (const auto& module : options.modules) recorder.rely_on(training_mode("the module " + module->name(), module));
+  rely_on_listed(recorder);
   try {
     FlatValues result;
     {
@@ -319,8 +405,8 @@ void CaptureState::Impl::record(Entry& entry, const CallArguments& arguments, Ru
     recorder.raise_refusal();
     check_results(recorder, result.tensors);
     if (entry.recording) check_plain_results(entry.results, result.constants);
-    entry.results = std::move(result.constants);
-    finish(entry, recorder, result.tensors);
+    entry.results_of_last = std::exchange(entry.results, std::move(result.constants));
+    finish(entry, recorder, arguments, result.tensors);
     ++entry.num_recordings;
     compare(entry, recorder.take(), make_form);
   } catch (const CaptureError&) {
@@ -344,6 +430,7 @@ CaptureState::Entry* CaptureState::Impl::add_entry(const CallArguments& argument
   // Graphs of what is gone would keep memory for nothing.
   entries.remove_if([](const Entry& entry) { return entry.is_ready() && !entry.state_guards->may_hold_again(); });
   entries.emplace_front(CallGuards(arguments));
+  confirm(entries.front(), arguments);
   return &entries.front();
 }
 

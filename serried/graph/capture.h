@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
 
 #include "serried/graph/error.h"
 #include "serried/graph/graph.h"
@@ -36,11 +37,14 @@ struct CaptureOptions {
   int max_graphs = 8;
   /// After so many recaptures the function runs eagerly, with a warning.
   int max_recaptures = 64;
-  /// Whose train() and eval() the function depends on: nothing else shows them.
+  /// Whose train() and eval() the function depends on, and whose tensors and submodules: nothing else shows them.
   std::vector<std::shared_ptr<torch::nn::Module>> modules = {};
   /// Numbers, groups, meshes and the like that the function reads from its surroundings: another value counts as
   /// another argument.
   std::vector<Watched> watch = {};
+  /// Optimizers of torch::optim that the function steps: another parameter, group or option counts as another argument.
+  /// They have to live as long as the captured function is called. serried's own need not be listed.
+  std::vector<torch::optim::Optimizer*> optimizers = {};
 };
 
 namespace graph {
@@ -76,6 +80,10 @@ class CaptureState {
   std::unique_ptr<Impl> impl_;
 };
 
+/// One address per list of types.
+template <class... Types>
+inline char types_tag = 0;
+
 /// Takes arguments and results apart.
 struct Flattener {
   FlatValues& values;
@@ -100,6 +108,7 @@ class Captured {
   std::invoke_result_t<Fn&, Args&...> operator()(Args&&... args) {
     using Result = std::invoke_result_t<Fn&, Args&...>;
     graph::CallArguments arguments = state_->new_call();
+    arguments.types = &graph::types_tag<std::remove_cvref_t<Args>...>;
     graph::Flattener flattener{arguments};
     (detail::for_each_tensor(args, flattener), ...);
     if constexpr (std::is_void_v<Result>) {

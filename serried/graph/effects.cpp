@@ -25,11 +25,6 @@ GradientState state_before(const std::vector<GradientState>& before, const Resid
   return state_of(resident.tensor, resident.had_grad, resident.grad.lock());
 }
 
-int input_index(const Graph& graph, ValueId id) {
-  const auto found = std::find(graph.inputs().begin(), graph.inputs().end(), id);
-  return id == kNoValue || found == graph.inputs().end() ? -1 : int(found - graph.inputs().begin());
-}
-
 // Storages that others than the ops of the graph know: of two values from outside, or seen through a view that no op
 // made.
 std::set<int32_t> shared_storages(const Graph& graph) {
@@ -104,19 +99,21 @@ bool same_gradients(const std::vector<GradientState>& before) {
   });
 }
 
-Effects::Effects(Recorder& recorder, const std::vector<GradientState>& before) {
+Effects::Effects(Recorder& recorder, const std::vector<GradientState>& before,
+                 const std::vector<at::Tensor>& arguments) {
   const std::vector<Resident> residents = recorder.residents();
   const std::set<int32_t> shared = shared_storages(recorder.graph());
   first_added_ = recorder.graph().inputs().size();
   for (const Resident& resident : residents) {
     const at::Tensor t = resident.tensor.lock();
-    if (!is_parameter(t)) continue;
-    const Leaf leaf{t, input_index(recorder.graph(), resident.value)};
+    if (!is_parameter(t) || (resident.input < 0 && !resident.is_of_surroundings())) continue;
+    const Leaf leaf{t, resident.input};
     const GradientState state = state_before(before, resident);
+    add_shared(leaf, state, arguments);
     const bool is_added = add_input(recorder, leaf, state, shared);
     add_gradient(recorder, leaf, state, is_added);
   }
-  for (const Resident& resident : residents) add_bump(recorder.graph(), resident);
+  for (const Resident& resident : recorder.residents()) add_bump(resident);
 }
 
 void Effects::add_gradient(Recorder& recorder, const Leaf& leaf, const GradientState& state, bool is_added) {
@@ -132,9 +129,21 @@ void Effects::add_gradient(Recorder& recorder, const Leaf& leaf, const GradientS
     const Value& value = recorder.graph().value(given.value);
     if (is_kept(recorder, after, value)) given.kept = after;
     if (value.kind == ValueKind::computed) given.version = version_of(after);
+    if (is_added && !given.spec) count_from_input(recorder, value, given);
     recorder.graph().gradients().push_back({meta_of(leaf.tensor.lock()).to_string(), given.value});
   }
   given_.push_back(std::move(given));
+}
+
+// A tensor and its aliases have one version between them.
+void Effects::count_from_input(const Recorder& recorder, const Value& value, Given& given) const {
+  const int input = int(first_added_ + added_.size()) - 1;
+  for (const Resident& resident : recorder.residents()) {
+    if (resident.input != input || recorder.value(resident.value).storage != value.storage) continue;
+    given.alias_of = input;
+    given.version -= resident.version;
+    return;
+  }
 }
 
 bool Effects::add_input(Recorder& recorder, const Leaf& leaf, const GradientState& state,
@@ -142,7 +151,7 @@ bool Effects::add_input(Recorder& recorder, const Leaf& leaf, const GradientStat
   const at::Tensor part = state.part.lock();
   const ValueId id = recorder.find_known(part);
   if (id == kNoValue || !is_exchangeable(recorder.graph().value(id), part, shared)) return false;
-  recorder.make_input(id);
+  recorder.make_input(id, part);
   added_.push_back({leaf, meta_of(part), state.spec});
   return true;
 }
@@ -156,13 +165,29 @@ void Effects::drop_unused(Graph& graph) {
   }
 }
 
-void Effects::add_bump(const Graph& graph, const Resident& resident) {
+void Effects::add_bump(const Resident& resident) {
   const at::Tensor t = resident.tensor.lock();
   if (!t.defined() || version_of(t) == resident.version) return;
+  if (resident.input < 0 && !resident.is_of_surroundings()) return;
   bumped_.push_back({.tensor = t,
                      .count = version_of(t) - resident.version,
-                     .input = input_index(graph, resident.value),
+                     .input = resident.input,
                      .is_part = dtensor_meta(t) == nullptr});
+}
+
+void Effects::add_shared(const Leaf& leaf, const GradientState& state, const std::vector<at::Tensor>& arguments) {
+  const at::Tensor grad = state.part.lock();
+  if (!grad.defined()) return;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (storage_of(arguments[i]) != storage_of(grad)) continue;
+    shared_.push_back({leaf, i, byte_offset_of(grad) - byte_offset_of(arguments[i])});
+  }
+}
+
+bool Effects::Shared::holds(const std::vector<at::Tensor>& arguments) const {
+  const at::Tensor t = leaf.in(arguments);
+  if (!t.defined() || !t.grad().defined() || storage_of(t.grad()) != storage_of(arguments[argument])) return false;
+  return byte_offset_of(t.grad()) - byte_offset_of(arguments[argument]) == distance;
 }
 
 bool Effects::Expected::holds(const std::vector<at::Tensor>& arguments) const {
@@ -181,7 +206,8 @@ bool Effects::Added::holds(const std::vector<at::Tensor>& arguments) const {
 
 bool Effects::hold(const std::vector<at::Tensor>& arguments) const {
   const auto holds = [&](const auto& condition) { return condition.holds(arguments); };
-  return std::all_of(expected_.begin(), expected_.end(), holds) && std::all_of(added_.begin(), added_.end(), holds);
+  return std::all_of(expected_.begin(), expected_.end(), holds) && std::all_of(added_.begin(), added_.end(), holds) &&
+         std::all_of(shared_.begin(), shared_.end(), holds);
 }
 
 std::string Effects::why_not(const std::vector<at::Tensor>& arguments) const {
@@ -197,6 +223,9 @@ std::string Effects::why_not(const std::vector<at::Tensor>& arguments) const {
   }
   for (const Added& added : added_) {
     if (!added.holds(arguments)) return text(added.leaf, true);
+  }
+  for (const Shared& shared : shared_) {
+    if (!shared.holds(arguments)) return text(shared.leaf, true);
   }
   return "";
 }
@@ -243,7 +272,8 @@ void Effects::give(const Program& program, const std::vector<at::Tensor>& inputs
     } else {
       const at::Tensor part = program.value(given.value);
       grad = given.spec ? wrap(part, given.spec) : part;
-      raise_version(grad, given.version);
+      raise_version(grad,
+                    given.version + (given.alias_of < 0 ? 0 : version_of(part_of(inputs[size_t(given.alias_of)]))));
     }
   }
 }

@@ -39,7 +39,7 @@ class Effects {
   /// Reads the state right after the recorded call; adds the gradients to the recording's graph. `before` is the state
   /// right before it. A gradient that the call adds to, and that is no part of other memory, becomes one more input of
   /// the graph: it may be another tensor after the next zero_grad().
-  Effects(Recorder& recorder, const std::vector<GradientState>& before);
+  Effects(Recorder& recorder, const std::vector<GradientState>& before, const std::vector<at::Tensor>& arguments);
 
   /// Gradients that no node needs after the passes are no inputs any more: zero_grad() often looks at one last.
   void drop_unused(Graph& graph);
@@ -59,13 +59,15 @@ class Effects {
   /// What .grad has to be before a call for the graph to be right; empty where it is.
   std::string why_not(const std::vector<at::Tensor>& arguments) const;
   bool hold(const std::vector<at::Tensor>& arguments) const;
+  bool has_inputs() const { return !added_.empty(); }
 
  private:
   /// A gradient that the call gives.
   struct Given {
     Leaf leaf;
     ValueId value = kNoValue;  // computed anew
-    uint32_t version = 0;      // then
+    uint32_t version = 0;      // then; of an alias of an input: more than that one's
+    int alias_of = -1;         // an input, such as after Module::zero_grad, which puts grad.detach() in its place
     SpecPtr spec = {};         // of a DTensor
     at::Tensor kept = {};      // the same tensor every time
   };
@@ -85,6 +87,14 @@ class Effects {
 
     bool holds(const std::vector<at::Tensor>& arguments) const;
   };
+  /// A gradient that lies in the memory of an argument.
+  struct Shared {
+    Leaf leaf;
+    size_t argument;
+    int64_t distance;  // in bytes
+
+    bool holds(const std::vector<at::Tensor>& arguments) const;
+  };
   struct Bumped {
     WeakTensor tensor;
     uint32_t count;
@@ -94,14 +104,17 @@ class Effects {
     at::Tensor in(const std::vector<at::Tensor>& inputs) const;
   };
   void add_gradient(Recorder& recorder, const Leaf& leaf, const GradientState& state, bool is_added);
+  void add_shared(const Leaf& leaf, const GradientState& state, const std::vector<at::Tensor>& arguments);
+  void count_from_input(const Recorder& recorder, const Value& value, Given& given) const;
   bool add_input(Recorder& recorder, const Leaf& leaf, const GradientState& state, const std::set<int32_t>& shared);
-  void add_bump(const Graph& graph, const Resident& resident);
+  void add_bump(const Resident& resident);
   void give(const Program& program, const std::vector<at::Tensor>& inputs) const;
   void bump(const std::vector<at::Tensor>& inputs) const;
 
   std::vector<Given> given_;
   std::vector<Expected> expected_;
   std::vector<Added> added_;
+  std::vector<Shared> shared_;
   size_t first_added_ = 0;  // among the inputs of the graph
   std::vector<Bumped> bumped_;
 };

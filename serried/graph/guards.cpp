@@ -30,15 +30,12 @@ bool is_strided(const at::Tensor& t) {
   return t.layout() == at::kStrided && !t.is_nested();
 }
 
-const c10::StorageImpl* storage_of(const at::Tensor& t) {
-  if (!t.defined()) return nullptr;
-  const c10::TensorImpl* impl = t.unsafeGetTensorImpl();
-  if (const DTensorMeta* dtensor = dtensor_meta(impl)) impl = dtensor->local.unsafeGetTensorImpl();
-  return impl->has_storage() ? impl->unsafe_storage().unsafeGetStorageImpl() : nullptr;
-}
-
 bool has_memory(const at::Tensor& t, const c10::StorageImpl* storage) {
   return storage != nullptr && storage_of(t) == storage;
+}
+
+int64_t distance_between(const CallArguments& arguments, size_t i, int other) {
+  return other < 0 ? 0 : byte_offset_of(arguments.tensors[i]) - byte_offset_of(arguments.tensors[size_t(other)]);
 }
 
 InputFacts facts_of(const CallArguments& arguments, size_t i) {
@@ -56,6 +53,7 @@ InputFacts facts_of(const CallArguments& arguments, size_t i) {
     if (arguments.tensors[k].is_same(t)) facts.same_as = int(k);
     if (has_memory(arguments.tensors[k], storage)) facts.shares_with = int(k);
   }
+  facts.distance = distance_between(arguments, i, facts.shares_with);
   return facts;
 }
 
@@ -68,7 +66,8 @@ bool is_apart_as(const InputFacts& facts, const CallArguments& arguments, size_t
     if (arguments.tensors[k].is_same(t)) same_as = int(k);
     if (has_memory(arguments.tensors[k], storage)) shares_with = int(k);
   }
-  return same_as == facts.same_as && shares_with == facts.shares_with;
+  return same_as == facts.same_as && shares_with == facts.shares_with &&
+         distance_between(arguments, i, shares_with) == facts.distance;
 }
 
 bool same_input(const InputFacts& facts, const CallArguments& arguments, size_t i) {
@@ -125,6 +124,10 @@ std::string input_difference(size_t i, const InputFacts& before, const InputFact
   if (before.shares_with != now.shares_with) {
     return changed("memory of " + input, other(before.shares_with, "its own"), other(now.shares_with, "its own"));
   }
+  if (before.distance != now.distance) {
+    return c10::str(input, " lay ", before.distance, " bytes behind ", other(before.shares_with, ""), " and lies ",
+                    now.distance, " bytes behind it");
+  }
   return input + " came with a hook on its gradient";
 }
 
@@ -160,11 +163,6 @@ std::string ambient_difference(const Ambient& before, const Ambient& now) {
   return "the current process group is another one" + std::string(now.group == nullptr ? ": none" : "");
 }
 
-const void* memory_of(const c10::TensorImpl* impl) {
-  if (const DTensorMeta* dtensor = dtensor_meta(impl)) return dtensor->local.unsafeGetTensorImpl();
-  return impl->has_storage() ? impl->storage().unsafeGetStorageImpl() : static_cast<const void*>(impl);
-}
-
 }  // namespace
 
 Ambient Ambient::here() {
@@ -181,13 +179,13 @@ Ambient Ambient::here() {
 }
 
 CallGuards::CallGuards(const CallArguments& arguments)
-    : constants_(arguments.constants), watched_(arguments.watched), ambient_(Ambient::here()) {
+    : types_(arguments.types), constants_(arguments.constants), watched_(arguments.watched), ambient_(Ambient::here()) {
   for (size_t i = 0; i < arguments.tensors.size(); ++i) inputs_.push_back(facts_of(arguments, i));
 }
 
 bool CallGuards::hold(const CallArguments& arguments) const {
   if (arguments.tensors.size() != inputs_.size() || arguments.constants != constants_) return false;
-  if (arguments.watched != watched_) return false;
+  if (arguments.types != types_ || arguments.watched != watched_) return false;
   for (size_t i = 0; i < inputs_.size(); ++i) {
     if (!same_input(inputs_[i], arguments, i)) return false;
   }
@@ -209,6 +207,7 @@ std::string CallGuards::why_not(const CallArguments& arguments) const {
     if (watched_[i] == arguments.watched[i]) continue;
     return changed(*watched_[i].name, watched_[i].text, arguments.watched[i].text);
   }
+  if (arguments.types != types_) return "arguments were of other types";
   const Ambient now = Ambient::here();
   return now == ambient_ ? "" : ambient_difference(ambient_, now);
 }
@@ -242,9 +241,10 @@ std::vector<Guard> CallGuards::list() const {
 StateGuards::StateGuards(const Recording& settled) {
   for (const Resident& resident : settled.residents) {
     const at::Tensor t = resident.tensor.lock();
-    if (!t.defined() || resident.value == kNoValue) continue;
-    if (settled.graph.value(resident.value).kind != ValueKind::persistent) continue;
-    tenants_.push_back({t, memory_of(t.unsafeGetTensorImpl()), t.requires_grad(), meta_of(t).to_string()});
+    if (!t.defined() || resident.value == kNoValue || !resident.is_of_surroundings()) continue;
+    const ValueKind kind = settled.graph.value(resident.value).kind;
+    if (kind == ValueKind::constant) continue;
+    tenants_.push_back({t, resident.place, t.requires_grad(), meta_of(t).to_string()});
   }
   for (const Group& group : settled.groups) {
     groups_.push_back({c10::weak_intrusive_ptr<c10d::ProcessGroup>(group), plain_text(group)});
@@ -255,7 +255,7 @@ StateGuards::StateGuards(const Recording& settled) {
 
 bool StateGuards::Tenant::is_there() const {
   const at::Tensor t = tensor.lock();
-  return t.defined() && memory_of(t.unsafeGetTensorImpl()) == memory && t.requires_grad() == requires_grad;
+  return t.defined() && place.holds(t) && t.requires_grad() == requires_grad;
 }
 
 std::string StateGuards::Tenant::why_not() const {
@@ -264,6 +264,7 @@ std::string StateGuards::Tenant::why_not() const {
   if (t.requires_grad() != requires_grad) {
     return changed("requires_grad of " + text, on_off(requires_grad), on_off(t.requires_grad()));
   }
+  if (storage_of(t) == place.storage) return "the tensor " + text + " lies otherwise in its memory than when recorded";
   return "the tensor " + text + " has other memory than when recorded";
 }
 

@@ -35,6 +35,7 @@ struct FlatValues {
 /// One call.
 struct CallArguments : FlatValues {
   std::vector<WatchedText> watched;
+  const void* types = nullptr;  // those that the caller gave: 2 is not 2.0, though both may be "2"
 };
 
 /// How this thread computes: what else decides which ops run.
@@ -58,6 +59,7 @@ struct InputFacts {
   bool requires_grad = false;
   int same_as = -1;      // an earlier argument that is the same tensor
   int shares_with = -1;  // the first argument that has memory in common with it
+  int64_t distance = 0;  // from that one, in bytes
   SpecPtr spec = {};     // of a DTensor
 };
 
@@ -73,6 +75,7 @@ class CallGuards {
 
  private:
   std::vector<InputFacts> inputs_;
+  const void* types_;
   std::vector<std::string> constants_;
   std::vector<WatchedText> watched_;
   Ambient ambient_;
@@ -92,7 +95,7 @@ class StateGuards {
  private:
   struct Tenant {  // a tensor that must still be where it was
     WeakTensor tensor;
-    const void* memory;  // storage of a plain tensor, part of a DTensor
+    Place place;
     bool requires_grad;
     std::string text;
     bool is_there() const;

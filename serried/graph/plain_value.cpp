@@ -5,6 +5,8 @@
 #include <charconv>
 #include <sstream>
 
+#include "serried/graph/graph.h"
+
 namespace serried::graph {
 namespace {
 
@@ -26,10 +28,21 @@ std::string plain_text(float value) {
 }
 
 std::string plain_text(const at::Scalar& value) {
+  if (value.isBoolean()) return value.toBool() ? "true" : "false";
+  if (value.isIntegral(/*includeBool=*/false)) return std::to_string(value.toLong());
+  if (value.isFloatingPoint()) {
+    const std::string text = plain_text(value.toDouble());
+    return text.find_first_of(".en") == std::string::npos ? text + ".0" : text;  // 2.0 is not 2
+  }
   std::ostringstream text;
   text.precision(17);
   text << value;
   return text.str();
+}
+
+std::string plain_text(const at::Tensor& t) {
+  if (!t.defined()) return "none";
+  return c10::str(meta_of(t).to_string(), " at ", static_cast<const void*>(t.unsafeGetTensorImpl()));
 }
 
 std::string plain_text(const Group& group) {

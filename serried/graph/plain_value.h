@@ -6,11 +6,15 @@
 
 #include <concepts>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <type_traits>
 #include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/pimpl.h>
 
 #include "serried/comm/group.h"
 #include "serried/mesh/mesh.h"
@@ -22,7 +26,8 @@ namespace graph {
 std::string plain_text(double value);
 std::string plain_text(float value);
 std::string plain_text(const at::Scalar& value);
-std::string plain_text(const Group& group);  // its name, which no other group has
+std::string plain_text(const at::Tensor& t);  // which tensor it is, not its data
+std::string plain_text(const Group& group);   // its name, which no other group has
 std::string plain_text(const DeviceMesh& mesh);
 std::string plain_text(const Placement& placement);
 
@@ -47,6 +52,18 @@ requires std::convertible_to<const T&, std::string_view> std::string plain_text(
 
 inline std::string plain_text(std::nullopt_t) {
   return "none";
+}
+
+/// Which object it is: a module, an optimizer.
+template <class T>
+std::string plain_text(const std::shared_ptr<T>& object) {
+  return c10::str("object ", static_cast<const void*>(object.get()));
+}
+
+template <class T>
+requires std::is_base_of_v<torch::nn::ModuleHolder<typename T::ContainedType>, T> std::string plain_text(
+    const T& holder) {
+  return holder.is_empty() ? "none" : plain_text(holder.ptr());
 }
 
 template <class T>

@@ -12,7 +12,7 @@
 #include "serried/graph/factories.h"
 #include "serried/graph/recorded_work.h"
 #include "serried/graph/user_hooks.h"
-#include "serried/tensor/meta.h"
+#include "serried/tensor/parts.h"
 
 namespace serried::graph {
 namespace {
@@ -23,6 +23,7 @@ using torch::jit::Stack;
 // Same memory, seen the same way: SavedVariable and .data() make such copies without an op.
 std::string layout_key(const at::Tensor& t) {
   std::string key;
+  if (t.layout() != at::kStrided || !t.has_storage()) return key;
   const auto put = [&](int64_t number) { key.append(reinterpret_cast<const char*>(&number), sizeof(number)); };
   put(reinterpret_cast<int64_t>(t.storage().unsafeGetStorageImpl()));
   put(t.storage_offset());
@@ -53,22 +54,26 @@ at::Generator generator_of(const c10::OperatorHandle& op, at::ArrayRef<IValue> a
 
 }  // namespace
 
-Recorder::Recorder(const std::vector<at::Tensor>& inputs, std::vector<Reliance> known)
+Recorder::Recorder(const std::vector<at::Tensor>& arguments, std::vector<Reliance> known)
     : known_(std::move(known)), link_(std::make_shared<Link>()) {
   watch_registrations();
   link_->wait = [this](ValueId work) { note_wait(work); };
-  for (const at::Tensor& t : inputs) {
+  for (const at::Tensor& argument : arguments) {
+    const at::Tensor t = part_of(argument);
+    recording_.inputs.emplace_back(t);
+    const int number = int(graph().inputs().size());
     if (!t.defined()) {
       graph().inputs().push_back(kNoValue);
       continue;
     }
+    if (refuse_odd(t, "an argument of the function") || refuse_lazy(t)) return;
+    arguments_.insert({{t.unsafeGetTensorImpl(), number}, {argument.unsafeGetTensorImpl(), number}});
     ValueId id = find_known(t);
     if (id == kNoValue) {
-      if (refuse_odd(t, "an argument of the function") || refuse_lazy(t)) return;
       id = graph().add_value({.kind = ValueKind::input, .meta = meta_of(t)});
       remember(t, id);
-      note_resident(t.unsafeGetTensorImpl(), id);
     }
+    note_resident(t.unsafeGetTensorImpl(), id);
     graph().inputs().push_back(id);
   }
 }
@@ -78,16 +83,17 @@ Recorder::~Recorder() {
 }
 
 void Recorder::remember(const at::Tensor& t, ValueId id) {
-  by_impl_[t.unsafeGetTensorImpl()] = id;
+  const std::string layout = layout_key(t);
+  by_impl_.insert_or_assign(t.unsafeGetTensorImpl(), Known{id, layout});
   impls_.emplace_back(t);
   if (!has_layout(t)) return;
-  by_layout_[layout_key(t)] = id;
+  by_layout_[layout] = id;
   const auto [first, is_new] = by_storage_.emplace(t.storage().unsafeGetStorageImpl(), id);
+  if (is_new) refuse_overlap(t);
   if (is_new) storages_.push_back(t.storage().getWeakStorageImpl());
   graph().value(id).storage = is_new ? int32_t(by_storage_.size()) - 1 : graph().value(first->second).storage;
 }
 
-// set_data() gives a tensor other memory without an op.
 bool Recorder::has_memory_of(const at::Tensor& t, ValueId id) const {
   if (!has_layout(t)) return true;
   const auto first = by_storage_.find(t.storage().unsafeGetStorageImpl());
@@ -95,12 +101,24 @@ bool Recorder::has_memory_of(const at::Tensor& t, ValueId id) const {
          recording_.graph.value(first->second).storage == recording_.graph.value(id).storage;
 }
 
+// An op such as t_() has given a tensor another layout: what lies as it did before is not this value any more.
+void Recorder::note_layout(const at::Tensor& t, Known& known) {
+  std::string layout = layout_key(t);
+  if (layout == known.layout) return;
+  const auto before = by_layout_.find(known.layout);
+  if (before != by_layout_.end() && before->second == known.id) by_layout_.erase(before);
+  known.layout = std::move(layout);
+  by_layout_.insert_or_assign(known.layout, known.id);
+}
+
 ValueId Recorder::find_known(const at::Tensor& t) const {
   if (!t.defined()) return kNoValue;
   const auto same = by_impl_.find(t.unsafeGetTensorImpl());
-  if (same != by_impl_.end() && has_memory_of(t, same->second)) return same->second;
+  const std::string layout = layout_key(t);
+  // set_data() gives a tensor another layout without an op.
+  if (same != by_impl_.end() && same->second.layout == layout) return same->second.id;
   if (!has_layout(t)) return kNoValue;
-  const auto alike = by_layout_.find(layout_key(t));
+  const auto alike = by_layout_.find(layout);
   return alike != by_layout_.end() ? alike->second : kNoValue;
 }
 
@@ -108,10 +126,8 @@ ValueId Recorder::find(const at::Tensor& t) {
   if (!t.defined()) return kNoValue;
   const ValueId known = find_known(t);
   if (known != kNoValue) {
-    // The parameter itself, after a copy of it.
-    if (t.requires_grad() && graph().value(known).kind == ValueKind::persistent) {
-      note_resident(t.unsafeGetTensorImpl(), known);
-    }
+    // A second name of what is there: the parameter itself, after a copy of it; what an argument is an alias of.
+    note_resident(t.unsafeGetTensorImpl(), known);
     return known;
   }
   if (has_layout(t)) {
@@ -130,6 +146,7 @@ ValueId Recorder::restride(ValueId base, const at::Tensor& t) {
                      Argument::of(t.storage_offset())},
                     {{id}}});
   remember(t, id);
+  recording_.views.push_back(id);
   note_resident(t.unsafeGetTensorImpl(), id);  // mostly: one that lives shorter is gone when residents are looked at
   return id;
 }
@@ -147,14 +164,38 @@ void Recorder::note_resident(c10::TensorImpl* impl, ValueId value) {
   if (!residents_.insert(impl).second) return;
   const at::Tensor t(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(impl));
   const at::Tensor grad = t.requires_grad() && t.is_leaf() ? t.grad() : at::Tensor();
-  recording_.residents.push_back({t, value, t.is_inference() ? 0 : uint32_t(t._version()), grad.defined(), grad});
-  const bool is_input = value != kNoValue && graph().value(value).kind == ValueKind::input;
-  if (is_input && num_user_hooks(t) > 0) hooked_input_ = meta_of(t).to_string();
+  const auto argument = arguments_.find(impl);
+  const int input = argument != arguments_.end() ? argument->second : -1;
+  recording_.residents.push_back({t, value, t.is_inference() ? 0 : uint32_t(t._version()), grad.defined(), grad,
+                                  place_of(t), input, is_made_inside(value)});
+  if (input >= 0 && num_user_hooks(t) > 0) hooked_input_ = meta_of(t).to_string();
   share_hooks(t);
 }
 
-void Recorder::make_input(ValueId id) {
+bool Recorder::is_made_inside(ValueId id) const {
+  if (id == kNoValue) return false;
+  const ValueKind kind = value(id).kind;
+  const bool is_view = std::count(recording_.views.begin(), recording_.views.end(), id) > 0;
+  return kind == ValueKind::constant || (kind == ValueKind::computed && !is_view);
+}
+
+void Recorder::note_lasting(const Recording& before) {
+  std::unordered_map<const c10::TensorImpl*, const Resident*> met;
+  for (const Resident& resident : before.residents) met.emplace(resident.tensor.address(), &resident);
+  for (Resident& resident : recording_.residents) {
+    const auto found = met.find(resident.tensor.address());
+    if (found == met.end()) continue;
+    resident.is_lasting = true;
+    resident.was_found = resident.input >= 0 && found->second->is_of_surroundings();
+  }
+}
+
+void Recorder::make_input(ValueId id, const at::Tensor& t) {
   std::erase(recording_.externals, id);
+  for (Resident& resident : recording_.residents) {
+    if (resident.value == id) resident.input = int(graph().inputs().size());
+  }
+  recording_.inputs.emplace_back(t);
   graph().value(id).kind = ValueKind::input;
   graph().value(id).tensor.reset();
   graph().inputs().push_back(id);
@@ -170,7 +211,10 @@ void Recorder::meet(c10::TensorImpl* dtensor) {
 ValueId Recorder::define(const at::Tensor& t) {
   if (!t.defined()) return kNoValue;
   const auto same = by_impl_.find(t.unsafeGetTensorImpl());
-  if (same != by_impl_.end() && has_memory_of(t, same->second)) return same->second;
+  if (same != by_impl_.end() && has_memory_of(t, same->second.id)) {
+    note_layout(t, same->second);
+    return same->second.id;
+  }
   if (refuse_odd(t, "a result")) return kNoValue;
   const ValueId id = graph().add_value({.kind = ValueKind::computed, .meta = meta_of(t)});
   remember(t, id);
@@ -292,11 +336,17 @@ at::Tensor Recorder::call_hook(std::shared_ptr<const TensorHook> fn, const at::T
 Recording Recorder::take() {
   link_->wait = nullptr;
   refuse_generator(generators_.any_change());
+  refuse_moved();
   raise_refusal();
   wait_for_all();
   adopt_results();
   check_hooks_of_inputs();
   rely_on_hooks();
+  // Aliases: a recording must not keep the user's own tensors, with their gradients, alive, nor from being replaced.
+  for (ValueId id : recording_.externals) {
+    at::Tensor& t = graph().value(id).tensor;
+    if (!t.unsafeGetTensorImpl()->is_wrapped_number()) t = t.variable_data();
+  }
   // What the function made and dropped on its way is its own.
   std::erase_if(recording_.objects, [](const LiveObject& known) { return known.object.expired(); });
   Recording taken = std::move(recording_);

@@ -16,6 +16,7 @@
 #include "serried/graph/error.h"
 #include "serried/graph/generator_watch.h"
 #include "serried/graph/graph.h"
+#include "serried/graph/place.h"
 #include "serried/graph/weak_tensor.h"
 #include "serried/tensor/local_ops.h"
 
@@ -34,6 +35,14 @@ struct Resident {
   uint32_t version;  // when first met
   bool had_grad;     // then
   WeakTensor grad;
+  Place place;              // then
+  int input = -1;           // of the graph, and so another tensor at each call; -1: none
+  bool is_alias = false;    // of what an op made: mostly made inside too
+  bool is_lasting = false;  // met by the recording before as well
+
+  bool was_found = false;  // by the function itself, in the recording before
+
+  bool is_of_surroundings() const { return was_found || (input < 0 && (!is_alias || is_lasting)); }
 };
 
 /// A fact that the function relied on, and how it was when the call began.
@@ -57,6 +66,8 @@ struct LiveObject {
 struct Recording {
   Graph graph;
   std::vector<ValueId> externals;  // met first as operands: persistent or constant, a second recording tells
+  std::vector<ValueId> views;      // of memory that was known, made without an op
+  std::vector<InputPlace> inputs;  // of the graph
   std::vector<Resident> residents;
   std::vector<HostRead> host_reads;
   std::vector<Reliance> reliances;
@@ -70,14 +81,16 @@ struct Recording {
 
 class Recorder final : public LocalOpTap {
  public:
-  /// `inputs` are the plain tensors of the caller's arguments; undefined ones are skipped. `known` are facts that
-  /// earlier recordings relied on, with their values now: a function may change one on its way before it relies on it.
-  explicit Recorder(const std::vector<at::Tensor>& inputs, std::vector<Reliance> known = {});
+  /// Undefined arguments are skipped, of DTensors the parts are taken. `known` are facts that earlier recordings relied
+  /// on, with their values now: a function may change one on its way before it relies on it.
+  explicit Recorder(const std::vector<at::Tensor>& arguments, std::vector<Reliance> known = {});
   ~Recorder() override;
   Recorder(const Recorder&) = delete;
 
   void run(const c10::OperatorHandle& op, torch::jit::Stack& stack) override;
   void rely_on(Witness witness) override;
+  /// As rely_on, of a fact as it is now.
+  void rely_on_now(Witness witness);
   void rely_on_life(const std::string& name, std::weak_ptr<const void> object) override;
   void meet(c10::TensorImpl* dtensor) override;
   void before_replay(std::function<void()> action) override { recording_.before_replay.push_back(std::move(action)); }
@@ -91,8 +104,10 @@ class Recorder final : public LocalOpTap {
   /// As find, but kNoValue for tensors that no op has met.
   ValueId find_known(const at::Tensor& t) const;
 
-  /// An external value that each call brings along.
-  void make_input(ValueId id);
+  /// What `before` met too was not made inside.
+  void note_lasting(const Recording& before);
+  /// An external value that each call brings along: `t` in this one.
+  void make_input(ValueId id, const at::Tensor& t);
 
   const std::vector<Resident>& residents() const { return recording_.residents; }
   /// Of the collectives so far; also after `take`.
@@ -100,16 +115,22 @@ class Recorder final : public LocalOpTap {
   /// What was recorded; ends the recorder's use. CaptureError for hooks on arguments, and as raise_refusal.
   Recording take();
   Graph& graph() { return recording_.graph; }
+  const Value& value(ValueId id) const { return recording_.graph.value(id); }
   /// Throws what was met that cannot be replayed; only now, so that the function has run to its end.
   void raise_refusal() const;
   bool ran_backward() const { return recording_.ran_backward; }
 
  private:
+  struct Known {
+    ValueId id;
+    std::string layout;  // when an op gave it
+  };
   struct Link;  // what a recorded Work keeps of us
   class RecordedWork;
 
   Argument argument_of(const c10::IValue& value);
   bool has_memory_of(const at::Tensor& t, ValueId id) const;
+  void note_layout(const at::Tensor& t, Known& known);
   ValueId define(const at::Tensor& t);
   ValueId define_work(c10::IValue& slot);
   ValueId restride(ValueId base, const at::Tensor& t);
@@ -124,8 +145,11 @@ class Recorder final : public LocalOpTap {
   void refuse(CaptureError::Report report);
   bool refuse_odd(const at::Tensor& t, const std::string& what);
   bool refuse_lazy(const at::Tensor& t);
+  void refuse_overlap(const at::Tensor& t);
+  void refuse_moved();
   void refuse_generator(const std::string& change);
   void note_resident(c10::TensorImpl* impl, ValueId value);
+  bool is_made_inside(ValueId id) const;
   std::vector<ValueId> find_all(const std::vector<at::Tensor>& tensors);
   bool keep_results(Node& node, torch::jit::Stack& stack);
   void check_supported(const c10::OperatorHandle& op, const Node& node);
@@ -135,10 +159,12 @@ class Recorder final : public LocalOpTap {
   void rely_on_hooks();
 
   Recording recording_;
-  std::unordered_map<const c10::TensorImpl*, ValueId> by_impl_;
+  std::unordered_map<const c10::TensorImpl*, Known> by_impl_;
   std::unordered_map<std::string, ValueId> by_layout_;
   std::unordered_map<const c10::StorageImpl*, ValueId> by_storage_;
   std::unordered_set<const c10::TensorImpl*> residents_;
+  std::unordered_map<const c10::TensorImpl*, int> arguments_;
+  bool all_allocated_ = true;                      // the storages met so far
   std::vector<Reliance> known_;                    // when the call began
   std::unordered_map<int32_t, size_t> untouched_;  // storages that no op has read or written since the node made them
   std::vector<ValueId> on_their_way_;              // collectives that nobody has waited for

@@ -54,6 +54,38 @@ bool Recorder::refuse_lazy(const at::Tensor& t) {
   return true;
 }
 
+// Two storages, one memory: no pass would see that they are in each other's way.
+void Recorder::refuse_overlap(const at::Tensor& t) {
+  const c10::StorageImpl& storage = *storage_of(t);
+  all_allocated_ &= is_allocated(storage);
+  if (all_allocated_) return;
+  for (const auto& weak : storages_) {
+    const auto other = weak.lock();
+    if (!other || !overlap(storage, *other)) continue;
+    refuse(
+        {CaptureErrorKind::unsupported,
+         running_ ? c10::toString(running_->operator_name()) : "",
+         "",
+         c10::str("the tensor ", meta_of(t).to_string(),
+                  " lies in memory that another one of the function has too, and torch does not know it (from_blob)"),
+         {"make one of them a view of the other", "copy one of them"}});
+  }
+}
+
+// Ops of a replay see a tensor of the graph that lies where the user's own did.
+void Recorder::refuse_moved() {
+  for (const Resident& resident : recording_.residents) {
+    const at::Tensor t = resident.tensor.lock();
+    if (!t.defined() || !resident.is_of_surroundings() || resident.place.holds(t)) continue;
+    refuse({CaptureErrorKind::unsupported,
+            "",
+            "",
+            c10::str("the function gives the tensor ", resident.place.meta.to_string(),
+                     " of its surroundings other memory, sizes or strides (set_data, set_, t_, resize_ and the like)"),
+            {"copy_ into it", "make a view by an op that returns one, such as t() or unsqueeze()"}});
+  }
+}
+
 void Recorder::refuse_generator(const std::string& change) {
   if (change.empty()) return;
   refuse({CaptureErrorKind::unsupported,

@@ -22,6 +22,11 @@ void Recorder::rely_on(Witness witness) {
   recording_.reliances.push_back({std::move(witness), value});
 }
 
+void Recorder::rely_on_now(Witness witness) {
+  const uint64_t value = witness.value();
+  recording_.reliances.push_back({std::move(witness), value});
+}
+
 void Recorder::rely_on_life(const std::string& name, std::weak_ptr<const void> object) {
   const auto is_it = [&](const LiveObject& known) {
     return !known.object.owner_before(object) && !object.owner_before(known.object);

@@ -10,7 +10,9 @@
 
 #include "serried/graph/custom_class.h"
 #include "serried/graph/error.h"
+#include "serried/graph/sharing.h"
 #include "serried/graph/text.h"
+#include "serried/tensor/parts.h"
 
 namespace serried::graph {
 namespace {
@@ -98,11 +100,6 @@ void check_constants(const Recording& first, const Recording& second) {
   }
 }
 
-bool same_memory(const at::Tensor& a, const at::Tensor& b) {
-  if (a.is_same(b)) return true;
-  return a.has_storage() && b.has_storage() && a.storage().unsafeGetStorageImpl() == b.storage().unsafeGetStorageImpl();
-}
-
 bool same_data(const at::Tensor& a, const at::Tensor& b) {
   if (a.sizes() != b.sizes() || a.scalar_type() != b.scalar_type()) return false;
   if (a.layout() != at::kStrided || !a.device().is_cpu()) return false;
@@ -110,41 +107,113 @@ bool same_data(const at::Tensor& a, const at::Tensor& b) {
   return std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) == 0;
 }
 
+// The op that uses a value first, and what is wrong with that one.
+[[noreturn]] void raise_for(const Recording& recording, ValueId id, const std::string& what,
+                            std::vector<std::string> hints, CaptureErrorKind kind = CaptureErrorKind::off_tape_tensor) {
+  const std::vector<size_t> uses = recording.graph.uses(id);
+  const std::string op = uses.empty() ? "" : c10::toString(recording.graph.nodes()[uses[0]].op.operator_name());
+  throw CaptureError({kind, op, uses.empty() ? "" : line_of(recording.graph, uses[0]),
+                      c10::str("the tensor ", recording.graph.value(id).meta.to_string(), " that ",
+                               op.empty() ? "the function" : op, " uses ", what),
+                      std::move(hints)});
+}
+
+const std::string kPassIt = "pass it to the captured function as an argument";
+const std::string kKeepIt = "keep one tensor, and copy_ into it";
+
 [[noreturn]] void raise_off_tape(const Recording& second, ValueId id, const at::Tensor& before, const at::Tensor& now) {
-  const std::vector<size_t> uses = second.graph.uses(id);
-  const std::string op = uses.empty() ? "" : c10::toString(second.graph.nodes()[uses[0]].op.operator_name());
   const bool is_number = before.numel() == 1 && now.numel() == 1 && before.layout() == at::kStrided;
   const std::string values = is_number ? c10::str(": it was ", before.item().toDouble(), " in one call and ",
                                                   now.item().toDouble(), " in the next")
                                        : ": its data differs from call to call";
   const bool was_read = !second.host_reads.empty();
-  throw CaptureError(
-      {was_read && is_number ? CaptureErrorKind::host_read : CaptureErrorKind::off_tape_tensor,
-       op,
-       uses.empty() ? "" : line_of(second.graph, uses[0]),
-       c10::str("the tensor ", second.graph.value(id).meta.to_string(), " that ", op,
-                " uses was made without an op (from numbers on the host, or outside of the function)", values),
-       {"pass it to the captured function as an argument",
-        "fill a tensor that lives longer than the call, with copy_ or fill_"}});
+  raise_for(second, id, "was made without an op (from numbers on the host, or outside of the function)" + values,
+            {kPassIt, "fill a tensor that lives longer than the call, with copy_ or fill_"},
+            was_read && is_number ? CaptureErrorKind::host_read : CaptureErrorKind::off_tape_tensor);
+}
+
+// A tensor that the function finds again is one that stays.
+[[noreturn]] void raise_made_anew(const Recording& second, ValueId id, const at::Tensor& before,
+                                  const at::Tensor& now) {
+  if (!is_allocated(*storage_of(before)) || !is_allocated(*storage_of(now))) {
+    raise_for(second, id, "lies in memory that torch does not own (from_blob) and is another one in each call",
+              {kPassIt, "make it of the numbers: torch::tensor(vector)"});
+  }
+  if (!same_data(before, now)) raise_off_tape(second, id, before, now);
+  raise_for(second, id,
+            "is another one in each call, made without an op or outside of the function: equal in two of them, which "
+            "says nothing of the next",
+            {kPassIt, kKeepIt});
+}
+
+void check_layout(const Recording& first, const Recording& second, ValueId id) {
+  const TensorMeta &before = first.graph.value(id).meta, &now = second.graph.value(id).meta;
+  if (before == now) return;
+  const auto text = [&](const TensorMeta& meta) {
+    const std::string shape = before.to_string() == now.to_string() ? "" : meta.to_string() + ", ";
+    return c10::str(shape, "strides ", c10::IntArrayRef(meta.strides), " from element ", meta.offset, " on");
+  };
+  raise_for(second, id,
+            c10::str("is another part of one memory in each call: first ", text(before), ", then ", text(now)),
+            {kPassIt, kKeepIt});
+}
+
+// Somebody whom the recorder has met has to hold what the function finds: he shows when another takes its place.
+void check_holder(const Recording& recording, ValueId id) {
+  const auto is_first = [id](const Resident& resident) { return resident.value == id; };
+  const auto first = std::find_if(recording.residents.begin(), recording.residents.end(), is_first);
+  if (first == recording.residents.end()) return;
+  for (const Resident& resident : recording.residents) {
+    const at::Tensor t = part_of(resident.tensor.lock());
+    if (!t.defined()) continue;
+    if (first->place.holds(t)) return;
+    const at::Tensor grad = t.requires_grad() && t.is_leaf() ? part_of(t.grad()) : at::Tensor();
+    if (grad.defined() && first->place.holds(grad)) return;
+  }
+  raise_for(recording, id,
+            "is seen through copies of its handle only (.data()): another one in its place would not show",
+            {"use detach(), or NoGradGuard, instead of .data()", kPassIt});
 }
 
 bool is_made_by_hand(const Recording& recording, ValueId id) {
   return recording.graph.value(id).kind == ValueKind::constant;
 }
 
-// The function makes it again at each call: a constant if its data stays.
+// x * 2 and its kin.
+bool is_wrapped_number(const at::Tensor& t) {
+  return t.unsafeGetTensorImpl()->is_wrapped_number();
+}
+
 void settle_external(const Recording& first, Recording& second, size_t i) {
   const ValueId id = second.externals[i];
   Value& value = second.graph.value(id);
   const at::Tensor& before = first.graph.value(first.externals[i]).tensor;
-  if (!is_made_by_hand(second, id) && same_memory(before, value.tensor)) {
-    // An alias: the graph must not keep the user's own tensor, with its gradient, alive.
-    value.tensor = value.tensor.variable_data();
+  if (is_made_by_hand(second, id) || (is_wrapped_number(before) && is_wrapped_number(value.tensor))) {
+    if (!same_data(before, value.tensor)) raise_off_tape(second, id, before, value.tensor);
+    value.kind = ValueKind::constant;
+    value.tensor = value.tensor.detach();
     return;
   }
-  if (!same_data(before, value.tensor)) raise_off_tape(second, id, before, value.tensor);
-  value.kind = ValueKind::constant;
-  value.tensor = value.tensor.detach();
+  if (storage_of(before) != storage_of(value.tensor)) raise_made_anew(second, id, before, value.tensor);
+  check_layout(first, second, id);
+  check_holder(second, id);
+}
+
+// Views that no op made: of a tensor that stays they stay too, of an argument the next call may have others.
+void check_views(const Recording& first, const Recording& second) {
+  for (ValueId id : second.views) {
+    const int32_t storage = second.graph.value(id).storage;
+    for (size_t i = 0; i < second.graph.inputs().size(); ++i) {
+      const ValueId input = second.graph.inputs()[i];
+      if (input == kNoValue || second.graph.value(input).storage != storage || !second.inputs[i].any_storage) continue;
+      raise_for(second, id,
+                c10::str("shares memory with input ", i, ", ", second.graph.value(input).meta.to_string(),
+                         ", and was made outside of the function"),
+                {"make the view inside of the captured function", "pass it to the function as an argument too"});
+    }
+    check_layout(first, second, id);
+    check_holder(second, id);
+  }
 }
 
 // Those that ops write, and those that the caller gets and may write.
@@ -200,11 +269,14 @@ std::string first_difference(const Recording& first, const Recording& second) {
   }
   if (a.size() != b.size()) return c10::str(a.size(), " ops ran in one call and ", b.size(), " in the next");
   if (first.graph.inputs() != second.graph.inputs()) return "it adds to the gradients of other parameters";
-  if (first.externals != second.externals) return "the tensors from outside are used in another order";
+  if (first.externals != second.externals || first.views != second.views)
+    return "the tensors from outside are used in another order";
   return "";
 }
 
 void settle(const Recording& first, Recording& second) {
+  compare_inputs(first, second);
+  check_views(first, second);
   check_constants(first, second);
   for (size_t i = 0; i < second.externals.size(); ++i) settle_external(first, second, i);
   drop_makers_of_constants(second.graph);

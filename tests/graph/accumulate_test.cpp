@@ -119,6 +119,78 @@ TEST(CaptureAccumulates, WithGradientsDroppedInsideByTheModule) {
   EXPECT_EQ(std::count(inputs.begin(), inputs.end(), graph::kNoValue), 4) << step.graph().to_string();
 }
 
+// zero_grad() in both its forms, in any order.
+TEST(CaptureAccumulates, WithGradientsDroppedAndZeroedInTurn) {
+  for (const int period : {1, 2, 3}) {
+    for (const bool first : {false, true}) {
+      for (const int micro_steps : {1, 2, 3}) {
+        SCOPED_TRACE(c10::str("period ", period, ", first ", first, ", ", micro_steps, " steps"));
+        Accumulator eager, trainer;
+        auto step = capture([&](const at::Tensor& x) { return trainer.accumulate(x); });
+        for (int i = 0; i < 30; ++i) {
+          const at::Tensor x = torch::randn({4, 5});
+          EXPECT_TRUE(at::equal(step(x), eager.accumulate(x))) << "step " << i;
+          expect_equal_accumulators(trainer, eager);
+          if (i % micro_steps != 0) continue;
+          for (Accumulator* each : {&trainer, &eager}) {
+            each->optimizer.step();
+            each->optimizer.zero_grad((i / micro_steps / period % 2 == 0) == first);
+          }
+        }
+        EXPECT_GE(step.replays(), 20);
+      }
+    }
+  }
+}
+
+// 0: not at all. Odd: dropped. From 3 on by the module, which looks at each gradient first.
+void zero_in_style(Accumulator& it, int style) {
+  if (style == 1 || style == 2) it.optimizer.zero_grad(/*set_to_none=*/style == 1);
+  if (style >= 3) it.net->zero_grad(/*set_to_none=*/style == 3);
+}
+
+struct ZeroStyles {
+  int before, after;     // inside of the function
+  int outside, another;  // in turn, between calls
+};
+
+std::string mixed_refusal(const ZeroStyles& styles, int period) {
+  Accumulator eager, trainer;
+  const auto train = [&](Accumulator& it, const at::Tensor& x) {
+    zero_in_style(it, styles.before);
+    const at::Tensor loss = it.accumulate(x);
+    it.optimizer.step();
+    zero_in_style(it, styles.after);
+    return loss;
+  };
+  auto step = capture([&](const at::Tensor& x) { return train(trainer, x); });
+  for (int i = 0; i < 20; ++i) {
+    const at::Tensor x = torch::randn({4, 5});
+    try {
+      EXPECT_TRUE(at::equal(step(x), train(eager, x))) << "call " << i;
+    } catch (const graph::CaptureError& error) {
+      return c10::str("call ", i, ": ", error.what_without_backtrace());
+    }
+    expect_equal_accumulators(trainer, eager);
+    for (Accumulator* each : {&trainer, &eager}) {
+      zero_in_style(*each, i / period % 2 == 0 ? styles.outside : styles.another);
+    }
+  }
+  EXPECT_GE(step.replays(), 8) << step.last_recapture_reason();
+  return "";
+}
+
+TEST(CaptureAccumulates, WithEveryMixtureOfZeroGrad) {
+  for (int n = 0; n < 5 * 5 * 5 * 5; ++n) {
+    const ZeroStyles styles{n % 5, n / 5 % 5, n / 25 % 5, n / 125};
+    for (const int period : {1, 3}) {
+      SCOPED_TRACE(c10::str("inside ", styles.before, ", ", styles.after, ", outside ", styles.outside, ", ",
+                            styles.another, ", period ", period));
+      EXPECT_EQ(mixed_refusal(styles, period), "");
+    }
+  }
+}
+
 TEST(CaptureAccumulates, IntoAGradientThatTheUserGave) {
   const at::Tensor weight = torch::ones({3}, at::requires_grad());
   auto step = capture([&](const at::Tensor& x) { (weight * x).sum().backward(); });

@@ -43,6 +43,15 @@ TEST(PlainText, TellsNumbersApartThatDifferInTheLastDigit) {
   EXPECT_EQ(plain_text(std::numeric_limits<int64_t>::min()), "-9223372036854775808");
 }
 
+TEST(PlainText, TellsScalarsOfOtherTypesApart) {
+  EXPECT_EQ(plain_text(at::Scalar(2)), "2");
+  EXPECT_EQ(plain_text(at::Scalar(2.0)), "2.0");
+  EXPECT_EQ(plain_text(at::Scalar(0.5)), "0.5");
+  EXPECT_EQ(plain_text(at::Scalar(1e300)), "1e+300");
+  EXPECT_EQ(plain_text(at::Scalar(std::numeric_limits<double>::infinity())), "inf");
+  EXPECT_EQ(plain_text(at::Scalar(true)), "true");
+}
+
 TEST(PlainText, NamesGroupsMeshesAndPlacements) {
   const Group group = fake_group(1, 8);
   EXPECT_EQ(plain_text(group), group->getGroupName() + ", rank 1/8");

@@ -87,9 +87,19 @@ struct Reach {
   ValueId value;
 };
 
-Reach reach_of(const Graph& graph, ValueId id, const Storages& storages) {
+// The next argument may lie elsewhere in its storage.
+std::set<int32_t> storages_of_inputs(const Graph& graph) {
+  std::set<int32_t> found;
+  for (ValueId id : graph.inputs()) {
+    if (id != kNoValue) found.insert(graph.value(id).storage);
+  }
+  return found;
+}
+
+Reach reach_of(const Graph& graph, ValueId id, const Storages& storages, const std::set<int32_t>& of_inputs) {
   const Value& value = graph.value(id);
-  const bool is_told = value.meta.strides.size() == value.meta.sizes.size() && !storages.changes_layout(id);
+  const bool is_told = value.meta.strides.size() == value.meta.sizes.size() && !storages.changes_layout(id) &&
+                       of_inputs.count(value.storage) == 0;
   if (!is_told) return {value.storage, 0, INT64_MAX, id};
   return {value.storage, value.meta.offset * int64_t(c10::elementSize(value.meta.dtype)), value.meta.storage_end(), id};
 }
@@ -97,9 +107,10 @@ Reach reach_of(const Graph& graph, ValueId id, const Storages& storages) {
 // Gives each part of a storage that no value reaches across a number of its own.
 void part_storages(Graph& graph) {
   const Storages storages(graph);
+  const std::set<int32_t> of_inputs = storages_of_inputs(graph);
   std::vector<Reach> reaches;
   for (size_t id = 0; id < graph.values().size(); ++id) {
-    if (graph.value(ValueId(id)).storage >= 0) reaches.push_back(reach_of(graph, ValueId(id), storages));
+    if (graph.value(ValueId(id)).storage >= 0) reaches.push_back(reach_of(graph, ValueId(id), storages, of_inputs));
   }
   const auto place = [](const Reach& reach) { return std::pair(reach.storage, reach.begin); };
   std::sort(reaches.begin(), reaches.end(), [&](const Reach& a, const Reach& b) { return place(a) < place(b); });

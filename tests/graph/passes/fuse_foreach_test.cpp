@@ -20,7 +20,7 @@ struct Momentum {
   Tensors step(const Tensors& gradients) {
     for (size_t i = 0; i < gradients.size(); ++i) {
       buffers[i].mul_(0.9).add_(gradients[i], 1);
-      parameters[i].data().add_(buffers[i], -0.1);
+      parameters[i].add_(buffers[i], -0.1);
     }
     return {};
   }

@@ -1,0 +1,90 @@
+// One number for the addresses of many tensors.
+#include "serried/graph/module_contents.h"
+
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
+
+#include <bit>
+#include <initializer_list>
+
+#include "serried/base/hash.h"
+
+namespace serried::graph {
+namespace {
+
+uint64_t address_of(const void* object) {
+  return uint64_t(reinterpret_cast<uintptr_t>(object));
+}
+
+uint64_t hash_of(const torch::nn::Module& module, uint64_t hash) {
+  for (const at::Tensor& t : module.parameters(/*recurse=*/false))
+    hash = mix_hash(hash, address_of(t.unsafeGetTensorImpl()));
+  hash = mix_hash(hash, 1);
+  for (const at::Tensor& t : module.buffers(/*recurse=*/false))
+    hash = mix_hash(hash, address_of(t.unsafeGetTensorImpl()));
+  for (const auto& child : module.children()) hash = hash_of(*child, mix_hash(hash, address_of(child.get())));
+  return mix_hash(hash, 2);
+}
+
+uint64_t hash_numbers(std::initializer_list<double> numbers) {
+  uint64_t hash = 1;
+  for (double number : numbers) hash = mix_hash(hash, std::bit_cast<uint64_t>(number));
+  return hash;
+}
+
+template <class Options>
+uint64_t hash_of_adam(const Options& o) {
+  const auto& [beta1, beta2] = o.betas();
+  return hash_numbers({o.lr(), beta1, beta2, o.eps(), o.weight_decay(), double(o.amsgrad())});
+}
+
+uint64_t hash_of(const torch::optim::OptimizerOptions& options) {
+  using namespace torch::optim;
+  if (const auto* o = dynamic_cast<const SGDOptions*>(&options)) {
+    return hash_numbers({o->lr(), o->momentum(), o->dampening(), o->weight_decay(), double(o->nesterov())});
+  }
+  if (const auto* o = dynamic_cast<const AdamOptions*>(&options)) return hash_of_adam(*o);
+  if (const auto* o = dynamic_cast<const AdamWOptions*>(&options)) return hash_of_adam(*o);
+  if (const auto* o = dynamic_cast<const AdagradOptions*>(&options)) {
+    return hash_numbers({o->lr(), o->lr_decay(), o->weight_decay(), o->initial_accumulator_value(), o->eps()});
+  }
+  if (const auto* o = dynamic_cast<const RMSpropOptions*>(&options)) {
+    return hash_numbers({o->lr(), o->alpha(), o->eps(), o->weight_decay(), o->momentum(), double(o->centered())});
+  }
+  return hash_numbers({options.get_lr()});
+}
+
+// Enough to tell two states apart.
+std::string contents_text(uint64_t value) {
+  constexpr const char* kDigits = "0123456789abcdef";
+  std::string text = "fingerprint ";
+  for (int shift = 12; shift >= 0; shift -= 4) text += kDigits[(value >> shift) % 16];
+  return text;
+}
+
+}  // namespace
+
+Witness contents_of(std::string name, const std::shared_ptr<torch::nn::Module>& module) {
+  return {.name = "tensors and modules in " + name,
+          .value = [module] { return hash_of(*module, 1); },
+          .subject = module.get(),
+          .text = contents_text};
+}
+
+Witness groups_of(std::string name, torch::optim::Optimizer& optimizer) {
+  const auto value = [&optimizer] {
+    uint64_t hash = 1;
+    for (const auto& group : optimizer.param_groups()) {
+      hash = mix_hash(hash, hash_of(group.options()));
+      hash = mix_hash(hash, group.params().size());
+      for (const at::Tensor& t : group.params()) hash = mix_hash(hash, address_of(t.unsafeGetTensorImpl()));
+    }
+    return hash;
+  };
+  return {.name = "parameters and options of " + name, .value = value, .subject = &optimizer, .text = contents_text};
+}
+
+}  // namespace serried::graph

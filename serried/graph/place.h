@@ -1,0 +1,47 @@
+// Where the data of a tensor lies: to tell whether it lies there still, and who else has the memory.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "serried/graph/graph.h"
+#include "serried/graph/weak_tensor.h"
+
+namespace serried::graph {
+
+/// Of a DTensor that of its part.
+struct Place {
+  const c10::TensorImpl* part = nullptr;  // of a DTensor
+  const c10::StorageImpl* storage = nullptr;
+  TensorMeta meta = {};
+
+  bool holds(const at::Tensor& t) const;
+};
+Place place_of(const at::Tensor& t);
+
+/// An input of a recording, and what else it may be: what differed between recordings that agree.
+struct InputPlace {
+  explicit InputPlace(const at::Tensor& t);
+
+  bool was_defined;
+  WeakTensor part;  // of a DTensor, else the tensor
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+  int64_t offset;  // in bytes
+  bool any_storage = false;
+  bool any_offset = false;
+  bool any_tensor = false;
+
+  /// Whether `t` is one of those.
+  bool allows(const at::Tensor& t) const;
+};
+
+/// Null where `t` is undefined or has none; of a DTensor that of its part.
+const c10::StorageImpl* storage_of(const at::Tensor& t);
+/// In bytes, from the begin of its storage.
+int64_t byte_offset_of(const at::Tensor& t);
+
+/// Whether the memory is that of an allocator: no other storage has a part of it. That of from_blob() may be anybody's.
+bool is_allocated(const c10::StorageImpl& storage);
+/// Whether two storages are the same memory or overlap.
+bool overlap(const c10::StorageImpl& a, const c10::StorageImpl& b);
+
+}  // namespace serried::graph

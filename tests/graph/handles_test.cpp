@@ -1,0 +1,88 @@
+// Variables of the surroundings that get another tensor, module or parameter while the old one lives: seen if listed.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "serried/graph/capture.h"
+#include "serried/optim/sgd.h"
+#include "tests/support/errors.h"
+
+namespace serried {
+namespace {
+
+using testing::error_text;
+using ::testing::HasSubstr;
+
+at::Tensor batch_of(int call) {
+  return torch::full({2, 3}, 0.1f * float(call + 1));
+}
+
+TEST(CaptureHandles, AWatchedTensorMayBeSwapped) {
+  const at::NoGradGuard no_grad;
+  torch::nn::Linear net(3, 2);
+  at::Tensor average = torch::ones({2, 3});
+  auto step = capture([&](const at::Tensor& x) { return net(x); }, {.watch = {{"weight", net->weight}}});
+  for (int i = 0; i < 16; ++i) {
+    if (i == 5 || i == 11) std::swap(net->weight, average);
+    EXPECT_TRUE(at::equal(step(batch_of(i)), net(batch_of(i)))) << i;
+  }
+  EXPECT_EQ(step.captures(), 2);
+  EXPECT_THAT(step.last_recapture_reason(), HasSubstr("weight was f32[2, 3] at "));
+}
+
+TEST(CaptureHandles, WatchedModulesMayBeSwapped) {
+  const at::NoGradGuard no_grad;
+  torch::nn::Linear net(3, 2), other(3, 2);
+  std::shared_ptr<torch::nn::Module> pointer = net.ptr();
+  auto step = capture([&](const at::Tensor& x) { return net(x); }, {.watch = {{"net", net}, {"pointer", pointer}}});
+  for (int i = 0; i < 12; ++i) {
+    if (i == 5) std::swap(net, other);
+    EXPECT_TRUE(at::equal(step(batch_of(i)), net(batch_of(i)))) << i;
+  }
+  EXPECT_EQ(step.captures(), 2);
+}
+
+struct TrainedNets {
+  TrainedNets() : optimizer(first->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9)) {
+    const at::NoGradGuard no_grad;
+    for (at::Tensor& p : parameters()) p.fill_(0.5);
+  }
+  std::vector<at::Tensor> parameters() const { return {first->weight, first->bias, second->weight, second->bias}; }
+  at::Tensor train(const at::Tensor& x) {
+    first->zero_grad();
+    second->zero_grad();
+    at::Tensor loss = second(first(x)).square().sum();
+    loss.backward();
+    optimizer.step();
+    return loss;
+  }
+
+  torch::nn::Linear first{3, 3}, second{3, 2};
+  torch::optim::SGD optimizer;
+};
+
+TEST(CaptureHandles, GroupsAndOptionsOfAListedOptimizerCount) {
+  TrainedNets captured, eager;
+  auto step = capture([&](const at::Tensor& x) { return captured.train(x); }, {.optimizers = {&captured.optimizer}});
+  for (int i = 0; i < 24; ++i) {
+    for (TrainedNets* nets : {&captured, &eager}) {
+      auto& groups = nets->optimizer.param_groups();
+      if (i == 5) nets->optimizer.add_param_group(torch::optim::OptimizerParamGroup(nets->second->parameters()));
+      if (i == 10) groups[0].options().set_lr(0.01);
+      if (i == 15) groups.pop_back();
+    }
+    EXPECT_TRUE(at::equal(step(batch_of(i)), eager.train(batch_of(i)))) << i;
+    const auto actual = captured.parameters(), expected = eager.parameters();
+    for (size_t k = 0; k < expected.size(); ++k) EXPECT_TRUE(at::equal(actual[k], expected[k])) << i << " " << k;
+  }
+  EXPECT_EQ(step.captures(), 4);
+  EXPECT_THAT(step.last_recapture_reason(), HasSubstr("parameters and options of optimizers[0] was fingerprint"));
+}
+
+TEST(CaptureHandles, AnOptimizerThatIsNoneIsAnError) {
+  const auto make = [] { capture([](const at::Tensor& x) { return x; }, {.optimizers = {nullptr}}); };
+  EXPECT_EQ(error_text<c10::ValueError>(make), "[capture] optimizers[0] is null\n  fix: list optimizers that exist");
+}
+
+}  // namespace
+}  // namespace serried
