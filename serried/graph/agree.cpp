@@ -101,7 +101,7 @@ class Page {
       : group_(group),
         store_(group->getStore()),
         call_(std::to_string(call.call)),
-        prefix_(c10::str("capture/", call.function, "/")),
+        prefix_(c10::str("capture/", call.function.on(group), "/")),
         deadline_(steady_clock::now() + store_->getTimeout()) {}
 
   void tell(std::string_view status) {
@@ -186,7 +186,7 @@ class Page {
          "",
          c10::str("rank ", group_->getRank(), " waited ", store_->getTimeout().count(), " ms for rank ", peer,
                   " to record the same collectives on the group ", group_text()),
-         {"call the captured function on every rank, in the same order among other captured functions"}});
+         {"capture the function on every rank of the group or on none, and call it in the same order among others"}});
   }
 
   const Group group_;
@@ -203,6 +203,13 @@ bool has_peers(const Group& group) {
 }
 
 }  // namespace
+
+int64_t FunctionNumbers::on(const Group& group) {
+  static thread_local std::map<std::string, int64_t> next_on;
+  const auto [number, is_new] = by_group_.emplace(group->getGroupName(), 0);
+  if (is_new) number->second = next_on[group->getGroupName()]++;
+  return number->second;
+}
 
 void tell_ranks(const std::vector<Group>& groups, RecordedCall call, RecordingStatus status) {
   for (const Group& group : groups) {

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <string>
 #include <vector>
 
 #include "serried/comm/group.h"
@@ -9,10 +11,20 @@
 
 namespace serried::graph {
 
+/// Which captured function this is to the ranks of a group: its number among those that this thread has recorded with
+/// collectives on the group. Ranks run these in the same order, whatever else one of them captures.
+class FunctionNumbers {
+ public:
+  int64_t on(const Group& group);
+
+ private:
+  std::map<std::string, int64_t> by_group_;
+};
+
 /// Which recording this is; the same on all ranks that run the same program.
 struct RecordedCall {
-  int64_t function = 0;  // number of the captured function
-  int64_t call = 0;      // number of its call
+  FunctionNumbers& function;
+  int64_t call = 0;  // number of its call
 };
 
 /// How a recording ended that made no graph.

@@ -160,7 +160,7 @@ struct CaptureState::Impl {
   bool gave_up = false;
   bool is_busy = false;
   std::thread::id owner;
-  int64_t function = 0;  // number among those of its thread
+  FunctionNumbers function;
   int64_t calls = 0;
   int64_t captures = 0;
   int64_t replays = 0;
@@ -194,9 +194,6 @@ CaptureState::CaptureState(CaptureOptions options) : impl_(std::make_unique<Impl
   }
   check_options(options);
   impl_->options = std::move(options);
-  // The same number on all ranks, as all run the same program.
-  static thread_local int64_t num_functions = 0;
-  impl_->function = num_functions++;
 }
 
 CaptureState::~CaptureState() = default;

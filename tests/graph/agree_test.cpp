@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <optional>
+
 #include "serried/comm/collectives.h"
 #include "serried/graph/agree.h"
 #include "serried/graph/capture.h"
@@ -49,6 +51,25 @@ TEST_P(CaptureAgrees, SameCollectivesReplay) {
       EXPECT_TRUE(at::equal(step(torch::full({5}, i)), torch::full({5}, 3 * i * group->getSize())));
     }
     EXPECT_EQ(step.replays(), 3);
+  });
+}
+
+// if (rank == 0) evaluate = capture(...): its number is nobody else's business.
+TEST_P(CaptureAgrees, OneFunctionMoreOnOneRankIsNoMatter) {
+  on_ranks([](const Group& group) {
+    const at::NoGradGuard no_grad;
+    auto first = capture([&](const at::Tensor& x) { return reduce_two(x, group); });
+    const auto twice = [](const at::Tensor& x) { return x * 2; };
+    std::optional<Captured<std::decay_t<decltype(twice)>>> more;
+    if (group->getRank() == 0) more.emplace(twice, CaptureOptions());
+    auto second = capture([&](const at::Tensor& x) { return all_reduce(x, group) * 2; });
+    for (int i = 0; i < 6; ++i) {
+      if (more) EXPECT_TRUE(at::equal((*more)(torch::full({5}, i)), torch::full({5}, 2 * i)));
+      EXPECT_TRUE(at::equal(first(torch::full({5}, i)), torch::full({5}, 3 * i * group->getSize())));
+      EXPECT_TRUE(at::equal(second(torch::full({5}, i)), torch::full({5}, 2 * i * group->getSize())));
+    }
+    EXPECT_EQ(first.replays(), 3);
+    EXPECT_EQ(second.replays(), 3);
   });
 }
 
