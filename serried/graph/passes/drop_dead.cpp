@@ -32,7 +32,7 @@ class SecondNames {
     if (!keeps_data(node) || !is_alias(graph_, node)) return false;
     if (node.results.size() != 1 || node.results[0].size() != 1 || node.results[0][0] == kNoValue) return false;
     const ValueId base = node.arguments[0].ids[0], result = node.results[0][0];
-    if (storages_.changes_layout(base)) return false;
+    if (storages_.changes_layout(base) || is_at_fixed_place_of_input(node)) return false;
     bases_[size_t(result)] = base;
     // A view back is as good as none: t(t(x)).
     for (ValueId same = base; same != kNoValue; same = bases_[size_t(same)]) {
@@ -44,6 +44,14 @@ class SecondNames {
   const Names& names() const { return names_; }
 
  private:
+  // The next argument may lie elsewhere in its storage, as_strided counts from the begin.
+  bool is_at_fixed_place_of_input(const Node& node) const {
+    if (node.short_name() != "as_strided") return false;
+    const int32_t storage = graph_.value(node.arguments[0].ids[0]).storage;
+    return std::any_of(graph_.inputs().begin(), graph_.inputs().end(),
+                       [&](ValueId id) { return id != kNoValue && graph_.value(id).storage == storage; });
+  }
+
   // What an in-place op returns is what it was given.
   void fold_written(const Node& node) {
     const c10::FunctionSchema& schema = node.op.schema();
