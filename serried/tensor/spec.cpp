@@ -14,7 +14,7 @@ namespace serried {
 namespace {
 
 struct Content {
-  const DeviceMesh& mesh;
+  uint64_t mesh_id;
   const Placements& placements;
   c10::IntArrayRef sizes;
   c10::IntArrayRef strides;
@@ -22,44 +22,44 @@ struct Content {
 };
 
 uint64_t hash_of(const Content& content) {
-  uint64_t hash = mix_hash(content.mesh.id(), uint64_t(content.dtype));
+  uint64_t hash = mix_hash(content.mesh_id, uint64_t(content.dtype));
   for (const Placement& placement : content.placements) hash = mix_hash(hash, placement.bits());
   for (int64_t size : content.sizes) hash = mix_hash(hash, uint64_t(size));
   for (int64_t stride : content.strides) hash = mix_hash(hash, uint64_t(stride));
   return hash;
 }
 
-bool is_same(const Spec& spec, const Content& content) {
-  return spec.mesh.id() == content.mesh.id() && spec.dtype == content.dtype && spec.placements == content.placements &&
-         content.sizes == spec.sizes && content.strides == spec.strides;
+bool is_same(const SpecContent& kept, const Content& content) {
+  return kept.mesh_id == content.mesh_id && kept.dtype == content.dtype && kept.placements == content.placements &&
+         content.sizes == kept.sizes && content.strides == kept.strides;
 }
 
-// Weak references only, so that a mesh and its groups do not outlive their tensors.
-class SpecTable {
+// Weak references only, so that content nobody uses is forgotten.
+class ContentTable {
  public:
-  SpecPtr find_or_add(const Content& content) {
+  SpecContentPtr find_or_add(const Content& content) {
     const uint64_t hash = hash_of(content);
     std::lock_guard<std::mutex> lock(mutex_);
-    const auto range = specs_.equal_range(hash);
+    const auto range = contents_.equal_range(hash);
     for (auto it = range.first; it != range.second; ++it) {
-      const Spec* candidate = it->second._unsafe_get_target();
+      const SpecContent* candidate = it->second._unsafe_get_target();
       if (!is_same(*candidate, content)) continue;
-      SpecPtr found = it->second.lock();
+      SpecContentPtr found = it->second.lock();
       if (found) return found;  // else its last user is just letting go of it
     }
-    auto made = c10::make_intrusive<Spec>(content.mesh, content.placements, content.sizes, content.strides,
-                                          content.dtype, next_id());
-    specs_.emplace(hash, c10::weak_intrusive_ptr<Spec>(made));
+    auto made = c10::make_intrusive<SpecContent>(content.mesh_id, content.placements, content.sizes, content.strides,
+                                                 content.dtype, next_id());
+    contents_.emplace(hash, c10::weak_intrusive_ptr<SpecContent>(made));
     return made;
   }
 
-  void remove(const Spec& spec) {
-    const uint64_t hash = hash_of({spec.mesh, spec.placements, spec.sizes, spec.strides, spec.dtype});
+  void remove(const SpecContent& content) {
+    const uint64_t hash = hash_of({content.mesh_id, content.placements, content.sizes, content.strides, content.dtype});
     std::lock_guard<std::mutex> lock(mutex_);
-    const auto range = specs_.equal_range(hash);
+    const auto range = contents_.equal_range(hash);
     for (auto it = range.first; it != range.second; ++it) {
-      if (it->second._unsafe_get_target() != &spec) continue;
-      specs_.erase(it);
+      if (it->second._unsafe_get_target() != &content) continue;
+      contents_.erase(it);
       return;
     }
   }
@@ -71,17 +71,30 @@ class SpecTable {
   }
 
   std::mutex mutex_;
-  std::unordered_multimap<uint64_t, c10::weak_intrusive_ptr<Spec>> specs_;
+  std::unordered_multimap<uint64_t, c10::weak_intrusive_ptr<SpecContent>> contents_;
 };
 
-SpecTable& table_of(const DeviceMesh& mesh) {
+ContentTable& table_of(uint64_t mesh_id) {
   // Ranks that are threads have meshes of their own, so they rarely meet at one lock. Never destroyed: tensors of
   // static storage duration may outlive any order of destruction.
-  static auto* tables = new std::array<SpecTable, 16>();
-  return (*tables)[mesh.id() % tables->size()];
+  static auto* tables = new std::array<ContentTable, 16>();
+  return (*tables)[mesh_id % tables->size()];
 }
 
 }  // namespace
+
+Spec::Spec(DeviceMesh mesh_, SpecContentPtr content_)
+    : owned_mesh_(std::move(mesh_)),
+      owned_content_(std::move(content_)),
+      mesh(owned_mesh_),
+      content(owned_content_),
+      placements(content->placements),
+      sizes(content->sizes),
+      strides(content->strides),
+      dtype(content->dtype),
+      id(content->id) {}
+
+Spec::~Spec() = default;
 
 std::string Spec::to_string() const {
   return watch::dtype_name(dtype) + detail::sizes_text(sizes) + " " + serried::to_string(placements) + " on " +
@@ -89,12 +102,29 @@ std::string Spec::to_string() const {
 }
 
 void Spec::release_resources() {
-  table_of(mesh).remove(*this);
+  const DeviceMesh mesh_dropped = std::move(owned_mesh_);
+  owned_content_.reset();
+}
+
+SpecContent::SpecContent(uint64_t mesh_id_, Placements placements_, c10::IntArrayRef sizes_, c10::IntArrayRef strides_,
+                         c10::ScalarType dtype_, uint64_t id_)
+    : mesh_id(mesh_id_), placements(std::move(placements_)), sizes(sizes_), strides(strides_), dtype(dtype_), id(id_) {}
+
+SpecPtr SpecContent::on(const DeviceMesh& mesh) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (SpecPtr alive = spec_.lock()) return alive;
+  auto made = c10::make_intrusive<Spec>(mesh, SpecContentPtr::reclaim_copy(this));
+  spec_ = c10::weak_intrusive_ptr<Spec>(made);
+  return made;
+}
+
+void SpecContent::release_resources() {
+  table_of(mesh_id).remove(*this);
 }
 
 SpecPtr intern_spec(const DeviceMesh& mesh, const Placements& placements, c10::IntArrayRef sizes,
                     c10::IntArrayRef strides, c10::ScalarType dtype) {
-  return table_of(mesh).find_or_add({mesh, placements, sizes, strides, dtype});
+  return table_of(mesh.id()).find_or_add({mesh.id(), placements, sizes, strides, dtype})->on(mesh);
 }
 
 SpecPtr with_placements(const Spec& spec, const Placements& placements) {

@@ -83,7 +83,7 @@ Call element_call(const OpInfo& info, const Call& call, int element, std::vector
 void plan_foreach(const OpInfo& info, const Call& call, const std::vector<Placements>& current, CachedPlan& out) {
   int num_elements = 0;
   for (const spmd::TensorArg& tensor : call.tensors()) num_elements = std::max(num_elements, tensor.list_index + 1);
-  out.plan.inputs.assign(call.tensors().size(), Placements(size_t(out.mesh.ndim())));
+  out.plan.inputs.assign(call.tensors().size(), Placements(out.mesh_shape.size()));
   out.plan.rule = "each";
   out.returns.resize(size_t(info.num_returns));
   for (int element = 0; element < num_elements; ++element) {
@@ -91,7 +91,7 @@ void plan_foreach(const OpInfo& info, const Call& call, const std::vector<Placem
     const Call one = element_call(info, call, element, slots);
     std::vector<Placements> placements;
     for (int slot : slots) placements.push_back(current[slot]);
-    const Plan plan = plan_call(info, one, std::move(placements), out.mesh.shape());
+    const Plan plan = plan_call(info, one, std::move(placements), out.mesh_shape);
     if (plan.is_default()) out.plan.rule.clear();
     for (size_t k = 0; k < slots.size(); ++k) {
       if (call.tensor(slots[k]).list_index >= 0) out.plan.inputs[slots[k]] = plan.inputs[k];
@@ -108,12 +108,11 @@ bool communicates(const std::vector<spmd::Step>& steps) {
   });
 }
 
-void find_moves(const Arguments& arguments, CachedPlan& out) {
-  for (size_t i = 0; i < arguments.tensors.size(); ++i) {
-    const SpecPtr from = spec_of(arguments.tensors[i], out.mesh);
+void find_moves(const std::vector<Placements>& current, CachedPlan& out) {
+  for (size_t i = 0; i < current.size(); ++i) {
     const Placements& to = out.plan.inputs[i];
-    if (from->placements == to) continue;
-    InputMove move{int(i), from, to, spmd::redistribution(from->sizes, from->placements, to, out.mesh.shape()), false};
+    if (current[i] == to) continue;
+    InputMove move{int(i), to, spmd::redistribution(out.tensors[i].sizes, current[i], to, out.mesh_shape), false};
     move.communicates = communicates(move.steps);
     out.moves.push_back(std::move(move));
   }
@@ -137,8 +136,7 @@ void find_view_strides(const OpInfo& info, c10::ArrayRef<c10::IValue> values, Ca
 
 // A rank with nothing of a cut dim stands in for the first rank of the axes that cut it.
 void find_stand_in(CachedPlan& out) {
-  const Position here = out.mesh.position();
-  out.coordinate = c10::DimVector(here.coordinate);
+  const Position here = out.own_position();
   for (size_t i = 0; i < out.tensors.size(); ++i) {
     const c10::DimVector local = local_sizes(out.tensors[i].sizes, out.plan.inputs[i], here);
     for (size_t axis = 0; axis < out.plan.inputs[i].size(); ++axis) {
@@ -175,25 +173,27 @@ void apply_static_fixups(const OpInfo& info, const Call& call, CachedPlan& out) 
 
 std::unique_ptr<CachedPlan> build_plan(const OpInfo& info, const Arguments& arguments,
                                        c10::ArrayRef<c10::IValue> values) {
-  auto out = std::make_unique<CachedPlan>(arguments.first->mesh);
+  auto out = std::make_unique<CachedPlan>();
+  const Position here = arguments.first->mesh.position();
+  out->mesh_shape = arguments.first->mesh.shape();
+  out->own_coordinate = c10::DimVector(here.coordinate);
+  out->coordinate = out->own_coordinate;
   const Call call = describe(info, arguments, values);
   const std::vector<Placements> current = current_placements(arguments);
   out->tensors = call.tensors();
   for (const TensorSlot& slot : arguments.tensors) {
-    if (slot.meta != nullptr) out->specs.push_back(slot.meta->spec);
+    if (slot.meta != nullptr) out->contents.push_back(slot.meta->spec->content);
   }
   if (info.is_foreach) {
     plan_foreach(info, call, current, *out);
   } else {
-    out->plan = plan_call(info, call, current, out->mesh.shape());
+    out->plan = plan_call(info, call, current, out->mesh_shape);
     for (int r = 0; r < info.num_returns; ++r) out->returns.push_back(describe_return(out->plan, r));
   }
   out->is_default = out->plan.is_default();
-  find_moves(arguments, *out);
+  find_moves(current, *out);
   find_view_strides(info, values, *out);
-  if (info.is_foreach) {
-    out->coordinate = c10::DimVector(out->mesh.position().coordinate);
-  } else {
+  if (!info.is_foreach) {
     find_stand_in(*out);
     apply_static_fixups(info, call, *out);
   }

@@ -17,18 +17,18 @@ namespace serried::detail {
 /// An input that must be placed otherwise first.
 struct InputMove {
   int slot;
-  SpecPtr from;
   Placements to;
   std::vector<spmd::Step> steps;
   bool communicates;
 };
 
-/// How one result lies. The spec found last is kept with the local sizes it was found for.
+/// How one result lies. What was found last is kept with the local sizes it was found for.
 struct CachedOutput {
   Placements placements;
   c10::DimVector sizes;                        // global; -1 and missing: as the local result says
   std::optional<c10::DimVector> strides = {};  // global, of a view; none: made contiguous
-  SpecPtr spec = {};
+  SpecContentPtr content = {};
+  c10::weak_intrusive_ptr<Spec> spec{SpecPtr()};  // of the content, while somebody uses it
   c10::DimVector local_sizes = {};
   c10::DimVector local_strides = {};
   c10::ScalarType dtype = c10::ScalarType::Undefined;
@@ -40,13 +40,13 @@ struct CachedReturn {
   std::vector<CachedOutput> elements;
 };
 
+/// Outlives the mesh it was made for, so it holds neither that nor specs: a call has them in its arguments.
 struct CachedPlan {
-  explicit CachedPlan(DeviceMesh mesh_) : mesh(std::move(mesh_)) {}
-
-  DeviceMesh mesh;
+  Sizes mesh_shape;
+  c10::DimVector own_coordinate;
   spmd::Plan plan;
   std::vector<spmd::TensorArg> tensors;
-  std::vector<SpecPtr> specs;  // kept alive: a spec that died would come back under another number, and miss
+  std::vector<SpecContentPtr> contents;  // kept: content that died would come back under another number, and miss
   std::vector<InputMove> moves;
   std::vector<std::pair<int, c10::IValue>> replaced;  // arguments that are not tensors, localised once
   std::vector<std::pair<const spmd::Fixup*, spmd::FixupPattern>> fixups;  // that must run on each call
@@ -61,7 +61,8 @@ struct CachedPlan {
   std::vector<std::pair<int, std::vector<int64_t>>> replaced_integers;
   bool is_default = false;
 
-  Position position() const { return {mesh.shape(), coordinate}; }
+  Position position() const { return {mesh_shape, coordinate}; }
+  Position own_position() const { return {mesh_shape, own_coordinate}; }
 };
 
 /// The plan for this call: found, or made and kept.

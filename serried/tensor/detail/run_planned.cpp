@@ -24,14 +24,14 @@ using torch::jit::Stack;
 using Locals = c10::SmallVector<at::Tensor, 8>;
 
 // What hidden communication is allowed to do.
-void announce(const OpInfo& info, const CachedPlan& plan, const InputMove& move) {
-  comm_debug::note_redistribution(info.name, *move.from, move.to, /*implicit=*/true);
+void announce(const OpInfo& info, const CachedPlan& plan, const InputMove& move, const Spec& from) {
+  comm_debug::note_redistribution(info.name, from, move.to, /*implicit=*/true);
   const ExplicitRedistributionOptions options = ExplicitRedistribution::current();
   if (options.mode == HiddenCommunication::allow || (!move.communicates && !options.strict)) return;
   const int argument = plan.tensors[move.slot].argument;
   const ErrorText text{
       info.name,
-      c10::str("argument ", argument, " \"", info.schema->arguments()[argument].name(), "\" ", move.from->to_string(),
+      c10::str("argument ", argument, " \"", info.schema->arguments()[argument].name(), "\" ", from.to_string(),
                " would be redistributed to ", to_string(move.to),
                plan.is_default ? ": the op has no sharding rule" : c10::str(" by the rule ", plan.plan.rule)),
       c10::str("call redistribute(parse_placements(\"", to_string(move.to), "\")) before the op")};
@@ -40,12 +40,13 @@ void announce(const OpInfo& info, const CachedPlan& plan, const InputMove& move)
   log::line(log::Topic::plan, format_error(text));
 }
 
-Locals gather_locals(const OpInfo& info, const CachedPlan& plan, const Arguments& arguments) {
+Locals gather_locals(const OpInfo& info, const CachedPlan& plan, const Arguments& arguments, const DeviceMesh& mesh) {
   Locals locals;
   for (const TensorSlot& slot : arguments.tensors) locals.push_back(local_of(slot));
   for (const InputMove& move : plan.moves) {
-    announce(info, plan, move);
-    at::Tensor moved = run_steps(locals[move.slot], *move.from, move.steps);
+    const SpecPtr from = spec_of(arguments.tensors[move.slot], mesh);
+    announce(info, plan, move, *from);
+    at::Tensor moved = run_steps(locals[move.slot], *from, move.steps);
     // The op writes into its own copy, which goes back afterwards.
     const bool written = info.is_written[plan.tensors[move.slot].argument];
     if (written && moved.is_same(locals[move.slot])) moved = moved.clone();
@@ -93,18 +94,24 @@ void put_locals(const OpInfo& info, const Arguments& arguments, const Locals& lo
 }
 
 SpecPtr spec_for(CachedOutput& output, const at::Tensor& local, const DeviceMesh& mesh) {
-  if (C10_LIKELY(output.spec && local.sizes() == c10::IntArrayRef(output.local_sizes) &&
+  if (C10_LIKELY(output.content && local.sizes() == c10::IntArrayRef(output.local_sizes) &&
                  local.strides() == c10::IntArrayRef(output.local_strides) && local.scalar_type() == output.dtype)) {
-    return output.spec;
+    SpecPtr spec = output.spec.lock();
+    if (C10_LIKELY(spec.defined())) return spec;
+    spec = output.content->on(mesh);
+    output.spec = c10::weak_intrusive_ptr<Spec>(spec);
+    return spec;
   }
-  output.spec = spec_of_result(local, mesh, output.placements, output.sizes);
+  SpecPtr spec = spec_of_result(local, mesh, output.placements, output.sizes);
   if (output.strides.has_value()) {
-    output.spec = intern_spec(mesh, output.placements, output.spec->sizes, *output.strides, local.scalar_type());
+    spec = intern_spec(mesh, output.placements, spec->sizes, *output.strides, local.scalar_type());
   }
+  output.content = spec->content;
+  output.spec = c10::weak_intrusive_ptr<Spec>(spec);
   output.local_sizes = c10::DimVector(local.sizes());
   output.local_strides = c10::DimVector(local.strides());
   output.dtype = local.scalar_type();
-  return output.spec;
+  return spec;
 }
 
 // Ranks must agree on the order of dims in memory, and a part of one row has none: only views are other than row-major.
@@ -118,7 +125,7 @@ at::Tensor undo_stand_in(const CachedPlan& plan, const CachedOutput& output, con
   for (const Placement& placement : output.placements) {
     if (placement.is_shard()) global[placement.dim()] = output.sizes[placement.dim()];
   }
-  const c10::DimVector sizes = local_sizes(global, output.placements, plan.mesh.position());
+  const c10::DimVector sizes = local_sizes(global, output.placements, plan.own_position());
   if (plan.stand_in_counts && local.sizes() == c10::IntArrayRef(sizes)) return local;
   at::Tensor result = at::empty(sizes, local.options());
   if (result.numel() == 0) return result;
@@ -134,6 +141,7 @@ at::Tensor undo_stand_in(const CachedPlan& plan, const CachedOutput& output, con
 struct Wrapping {
   const OpInfo& info;
   const CachedPlan& plan;
+  const DeviceMesh& mesh;
   bool copied_view;
   bool leave_inference;  // a view of an ordinary tensor is one too, even in InferenceMode
 };
@@ -148,7 +156,7 @@ at::Tensor wrap_result(const Wrapping& w, CachedOutput& output, at::Tensor local
   lay_out(output, local);
   std::optional<c10::InferenceMode> ordinary;
   if (C10_UNLIKELY(w.leave_inference)) ordinary.emplace(false);
-  SpecPtr spec = spec_for(output, local, w.plan.mesh);
+  SpecPtr spec = spec_for(output, local, w.mesh);
   return wrap(std::move(local), std::move(spec), copied);
 }
 
@@ -194,16 +202,17 @@ void write_back(const OpInfo& info, const CachedPlan& plan, const Arguments& arg
   for (const InputMove& move : plan.moves) {
     const TensorSlot& slot = arguments.tensors[move.slot];
     if (!info.is_written[slot.argument]) continue;
-    const SpecPtr moved = with_placements(*move.from, move.to);
-    slot.meta->local.copy_(redistribute_local(locals[move.slot], *moved, move.from->placements));
+    const Spec& from = *slot.meta->spec;
+    const SpecPtr moved = with_placements(from, move.to);
+    slot.meta->local.copy_(redistribute_local(locals[move.slot], *moved, from.placements));
   }
 }
 
 // squeeze_ and the like: the tensor itself gets the new sizes.
-void change_metadata(const CachedPlan& plan, const IValue& self, at::Tensor local) {
+void change_metadata(const CachedPlan& plan, const DeviceMesh& mesh, const IValue& self, at::Tensor local) {
   CachedOutput& output = plan.returns[0].elements[0];
   if (!plan.stand_in_axes.empty()) local = undo_stand_in(plan, output, local);
-  const SpecPtr spec = spec_for(output, local, plan.mesh);
+  const SpecPtr spec = spec_for(output, local, mesh);
   set_meta(self.toTensor(), std::move(local), spec);
 }
 
@@ -220,7 +229,8 @@ void prepare_out(const OpInfo& info, Stack& stack, size_t base) {
   }
 }
 
-void fill_out(const OpInfo& info, const CachedPlan& plan, c10::ArrayRef<IValue> given, Stack& stack) {
+void fill_out(const OpInfo& info, const CachedPlan& plan, const DeviceMesh& mesh, c10::ArrayRef<IValue> given,
+              Stack& stack) {
   const size_t base = stack.size() - info.num_returns;
   for (int r = 0; r < info.num_returns; ++r) {
     const int argument = info.return_alias[r];
@@ -229,7 +239,7 @@ void fill_out(const OpInfo& info, const CachedPlan& plan, c10::ArrayRef<IValue> 
     CachedOutput& output = plan.returns[r].elements[0];
     if (!plan.stand_in_axes.empty()) local = undo_stand_in(plan, output, local);
     lay_out(output, local);
-    const SpecPtr spec = spec_for(output, local, plan.mesh);
+    const SpecPtr spec = spec_for(output, local, mesh);
     const at::Tensor out = given[argument].toTensor();
     const DTensorMeta* meta = dtensor_meta(out);
     if (meta->spec->placements == spec->placements && meta->spec->sizes == spec->sizes) {
@@ -265,6 +275,10 @@ bool leaves_inference(const OpInfo& info, const Arguments& arguments) {
   return info.is_view && c10::InferenceMode::is_enabled() && !arguments.tensors[0].impl->is_inference();
 }
 
+SpecPtr held(const Spec* spec) {
+  return SpecPtr::reclaim_copy(const_cast<Spec*>(spec));
+}
+
 }  // namespace
 
 void check_writable(const OpInfo& info, const Arguments& arguments) {
@@ -285,14 +299,18 @@ void check_writable(const OpInfo& info, const Arguments& arguments) {
 
 at::Tensor wrap_fast(const OpInfo& info, const CachedPlan& plan, const Arguments& arguments, int r, at::Tensor local) {
   if (!local.defined()) return local;
-  const Wrapping wrapping{info, plan, is_copied_view(info, plan, arguments), leaves_inference(info, arguments)};
+  const Wrapping wrapping{info, plan, arguments.first->mesh, is_copied_view(info, plan, arguments),
+                          leaves_inference(info, arguments)};
   return wrap_result(wrapping, plan.returns[r].elements[0], std::move(local));
 }
 
 void run_fast(const c10::OperatorHandle& op, const OpInfo& info, const CachedPlan& plan, const Arguments& arguments,
               Stack& stack) {
   const size_t base = stack.size() - info.num_arguments;
-  const Wrapping wrapping{info, plan, is_copied_view(info, plan, arguments), leaves_inference(info, arguments)};
+  // The stack may hold the only handle on an argument, and what it says is needed to wrap the results.
+  const SpecPtr first = held(arguments.first);
+  const Wrapping wrapping{info, plan, first->mesh, is_copied_view(info, plan, arguments),
+                          leaves_inference(info, arguments)};
   c10::SmallVector<IValue, 2> written(info.num_returns);
   if (info.has_written) {
     check_writable(info, arguments);
@@ -304,7 +322,7 @@ void run_fast(const c10::OperatorHandle& op, const OpInfo& info, const CachedPla
     if (slot.meta != nullptr) stack[base + slot.argument] = IValue(at::Tensor(slot.meta->local));
   }
   for (const auto& [argument, value] : plan.replaced) stack[base + argument] = value;
-  if (C10_UNLIKELY(plan.is_default && info.takes_generator)) put_rank_generator(*info.schema, stack, &plan.mesh);
+  if (C10_UNLIKELY(plan.is_default && info.takes_generator)) put_rank_generator(*info.schema, stack, &first->mesh);
   execute_local(op, stack);
   wrap_returns(wrapping, written, stack);
 }
@@ -319,7 +337,8 @@ void run_planned(const c10::OperatorHandle& op, const OpInfo& info, const Cached
   for (int r = 0; r < info.num_returns; ++r) {
     if (info.return_alias[r] >= 0) written[r] = given[info.return_alias[r]];
   }
-  Locals locals = gather_locals(info, plan, arguments);
+  const SpecPtr first = held(arguments.first);
+  Locals locals = gather_locals(info, plan, arguments, first->mesh);
   if (nothing_to_write(info, plan, locals)) {
     write_back(info, plan, arguments, locals);
     torch::jit::drop(stack, info.num_arguments);
@@ -331,7 +350,7 @@ void run_planned(const c10::OperatorHandle& op, const OpInfo& info, const Cached
   put_locals(info, arguments, locals, stack, base);
   if (info.has_out) prepare_out(info, stack, base);
   for (const auto& [argument, value] : plan.replaced) stack[base + argument] = value;
-  if (plan.is_default && info.takes_generator) put_rank_generator(*info.schema, stack, &plan.mesh);
+  if (plan.is_default && info.takes_generator) put_rank_generator(*info.schema, stack, &first->mesh);
 
   const spmd::Call call(*info.schema, given, plan.tensors);
   const spmd::LocalCall local_call{call, plan.plan, plan.position()};
@@ -346,13 +365,14 @@ void run_planned(const c10::OperatorHandle& op, const OpInfo& info, const Cached
   }
   torch::jit::drop(stack, info.num_arguments);
   stack.insert(stack.end(), local.begin(), local.end());
-  if (info.has_out) fill_out(info, plan, given, stack);
+  if (info.has_out) fill_out(info, plan, first->mesh, given, stack);
   if (info.is_metadata_change) {
-    change_metadata(plan, given[0], stack.back().toTensor());
+    change_metadata(plan, first->mesh, given[0], stack.back().toTensor());
   } else if (info.has_written) {
     write_back(info, plan, arguments, locals);
   }
-  wrap_returns({info, plan, is_copied_view(info, plan, arguments), leaves_inference(info, arguments)}, written, stack);
+  wrap_returns({info, plan, first->mesh, is_copied_view(info, plan, arguments), leaves_inference(info, arguments)},
+               written, stack);
 }
 
 }  // namespace serried::detail
