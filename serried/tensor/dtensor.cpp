@@ -6,6 +6,7 @@
 #include "serried/base/error.h"
 #include "serried/comm/watch.h"
 #include "serried/spmd/redistribute.h"
+#include "serried/tensor/detail/copied_view.h"
 #include "serried/tensor/detail/from_local.h"
 #include "serried/tensor/detail/gradient.h"
 #include "serried/tensor/detail/placing.h"
@@ -19,6 +20,13 @@ namespace {
 const DTensorMeta& meta_of(const char* where, const at::Tensor& t) {
   if (const DTensorMeta* meta = dtensor_meta(t)) return *meta;
   raise<c10::ValueError>({where, "the DTensor is undefined", "assign one to it first"});
+}
+
+// The same for who reads the data.
+const DTensorMeta& fresh_meta_of(const char* where, const at::Tensor& t) {
+  const DTensorMeta& meta = meta_of(where, t);
+  detail::check_fresh(where, "", meta);
+  return meta;
 }
 
 // The part of `t` as `dtype`, placed by `placements`; `t` itself where nothing changes.
@@ -77,7 +85,7 @@ DTensor::DTensor(at::Tensor t) : at::Tensor(std::move(t)) {
 }
 
 at::Tensor DTensor::to_local(ToLocalOptions options) const {
-  const DTensorMeta& meta = meta_of("to_local", *this);
+  const DTensorMeta& meta = fresh_meta_of("to_local", *this);
   at::Tensor part = detail::alias_of_local(meta.local, *this);
   if (!detail::wants_gradient(*this)) return part;
   const Placements placed =
@@ -93,7 +101,7 @@ at::Tensor DTensor::to_local(ToLocalOptions options) const {
 }
 
 DTensor DTensor::redistribute(const Placements& placements, RedistributeOptions options) const {
-  const Spec& spec = *meta_of("redistribute", *this).spec;
+  const Spec& spec = *fresh_meta_of("redistribute", *this).spec;
   const c10::ScalarType dtype = options.forward_dtype.value_or(spec.dtype);
   if (placements == spec.placements && dtype == spec.dtype) return *this;
   const Placements placed = detail::resolved_placements("redistribute", placements, dim(), spec.mesh, dtype);
@@ -101,7 +109,7 @@ DTensor DTensor::redistribute(const Placements& placements, RedistributeOptions 
 }
 
 DTensor DTensor::redistribute(const DeviceMesh& mesh, const Placements& placements) const {
-  const Spec& spec = *meta_of("redistribute", *this).spec;
+  const Spec& spec = *fresh_meta_of("redistribute", *this).spec;
   if (mesh == spec.mesh) return redistribute(placements);
   const Placements placed = detail::resolved_placements("redistribute", placements, dim(), mesh, spec.dtype);
   return recorded(*this, redistributed_across(*this, mesh, placed), {});

@@ -43,18 +43,18 @@ void set_content(c10::TensorImpl& impl, c10::intrusive_ptr<DTensorMeta> meta) {
 
 }  // namespace
 
-at::Tensor wrap(at::Tensor local, SpecPtr spec, bool is_copied_view) {
+at::Tensor wrap(at::Tensor local, SpecPtr spec, CopiedFromPtr copied_from) {
   // The constructor leaves out autograd's keys under InferenceMode.
   auto impl =
       c10::make_intrusive<c10::TensorImpl>(c10::Storage(no_memory()), kKeys, c10::scalarTypeToTypeMeta(spec->dtype));
-  set_content(*impl, c10::make_intrusive<DTensorMeta>(std::move(local), std::move(spec), is_copied_view));
+  set_content(*impl, c10::make_intrusive<DTensorMeta>(std::move(local), std::move(spec), std::move(copied_from)));
   return at::Tensor(std::move(impl));
 }
 
-at::Tensor wrap_view(at::Tensor local, SpecPtr spec, const at::Tensor& base, bool is_copied_view) {
+at::Tensor wrap_view(at::Tensor local, SpecPtr spec, const at::Tensor& base, CopiedFromPtr copied_from) {
   auto impl = c10::make_intrusive<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(no_memory()), base.key_set(),
                                                    c10::scalarTypeToTypeMeta(spec->dtype));
-  set_content(*impl, c10::make_intrusive<DTensorMeta>(std::move(local), std::move(spec), is_copied_view));
+  set_content(*impl, c10::make_intrusive<DTensorMeta>(std::move(local), std::move(spec), std::move(copied_from)));
   return at::Tensor(std::move(impl));
 }
 
@@ -62,8 +62,8 @@ void set_meta(const at::Tensor& t, at::Tensor local, SpecPtr spec) {
   c10::TensorImpl& impl = *t.unsafeGetTensorImpl();
   OpenTensorImpl::dtype(impl) = c10::scalarTypeToTypeMeta(spec->dtype);
   const DTensorMeta* old = dtensor_meta(t);
-  const bool is_copied_view = old != nullptr && old->is_copied_view;
-  set_content(impl, c10::make_intrusive<DTensorMeta>(std::move(local), std::move(spec), is_copied_view));
+  CopiedFromPtr copied_from = old != nullptr ? old->copied_from : nullptr;
+  set_content(impl, c10::make_intrusive<DTensorMeta>(std::move(local), std::move(spec), std::move(copied_from)));
 }
 
 void convert_in_place(const at::Tensor& plain, at::Tensor local, SpecPtr spec) {

@@ -5,9 +5,16 @@
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/TensorImpl.h>
 
+#include <memory>
+
 #include "serried/tensor/spec.h"
 
 namespace serried {
+
+namespace detail {
+struct CopiedFrom;
+}
+using CopiedFromPtr = std::shared_ptr<const detail::CopiedFrom>;
 
 /// The key whose one boxed fallback sees every op on our tensors: below autograd, above all backends, in no composite
 /// alias set. Nothing else in LibTorch 2.13 uses it; a start-up check says so if that ever changes.
@@ -24,19 +31,20 @@ struct DistMeta : c10::BackendMeta {
 /// Never changed once a tensor has it: a tensor that changes gets a new one (set_meta), so copies that autograd makes
 /// share it safely.
 struct DTensorMeta final : DistMeta {
-  DTensorMeta(at::Tensor local_, SpecPtr spec_, bool is_copied_view_ = false)
+  DTensorMeta(at::Tensor local_, SpecPtr spec_, CopiedFromPtr copied_from_ = nullptr)
       : DistMeta(MetaKind::dtensor),
         local(std::move(local_)),
         spec(std::move(spec_)),
-        is_copied_view(is_copied_view_) {}
+        copied_from(std::move(copied_from_)) {}
   c10::intrusive_ptr<c10::BackendMeta> clone(const c10::intrusive_ptr<c10::BackendMeta>& self) const override {
     return self;
   }
 
   const at::Tensor local;
   const SpecPtr spec;
-  /// A view whose data had to be gathered: it does not alias its base, so writing through it must raise.
-  const bool is_copied_view;
+  /// Of a view whose data had to be gathered, else null. It does not alias its base: writing through it raises, and so
+  /// does its use after a write to the base.
+  const CopiedFromPtr copied_from;
 };
 
 /// Null for a plain or undefined tensor.
@@ -50,11 +58,11 @@ inline const DTensorMeta* dtensor_meta(const at::Tensor& t) {
 }
 
 /// A new tensor around `local`, which holds this rank's part as `spec` says. No checks, no gradient.
-at::Tensor wrap(at::Tensor local, SpecPtr spec, bool is_copied_view = false);
+at::Tensor wrap(at::Tensor local, SpecPtr spec, CopiedFromPtr copied_from = nullptr);
 
 /// The same for a view of `base`, one of ours. Under InferenceMode a view is an inference tensor only where its base
 /// is.
-at::Tensor wrap_view(at::Tensor local, SpecPtr spec, const at::Tensor& base, bool is_copied_view = false);
+at::Tensor wrap_view(at::Tensor local, SpecPtr spec, const at::Tensor& base, CopiedFromPtr copied_from = nullptr);
 
 /// Gives an existing tensor of ours another part and spec; sizes and strides follow.
 void set_meta(const at::Tensor& t, at::Tensor local, SpecPtr spec);

@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 
 #include "serried/base/error.h"
+#include "serried/tensor/detail/copied_view.h"
 #include "serried/tensor/detail/handler_call.h"
 #include "serried/tensor/detail/local_only.h"
 #include "serried/tensor/detail/text.h"
@@ -52,7 +53,13 @@ bool strided(const c10::OperatorHandle& op, Stack& stack, bool is_view) {
     at::Tensor local = whole_with_strides(meta, copied).as_strided(sizes, strides, offset);
     if (!is_view) local = local.clone();
     const SpecPtr spec = replicated(local, meta.spec->mesh);
-    result = is_view ? wrap_view(local, spec, call.tensor(0), copied) : wrap(local, spec);
+    if (is_view) {
+      const at::Tensor& base = call.tensor(0);
+      result =
+          wrap_view(local, spec, base, copied ? detail::copied_from(*base.unsafeGetTensorImpl()) : meta.copied_from);
+    } else {
+      result = wrap(local, spec);
+    }
   }
   return call.finish({result});
 }

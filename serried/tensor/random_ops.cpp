@@ -5,6 +5,7 @@
 #include <ATen/ExpandUtils.h>
 
 #include "serried/base/error.h"
+#include "serried/tensor/detail/copied_view.h"
 #include "serried/tensor/detail/like.h"
 #include "serried/tensor/detail/local_only.h"
 #include "serried/tensor/detail/random_fill.h"
@@ -65,10 +66,8 @@ at::Generator source_for(const RandomCall& arguments, const Spec& spec) {
 
 // The dispatcher's check comes after handlers.
 const DTensorMeta& writable(const c10::OperatorHandle& op, const DTensorMeta& meta) {
-  if (!meta.is_copied_view) return meta;
-  raise<c10::ValueError>({op.schema().name(),
-                          c10::str("self (", meta.spec->to_string(), ") is a copy of a view across a sharded dim"),
-                          "write to the tensor it was taken from, or redistribute that one before the view"});
+  detail::begin_write(op.schema().name(), op.schema().arguments()[0].name(), meta);
+  return meta;
 }
 
 at::Tensor result(const Part& part) {
@@ -272,6 +271,7 @@ bool rrelu_with_noise(const c10::OperatorHandle& op, Stack& stack) {
   const Placements& to = noise_meta->spec->placements;
   const Part self{redistribute_local(meta->local, *meta->spec, to), with_placements(*meta->spec, to)};
   const bool is_functional = name == "aten::rrelu_with_noise_functional";
+  if (!is_functional) detail::begin_write(name, "noise", *noise_meta);
   const Part noise =
       is_functional ? detail::empty_beside(*noise_meta->spec) : Part{noise_meta->local, noise_meta->spec};
   const at::Tensor output = result({rrelu_part(self, noise, arguments), self.spec});

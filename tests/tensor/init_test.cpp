@@ -100,14 +100,17 @@ TEST(Init, APartialTensorRaises) {
 }
 
 TEST(Init, ACopiedViewRaises) {
-  run_ranks(1, [](const Group&) {
-    const DeviceMesh mesh = init_device_mesh("cpu", {1}, {"dp"});
-    const DTensor t = zeros({2, 3}, mesh);
-    const at::Tensor view = wrap(dtensor_meta(t)->local, dtensor_meta(t)->spec, true);
-    EXPECT_EQ(error_text<c10::ValueError>([&] { view.uniform_(); }),
-              "[aten::uniform_] self (f32[2,3] R on " + mesh.to_string() +
-                  ") is a copy of a view across a sharded dim\n  fix: write to the tensor it was taken from, or "
-                  "redistribute that one before the view\n  at:  rank 0/1");
+  run_ranks(2, [](const Group& group) {
+    const DeviceMesh mesh = init_device_mesh("cpu", {2}, {"dp"});
+    const DTensor t = zeros({3, 2}, mesh, {Shard(0)});
+    const at::Tensor view = t.select(0, 1);
+    EXPECT_EQ(
+        error_text<c10::ValueError>([&] { view.uniform_(); }),
+        c10::str("[aten::uniform_] \"self\" f32[2] R on ", mesh.to_string(),
+                 " is a view across a cut dim: its data was gathered, so writing to it would not reach the tensor "
+                 "it is a view of\n  fix: write to the tensor itself, or redistribute it so that the viewed dim "
+                 "is whole\n  at:  rank ",
+                 group->getRank(), "/2"));
   });
 }
 

@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/function.h>
 
 #include "serried/base/error.h"
+#include "serried/tensor/detail/copied_view.h"
 #include "serried/tensor/detail/text.h"
 #include "serried/tensor/guards.h"
 
@@ -115,6 +116,12 @@ void check_companions(const OpInfo& info, const Arguments& arguments) {
   }
 }
 
+void check_copied_views(const OpInfo& info, const Arguments& arguments) {
+  for (const TensorSlot& slot : arguments.tensors) {
+    if (slot.meta != nullptr) check_fresh(info.name, info.schema->arguments()[slot.argument].name(), *slot.meta);
+  }
+}
+
 // Formulas of autograd write DTensors into zeros they have made (scatter_ in the backward of max and sort): those
 // become replicated DTensors in place.
 void adopt_written(const OpInfo& info, Arguments& arguments) {
@@ -139,6 +146,7 @@ void add_tensor(Arguments& out, c10::TensorImpl* impl, int argument, int list_in
   if (meta != nullptr) {
     out.key.push_back(kSpec | meta->spec->id << 8);
     if (out.first == nullptr) out.first = meta->spec.get();
+    out.has_copied_view |= meta->copied_from != nullptr;
   } else {
     out.key.push_back(kPlain | uint64_t(impl->dim()) << 8 | uint64_t(c10::typeMetaToScalarType(impl->dtype())) << 16);
     // A nested tensor has no sizes to tell.
@@ -180,6 +188,7 @@ void add_any_number(Arguments& out) {
 }
 
 void check_together(const OpInfo& info, const Arguments& arguments) {
+  if (C10_UNLIKELY(arguments.has_copied_view)) check_copied_views(info, arguments);
   const uint64_t mesh = arguments.first->mesh.id();
   for (const TensorSlot& slot : arguments.tensors) {
     if (slot.meta != nullptr ? slot.meta->spec->mesh.id() == mesh : slot.impl->numel() == 1) continue;

@@ -24,6 +24,7 @@ struct Arguments {
   const Spec* first = nullptr;              // of the first DTensor
   bool cacheable = true;
   bool has_out_dtensor = false;
+  bool has_copied_view = false;
 };
 
 /// The words of a key, one value at a time; what `collect` does for boxed values. `impl` null: no tensor there.
@@ -37,7 +38,7 @@ void add_none(Arguments& arguments);
 /// A number that no plan depends on.
 void add_any_number(Arguments& arguments);
 
-/// Raises where a plain tensor stands beside DTensors or meshes differ.
+/// Raises where a plain tensor stands beside DTensors, meshes differ, or a copied view is stale.
 void check_together(const OpInfo& info, const Arguments& arguments);
 
 /// Reads the top of `stack` and checks it.

@@ -5,6 +5,7 @@
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/zeros_like.h>
 
+#include "serried/tensor/detail/copied_view.h"
 #include "serried/tensor/detail/like.h"
 #include "serried/tensor/meta.h"
 #include "serried/tensor/redistribute.h"
@@ -50,6 +51,7 @@ bool check_and_unscale(const c10::OperatorHandle&, Stack& stack) {
   for (const at::Tensor& t : arguments[0].toTensorVector()) {
     const DTensorMeta* meta = dtensor_meta(t);
     if (first == nullptr) first = meta;
+    if (meta != nullptr) begin_write("_amp_foreach_non_finite_check_and_unscale_", "self", *meta);
     // A pending sum says nothing about the value: it is checked once it is whole.
     at::Tensor whole =
         meta == nullptr ? t : redistribute_local(meta->local, *meta->spec, without_partial(meta->spec->placements));

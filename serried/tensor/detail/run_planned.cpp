@@ -11,6 +11,7 @@
 #include "serried/base/log.h"
 #include "serried/tensor/comm_debug.h"
 #include "serried/tensor/detail/cached_plan.h"
+#include "serried/tensor/detail/copied_view.h"
 #include "serried/tensor/guards.h"
 #include "serried/tensor/local_ops.h"
 #include "serried/tensor/random.h"
@@ -119,14 +120,18 @@ void lay_out(const CachedOutput& output, at::Tensor& local) {
   if (C10_UNLIKELY(!output.strides.has_value() && !local.is_contiguous())) local = local.contiguous();
 }
 
-// What the stand-in computed has only the right shape.
-at::Tensor undo_stand_in(const CachedPlan& plan, const CachedOutput& output, const at::Tensor& local) {
+// What the stand-in computed has only the right shape. `base`: the part that the result is a view of, if it is one.
+at::Tensor undo_stand_in(const CachedPlan& plan, const CachedOutput& output, const at::Tensor& local,
+                         const at::Tensor& base = {}) {
   c10::DimVector global(local.sizes());
   for (const Placement& placement : output.placements) {
     if (placement.is_shard()) global[placement.dim()] = output.sizes[placement.dim()];
   }
   const c10::DimVector sizes = local_sizes(global, output.placements, plan.own_position());
   if (plan.stand_in_counts && local.sizes() == c10::IntArrayRef(sizes)) return local;
+  // A view shares the memory of its base on every rank, or only some would notice what is written to it.
+  const bool is_view = base.defined() && base.numel() == 0 && base.dtype() == local.dtype();
+  if (is_view && c10::multiply_integers(sizes) == 0) return base.as_strided(sizes, serried::contiguous_strides(sizes));
   at::Tensor result = at::empty(sizes, local.options());
   if (result.numel() == 0) return result;
   for (int64_t axis : plan.stand_in_axes) {
@@ -142,22 +147,25 @@ struct Wrapping {
   const OpInfo& info;
   const CachedPlan& plan;
   const DeviceMesh& mesh;
-  bool copied_view;
+  const c10::TensorImpl* view_of;  // null: no view
+  CopiedFromPtr copied_from;
   bool leave_inference;  // a view of an ordinary tensor is one too, even in InferenceMode
 };
 
 at::Tensor wrap_result(const Wrapping& w, CachedOutput& output, at::Tensor local) {
-  if (C10_UNLIKELY(!w.plan.stand_in_axes.empty())) local = undo_stand_in(w.plan, output, local);
-  bool copied = w.copied_view;
+  if (C10_UNLIKELY(!w.plan.stand_in_axes.empty())) {
+    local = undo_stand_in(w.plan, output, local, w.view_of != nullptr ? dtensor_meta(w.view_of)->local : at::Tensor());
+  }
+  CopiedFromPtr copied = w.copied_from;
   if (C10_UNLIKELY(local.is_conj() || local.is_neg())) {
     local = local.resolve_conj().resolve_neg();
-    copied = copied || w.info.is_view;
+    if (w.view_of != nullptr) copied = copied_from(*w.view_of);
   }
   lay_out(output, local);
   std::optional<c10::InferenceMode> ordinary;
   if (C10_UNLIKELY(w.leave_inference)) ordinary.emplace(false);
   SpecPtr spec = spec_for(output, local, w.mesh);
-  return wrap(std::move(local), std::move(spec), copied);
+  return wrap(std::move(local), std::move(spec), std::move(copied));
 }
 
 void wrap_list(const Wrapping& w, CachedReturn& description, IValue& value) {
@@ -242,6 +250,7 @@ void fill_out(const OpInfo& info, const CachedPlan& plan, const DeviceMesh& mesh
     const SpecPtr spec = spec_for(output, local, mesh);
     const at::Tensor out = given[argument].toTensor();
     const DTensorMeta* meta = dtensor_meta(out);
+    begin_write(info.name, info.schema->arguments()[argument].name(), *meta);
     if (meta->spec->placements == spec->placements && meta->spec->sizes == spec->sizes) {
       meta->local.copy_(local);  // others may share the memory
     } else {
@@ -262,17 +271,18 @@ bool nothing_to_write(const OpInfo& info, const CachedPlan& plan, const Locals& 
 }
 
 // A view of a view that was copied is one itself.
-bool is_copied_view(const OpInfo& info, const CachedPlan& plan, const Arguments& arguments) {
-  if (!info.is_view) return false;
-  if (arguments.tensors[0].meta != nullptr && arguments.tensors[0].meta->is_copied_view) return true;
+CopiedFromPtr copied_view(const CachedPlan& plan, const TensorSlot& base) {
   for (const InputMove& move : plan.moves) {
-    if (move.slot == 0) return true;
+    if (move.slot == 0 && base.meta != nullptr) return copied_from(*base.impl);
   }
-  return false;
+  return base.meta != nullptr ? base.meta->copied_from : nullptr;
 }
 
-bool leaves_inference(const OpInfo& info, const Arguments& arguments) {
-  return info.is_view && c10::InferenceMode::is_enabled() && !arguments.tensors[0].impl->is_inference();
+Wrapping wrapping_of(const OpInfo& info, const CachedPlan& plan, const Arguments& arguments, const DeviceMesh& mesh) {
+  if (C10_LIKELY(!info.is_view)) return {info, plan, mesh, nullptr, nullptr, false};
+  const TensorSlot& base = arguments.tensors[0];
+  const bool leave_inference = c10::InferenceMode::is_enabled() && !base.impl->is_inference();
+  return {info, plan, mesh, base.meta != nullptr ? base.impl : nullptr, copied_view(plan, base), leave_inference};
 }
 
 SpecPtr held(const Spec* spec) {
@@ -283,24 +293,19 @@ SpecPtr held(const Spec* spec) {
 
 void check_writable(const OpInfo& info, const Arguments& arguments) {
   for (const TensorSlot& slot : arguments.tensors) {
-    if (!info.is_written[slot.argument] || (slot.meta != nullptr && !slot.meta->is_copied_view)) continue;
-    const std::string argument = info.schema->arguments()[slot.argument].name();
-    if (slot.meta == nullptr) {
+    if (!info.is_written[slot.argument]) continue;
+    const std::string& argument = info.schema->arguments()[slot.argument].name();
+    if (C10_UNLIKELY(slot.meta == nullptr)) {
       raise<c10::TypeError>({info.name, c10::str("a DTensor would be written into the plain tensor \"", argument, "\""),
                              "use the functional form, or make the plain tensor a DTensor first"});
     }
-    raise<c10::ValueError>({info.name,
-                            c10::str("\"", argument, "\" ", slot.meta->spec->to_string(),
-                                     " is a view across a cut dim: its data was gathered, so writing to it would not "
-                                     "reach the tensor it is a view of"),
-                            "write to the tensor itself, or redistribute it so that the viewed dim is whole"});
+    begin_write(info.name, argument, *slot.meta);
   }
 }
 
 at::Tensor wrap_fast(const OpInfo& info, const CachedPlan& plan, const Arguments& arguments, int r, at::Tensor local) {
   if (!local.defined()) return local;
-  const Wrapping wrapping{info, plan, arguments.first->mesh, is_copied_view(info, plan, arguments),
-                          leaves_inference(info, arguments)};
+  const Wrapping wrapping = wrapping_of(info, plan, arguments, arguments.first->mesh);
   return wrap_result(wrapping, plan.returns[r].elements[0], std::move(local));
 }
 
@@ -309,8 +314,8 @@ void run_fast(const c10::OperatorHandle& op, const OpInfo& info, const CachedPla
   const size_t base = stack.size() - info.num_arguments;
   // The stack may hold the only handle on an argument, and what it says is needed to wrap the results.
   const SpecPtr first = held(arguments.first);
-  const Wrapping wrapping{info, plan, first->mesh, is_copied_view(info, plan, arguments),
-                          leaves_inference(info, arguments)};
+  const at::Tensor view_of = info.is_view ? stack[base + arguments.tensors[0].argument].toTensor() : at::Tensor();
+  const Wrapping wrapping = wrapping_of(info, plan, arguments, first->mesh);
   c10::SmallVector<IValue, 2> written(info.num_returns);
   if (info.has_written) {
     check_writable(info, arguments);
@@ -330,7 +335,7 @@ void run_fast(const c10::OperatorHandle& op, const OpInfo& info, const CachedPla
 void run_planned(const c10::OperatorHandle& op, const OpInfo& info, const CachedPlan& plan, const Arguments& arguments,
                  Stack& stack) {
   const size_t base = stack.size() - info.num_arguments;
-  if (info.has_written) check_writable(info, arguments);
+  if (info.has_written && !info.is_metadata_change) check_writable(info, arguments);
   // The call as it was made: results in place are these tensors, and their parts stay alive.
   const std::vector<IValue> given(stack.begin() + base, stack.end());
   std::vector<IValue> written(info.num_returns);
@@ -338,6 +343,7 @@ void run_planned(const c10::OperatorHandle& op, const OpInfo& info, const Cached
     if (info.return_alias[r] >= 0) written[r] = given[info.return_alias[r]];
   }
   const SpecPtr first = held(arguments.first);
+  const Wrapping wrapping = wrapping_of(info, plan, arguments, first->mesh);
   Locals locals = gather_locals(info, plan, arguments, first->mesh);
   if (nothing_to_write(info, plan, locals)) {
     write_back(info, plan, arguments, locals);
@@ -371,8 +377,7 @@ void run_planned(const c10::OperatorHandle& op, const OpInfo& info, const Cached
   } else if (info.has_written) {
     write_back(info, plan, arguments, locals);
   }
-  wrap_returns({info, plan, first->mesh, is_copied_view(info, plan, arguments), leaves_inference(info, arguments)},
-               written, stack);
+  wrap_returns(wrapping, written, stack);
 }
 
 }  // namespace serried::detail
