@@ -34,13 +34,14 @@ at::ScalarType accumulated(at::ScalarType dtype) {
 }
 
 struct Moments {
-  at::Tensor mean;      // put together, with keepdim
+  at::Tensor mean;      // put together, with keepdim; undefined where nobody asked
   at::Tensor variance;  // times the divisor: pending sum over ranks, with keepdim
 };
 
 // Chan's formula: the parts' own deviations and those of their means from the common mean. Stable, and the only
-// temporaries are as small as the result.
-Moments moments(const PartReduction& parts) {
+// temporaries are as small as the result. Means are taken relative to one of them: where all elements are equal, so
+// that autograd sees it, the variance is 0 and not the square of what rounding leaves.
+Moments moments(const PartReduction& parts, bool with_mean) {
   const at::ScalarType dtype = accumulated(parts.local().scalar_type());
   at::Tensor mean = parts.none(dtype);
   at::Tensor variance = parts.none(c10::toRealValueType(dtype));
@@ -48,29 +49,52 @@ Moments moments(const PartReduction& parts) {
     std::tie(variance, mean) = at::var_mean(parts.local().to(dtype), parts.dims(), /*correction=*/0, /*keepdim=*/true);
   }
   const double count = double(parts.local_count());
-  const at::Tensor common = parts.reduced(mean * (count / double(parts.count())), ReduceKind::sum);
-  const at::Tensor away = (mean - common).abs();
-  return {common, (variance + away * away) * count};
+  const double share = count / double(parts.count());
+  const at::Tensor first = parts.of_first(mean);
+  const at::Tensor from_first = parts.local_count() > 0 ? mean - first : at::zeros_like(mean);
+  const at::Tensor shift = parts.reduced(from_first * share, ReduceKind::sum);
+  const at::Tensor away = (from_first - shift).abs();
+  // Not first + shift: of infinite elements there is a mean, but no difference.
+  return {with_mean ? parts.reduced(mean * share, ReduceKind::sum) : at::Tensor(), (variance + away * away) * count};
 }
 
 bool has_numbers(const at::Tensor& t) {
   return t.is_floating_point() || t.is_complex();
 }
 
+// Whether a part may have one result where the whole has several.
+bool is_one_of_many(const HandlerCall& call) {
+  const at::Tensor& self = call.tensor(0);
+  if (call.has_out() || !self.is_floating_point() || self.dim() == 0) return false;
+  int64_t reduced = 1;
+  for (const int64_t dim : call.call().dims("dim", self.dim())) reduced *= self.size(dim);
+  return reduced < self.numel();
+}
+
+// ATen's std and var of a single result subtract a mean that was rounded; those of several do not, nor do the pairs.
+at::Tensor without_mean(const HandlerCall& call, bool is_std, double correction, bool keepdim) {
+  const at::Tensor& self = call.tensor(0);
+  const std::vector<int64_t> dims = call.call().dims("dim", self.dim());
+  return std::get<0>(is_std ? at::std_mean(self, dims, at::Scalar(correction), keepdim)
+                            : at::var_mean(self, dims, at::Scalar(correction), keepdim));
+}
+
 bool variance(const c10::OperatorHandle& op, Stack& stack, bool is_std, bool with_mean) {
   HandlerCall call(op, stack);
   if (!has_numbers(call.tensor(0))) return false;
   const std::optional<PartReduction> parts = parts_of(call);
-  if (!parts || parts->count() == 0) return false;
   const bool keepdim = call.call().flag("keepdim");
   const double by_default = call.call().has("unbiased") ? double(call.call().flag("unbiased", true)) : 1.0;
   const double correction = call.call().number("correction", by_default);
+  if (!parts || parts->count() == 0) {
+    return !with_mean && is_one_of_many(call) && call.finish({without_mean(call, is_std, correction, keepdim)});
+  }
   const at::ScalarType dtype = call.tensor(0).scalar_type();
   at::Tensor result;
   at::Tensor mean;
   {
     const LocalOnly guard;
-    const Moments found = moments(*parts);
+    const Moments found = moments(*parts, with_mean);
     const at::Tensor part = found.variance / std::max(0.0, double(parts->count()) - correction);
     const at::Tensor whole = parts->reduced(part, ReduceKind::sum);
     result = parts->settled((is_std ? whole.sqrt() : whole).to(c10::toRealValueType(dtype)), keepdim);

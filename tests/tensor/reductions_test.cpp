@@ -47,6 +47,33 @@ TEST(Reductions, VarianceWithMean) {
   });
 }
 
+// 0.1 has no exact mean over 7 = 3 + 3 + 1 elements. Autograd takes a deviation of exactly 0 as a constant; one of
+// 1e-17 gives gradients of any size.
+TEST(Reductions, EqualElementsHaveNoDeviationAndNoGradient) {
+  for (const Sizes& shape : usual_meshes()) {
+    on_mesh(shape, [&](const DeviceMesh& mesh) {
+      for (const Placements& placements : all_placements(2, shape.size(), false)) {
+        for (const Sizes& dims : {Sizes{0}, Sizes{1}, Sizes{0, 1}}) {
+          const at::Tensor x = place(at::full({7, 7}, 0.1, at::kDouble), mesh, placements).requires_grad_();
+          const at::Tensor deviation = at::std(x, at::IntArrayRef(dims), at::Scalar(1), false);
+          deviation.sum().backward();
+          EXPECT_EQ(full(deviation.detach()).abs().max().item<double>(), 0) << to_string(placements);
+          EXPECT_EQ(full(x.grad()).abs().max().item<double>(), 0) << to_string(placements);
+        }
+      }
+    });
+  }
+}
+
+TEST(Reductions, InfiniteElementsHaveAMean) {
+  const at::Tensor x = at::tensor({1.0, INFINITY, 2.0, 3.0, 4.0}, at::kDouble);
+  on_mesh({3}, [&](const DeviceMesh& mesh) {
+    const auto [variance, mean] = at::var_mean(place(x, mesh, {Shard(0)}), at::IntArrayRef{0}, at::Scalar(1), false);
+    EXPECT_TRUE(full(variance).isnan().item<bool>());
+    EXPECT_EQ(full(mean).item<double>(), INFINITY);
+  });
+}
+
 // A difference of large squares would leave four digits of sixteen.
 TEST(Reductions, VarianceFarFromZeroKeepsItsDigits) {
   const at::Tensor x = sample_values() + 1e6;

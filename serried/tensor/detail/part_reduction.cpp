@@ -75,6 +75,11 @@ at::Tensor PartReduction::reduced(const at::Tensor& part, ReduceKind kind) const
   return redistribute_local(part, *from, without_partial(from->placements));
 }
 
+at::Tensor PartReduction::of_first(const at::Tensor& part) const {
+  const bool is_first = !identity_here(placements(ReduceKind::sum), mesh_.position()).has_value();
+  return reduced(is_first ? part : at::zeros_like(part), ReduceKind::sum);
+}
+
 at::Tensor PartReduction::settled(const at::Tensor& part, bool keepdim) const {
   return wrapped(part, without_partial(placements(ReduceKind::sum)), keepdim);
 }

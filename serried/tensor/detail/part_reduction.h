@@ -28,6 +28,8 @@ class PartReduction {
 
   /// `part`, reduced with keepdim, put together over the axes that cut the dims: this rank's part of the result.
   at::Tensor reduced(const at::Tensor& part, ReduceKind kind) const;
+  /// `part` of the first rank along those axes, on all of them; that rank has elements where any has.
+  at::Tensor of_first(const at::Tensor& part) const;
   /// `part`, put together already, as a DTensor.
   at::Tensor settled(const at::Tensor& part, bool keepdim) const;
 
