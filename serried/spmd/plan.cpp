@@ -238,6 +238,7 @@ Plan make_plan(const Bound& bound, const Call& call, const PlanRequest& request)
     planner.take(axis, found[chosen]);
   }
   plan.inputs = planner.targets_;
+  for (const BoundTensor& input : bound.inputs) plan.terms.push_back({input.term, input.linear});
   for (size_t o = 0; o < bound.outputs.size(); ++o)
     plan.outputs.push_back(describe_output(bound, o, planner.outputs_[o]));
   return plan;

@@ -15,6 +15,12 @@ struct OutputPlan {
   c10::DimVector sizes;  // global; -1: as the local result says
 };
 
+/// Where an input stands in its rule: the term of the sum, and whether the rule is linear in it.
+struct InputTerm {
+  int term = 0;
+  bool linear = true;
+};
+
 struct Plan {
   std::string rule;                // the text; empty: the replicate default
   std::vector<Placements> inputs;  // parallel to call.tensors()
@@ -22,6 +28,7 @@ struct Plan {
   std::vector<FixupPattern> fixups;
   std::vector<int> rows;  // per axis the index of the row taken
   double cost = 0;
+  std::vector<InputTerm> terms = {};  // parallel to inputs; empty for the default
   bool is_default() const { return rule.empty(); }
 };
 

@@ -57,7 +57,13 @@ std::string binary_cross_entropy_backward(const Call& call) {
 }
 
 std::string binary_cross_entropy_with_logits(const Call& call) {
-  return reduced(call, "!..., !..., !...?, !...?", "...");
+  const std::string x = elements(call);
+  const auto beside = [&](const char* name) {
+    const TensorArg* weight = call.tensor(name);
+    return weight == nullptr || x == "..." ? std::string("...")
+                                           : x.substr(x.size() - std::min(x.size(), size_t(weight->dim())));
+  };
+  return reduced(call, "!" + x + ", !" + x + ", !" + beside("weight") + "?, !" + beside("pos_weight") + "?", x);
 }
 
 // Scores are (samples, classes), or the classes of one sample, or one number.

@@ -2,7 +2,9 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 
+#include <algorithm>
 #include <optional>
 
 #include <c10/core/InferenceMode.h>
@@ -56,15 +58,28 @@ Locals gather_locals(const OpInfo& info, const CachedPlan& plan, const Arguments
   return locals;
 }
 
+// Where other terms of a sum count, one that is stood in for must be 0: its stand-ins need not be (indices), and values
+// that are broadcast have no part that is empty.
+void clear_terms(const CachedPlan& plan, c10::ArrayRef<int> replaced, Locals& locals) {
+  for (size_t i = 0; i < plan.plan.terms.size(); ++i) {
+    const spmd::InputTerm& input = plan.plan.terms[i];
+    const bool cleared = input.linear && std::find(replaced.begin(), replaced.end(), input.term) != replaced.end();
+    if (cleared) locals[i] = at::zeros_like(locals[i]);
+  }
+}
+
 // Zeros in the shape of the rank this one stands in for; ones where a kernel would raise on zeros.
 void put_stand_ins(const CachedPlan& plan, Locals& locals) {
   bool ones = false;
   for (const spmd::FixupPattern& fixup : plan.plan.fixups) ones |= fixup.name == "ones";
+  c10::SmallVector<int, 4> replaced;  // terms
   for (size_t i = 0; i < locals.size(); ++i) {
     const c10::DimVector sizes = local_sizes(plan.tensors[i].sizes, plan.plan.inputs[i], plan.position());
     if (locals[i].sizes() == c10::IntArrayRef(sizes)) continue;
     locals[i] = ones ? at::ones(sizes, locals[i].options()) : at::zeros(sizes, locals[i].options());
+    if (plan.stand_in_counts && i < plan.plan.terms.size()) replaced.push_back(plan.plan.terms[i].term);
   }
+  if (plan.stand_in_counts) clear_terms(plan, replaced, locals);
 }
 
 void put_locals(const OpInfo& info, const Arguments& arguments, const Locals& locals, Stack& stack, size_t base) {
