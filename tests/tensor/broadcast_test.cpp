@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include "tests/support/close.h"
+#include "tests/support/errors.h"
 #include "tests/support/on_mesh.h"
 #include "tests/support/tensor_programs.h"
 
@@ -448,6 +449,20 @@ TEST(Broadcasting, ARankWithoutIndicesAddsNothing) {
                                    place(value, mesh, {Replicate()}), /*accumulate=*/true);
     EXPECT_TRUE(DTensor(actual).placements()[0].is_partial()) << "else the indices were gathered and nothing is tested";
     expect_equal(full(actual), at::index_put(base, list_of({index}), value, true));
+  });
+}
+
+// Rank 3 has nothing of the three rows and would go on alone.
+TEST(Broadcasting, AWriteThatDoesNotFitRaisesOnEveryRank) {
+  on_mesh({4}, [](const DeviceMesh& mesh) {
+    const T x = place(at::ones({3, 1}, at::kDouble), mesh, {Shard(0)});
+    const T other = place(at::ones({2, 3, 1}, at::kDouble), mesh, {Shard(1)});
+    EXPECT_EQ(
+        error_text<c10::ValueError>([&] { T(x).add_(other); }),
+        c10::str("[aten::add_.Tensor] \"self\" has sizes [3,1], but the arguments broadcast to [2,3,1]\n  fix: use "
+                 "the form that returns a new tensor, or expand the tensor first\n  at:  rank ",
+                 mesh.get_rank(), "/4"));
+    EXPECT_THROW(T(x).mul_(place(at::ones({3, 2}, at::kDouble), mesh, {Shard(0)})), c10::ValueError);
   });
 }
 

@@ -6,6 +6,7 @@
 #include "serried/base/error.h"
 #include "serried/base/log.h"
 #include "serried/spmd/registry.h"
+#include "serried/tensor/detail/text.h"
 #include "serried/tensor/detail/view_strides.h"
 #include "serried/tensor/redistribute.h"
 
@@ -35,11 +36,33 @@ std::vector<std::pair<int, int>> written_inputs(const OpInfo& info, const Call& 
   return written;
 }
 
+// In the kernels only ranks that have something to write would find out, and the others wait for them.
+void check_written_sizes(const OpInfo& info, const Call& call, const spmd::Bound& bound,
+                         const std::vector<std::pair<int, int>>& written) {
+  if (info.is_foreach) return;
+  for (const auto& [input, output] : written) {
+    if (output < 0 || size_t(output) >= bound.outputs.size()) continue;
+    const spmd::TensorArg& tensor = call.tensor(size_t(input));
+    c10::DimVector sizes;
+    for (size_t d = 0; d < bound.outputs[size_t(output)].dims.size(); ++d) {
+      const int64_t size = spmd::output_size(bound, size_t(output), d);
+      sizes.push_back(size < 0 && d < tensor.sizes.size() ? tensor.sizes[d] : size);
+    }
+    if (sizes == tensor.sizes) continue;
+    raise<c10::ValueError>({info.name,
+                            c10::str("\"", info.schema->arguments()[size_t(tensor.argument)].name(), "\" has sizes ",
+                                     sizes_text(tensor.sizes), ", but the arguments broadcast to ", sizes_text(sizes)),
+                            "use the form that returns a new tensor, or expand the tensor first"});
+  }
+}
+
 // Element-wise ops that return nothing still have a rule with an output: that of the first list.
 Plan plan_by_rule(const OpInfo& info, const Call& call, const spmd::PlanRequest& request) {
   const auto rule = spmd::find_rule(call);
   if (!rule) return spmd::default_plan(call, request.mesh_shape.size());
-  Plan plan = spmd::make_plan(spmd::bind(*rule, call), call, request);
+  const spmd::Bound bound = spmd::bind(*rule, call);
+  check_written_sizes(info, call, bound, request.written);
+  Plan plan = spmd::make_plan(bound, call, request);
   size_t needed = 0;
   for (const c10::Argument& result : info.schema->returns()) needed += returns_tensor(result);
   if (plan.outputs.size() < needed && !info.is_foreach) {
