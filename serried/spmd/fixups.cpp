@@ -112,6 +112,7 @@ const std::vector<Fixup>& all_fixups() {
       {"squeeze", nullptr, unsqueeze_cut, false},
       // Marks that planner and handlers read, and that change nothing in the local call.
       {"even", nullptr, nullptr, true},
+      {"eye", nullptr, nullptr, true},
       {"ones", nullptr, nullptr, true},
       {"random", nullptr, nullptr, true},
       {"shape", nullptr, nullptr, true},

@@ -91,9 +91,10 @@ TEST(LinalgRules, OutputsThatAreNotAskedForHaveNoBatch) {
 }
 
 TEST(LinalgRules, SolveCutsOnlyTheBatchBothSidesHave) {
-  EXPECT_EQ(rule_of("_linalg_solve_ex", {numbers({4, 3, 3}), numbers({4, 3, 2})}), "!aXZ, !aXY -> aXY, aXZ, aX, a");
-  EXPECT_EQ(rule_of("_linalg_solve_ex", {numbers({4, 3, 3}), numbers({4, 3})}), "!aXZ, !aX -> aX, aXZ, aX, a");
-  EXPECT_EQ(rule_of("_linalg_solve_ex", {numbers({3, 3}), numbers({4, 3, 2})}), "!XZ, !KXY -> KXY, XZ, X, ");
+  EXPECT_EQ(rule_of("_linalg_solve_ex", {numbers({4, 3, 3}), numbers({4, 3, 2})}),
+            "!aXZ, !aXY -> aXY, aXZ, aX, a; eye");
+  EXPECT_EQ(rule_of("_linalg_solve_ex", {numbers({4, 3, 3}), numbers({4, 3})}), "!aXZ, !aX -> aX, aXZ, aX, a; eye");
+  EXPECT_EQ(rule_of("_linalg_solve_ex", {numbers({3, 3}), numbers({4, 3, 2})}), "!XZ, !KXY -> KXY, XZ, X, ; eye");
 }
 
 TEST(LinalgRules, ColumnsToSolveForAreIndependent) {

@@ -25,13 +25,13 @@ std::string lu(const Call& call) {
 std::string lu_unpack(const Call& call) {
   const bool data = call.flag("unpack_data", true);
   const std::string pivots = call.flag("unpack_pivots", true) ? "...CD" : "Z";
-  return "!...AB, !...P -> " + pivots + (data ? ", ...EF, ...GH; ones" : ", Y, X; ones");
+  return "!...AB, !...P -> " + pivots + (data ? ", ...EF, ...GH; eye" : ", Y, X; eye");
 }
 
-// Kernels that check what they are given would raise on the zeros that a rank without elements computes on: "ones".
+// Kernels that check what they are given would raise on the zeros that a rank without elements computes on: "eye".
 // Right-hand sides stand side by side, so their columns (rows, when solving from the right) may be cut.
 std::string lu_solve(const Call& call) {
-  return call.flag("left", true) ? "!...AB, !...A, ...An -> ...An; ones" : "!...AB, !...A, ...nA -> ...nA; ones";
+  return call.flag("left", true) ? "!...AB, !...A, ...An -> ...An; eye" : "!...AB, !...A, ...nA -> ...nA; eye";
 }
 
 std::string solve_triangular(const Call& call) {
@@ -57,7 +57,7 @@ std::string solve_ex(const Call& call) {
   const std::string of_a = batch.substr(batch.size() - a_batch);
   const std::string of_b = batch.substr(batch.size() - b_batch) + (is_vector ? "X" : "XY");
   const std::string of_x = batch + (is_vector ? "X" : "XY");
-  return "!" + of_a + "XZ, !" + of_b + " -> " + of_x + ", " + of_a + "XZ, " + of_a + "X, " + of_a;
+  return "!" + of_a + "XZ, !" + of_b + " -> " + of_x + ", " + of_a + "XZ, " + of_a + "X, " + of_a + "; eye";
 }
 
 }  // namespace
@@ -67,8 +67,8 @@ RuleTable linalg_rules() {
       "linalg",
       detail::joined({
           each("!...AB -> ...AB", "linalg_matrix_exp"),
-          each("!...AB -> ...AB; ones", "cholesky cholesky_inverse"),
-          each("!...AB -> ...AB, ...", "linalg_cholesky_ex linalg_inv_ex"),
+          each("!...AB -> ...AB; eye", "cholesky cholesky_inverse"),
+          each("!...AB -> ...AB, ...; eye", "linalg_cholesky_ex linalg_inv_ex"),
           each("...An, !...AB -> ...An", "_cholesky_solve_helper cholesky_solve"),
           {
               {"_linalg_det", "!...AB -> ..., ...AB, ...A"},
@@ -80,10 +80,10 @@ RuleTable linalg_rules() {
               {"geqrf", "!...AB -> ...AB, ...T"},
               {"linalg_eig", "!...AB -> ...A, ...CD"},
               {"linalg_householder_product", "!...AB, !...T -> ...AB"},
-              {"linalg_ldl_factor_ex", "!...AB -> ...AB, ...A, ..."},
-              {"linalg_ldl_solve", "!...AB, !...A, ...An -> ...An; ones"},
+              {"linalg_ldl_factor_ex", "!...AB -> ...AB, ...A, ...; eye"},
+              {"linalg_ldl_solve", "!...AB, !...A, ...An -> ...An; eye"},
               {"linalg_lu", lu},
-              {"linalg_lu_factor_ex", "!...AB -> ...AB, ...P, ..."},
+              {"linalg_lu_factor_ex", "!...AB -> ...AB, ...P, ...; eye"},
               {"linalg_lu_solve", lu_solve},
               {"linalg_pinv", "!...AB, !...?, !...? -> ...BA"},
               {"linalg_qr", qr},

@@ -1,4 +1,5 @@
 // Runs a planned call on this rank: move inputs, call on local tensors, wrap results.
+#include <ATen/ops/diagonal.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
@@ -58,6 +59,20 @@ Locals gather_locals(const OpInfo& info, const CachedPlan& plan, const Arguments
   return locals;
 }
 
+// Something that the kernel takes: zeros, or what the rule asks for where those would raise. Identities are symmetric,
+// positive definite and triangular, whatever a decomposition wants; pivots count from 1.
+at::Tensor stand_in(const spmd::Plan& plan, c10::IntArrayRef sizes, const at::TensorOptions& options) {
+  for (const spmd::FixupPattern& fixup : plan.fixups) {
+    if (fixup.name != "ones" && fixup.name != "eye") continue;
+    const bool is_matrix = sizes.size() >= 2 && !c10::isIntegralType(c10::typeMetaToScalarType(options.dtype()), true);
+    if (fixup.name == "ones" || !is_matrix) return at::ones(sizes, options);
+    at::Tensor matrices = at::zeros(sizes, options);
+    matrices.diagonal(0, -2, -1).fill_(1);
+    return matrices;
+  }
+  return at::zeros(sizes, options);
+}
+
 // Where other terms of a sum count, one that is stood in for must be 0: its stand-ins need not be (indices), and values
 // that are broadcast have no part that is empty.
 void clear_terms(const CachedPlan& plan, c10::ArrayRef<int> replaced, Locals& locals) {
@@ -68,15 +83,13 @@ void clear_terms(const CachedPlan& plan, c10::ArrayRef<int> replaced, Locals& lo
   }
 }
 
-// Zeros in the shape of the rank this one stands in for; ones where a kernel would raise on zeros.
+// In the shape of the rank this one stands in for.
 void put_stand_ins(const CachedPlan& plan, Locals& locals) {
-  bool ones = false;
-  for (const spmd::FixupPattern& fixup : plan.plan.fixups) ones |= fixup.name == "ones";
   c10::SmallVector<int, 4> replaced;  // terms
   for (size_t i = 0; i < locals.size(); ++i) {
     const c10::DimVector sizes = local_sizes(plan.tensors[i].sizes, plan.plan.inputs[i], plan.position());
     if (locals[i].sizes() == c10::IntArrayRef(sizes)) continue;
-    locals[i] = ones ? at::ones(sizes, locals[i].options()) : at::zeros(sizes, locals[i].options());
+    locals[i] = stand_in(plan.plan, sizes, locals[i].options());
     if (plan.stand_in_counts && i < plan.plan.terms.size()) replaced.push_back(plan.plan.terms[i].term);
   }
   if (plan.stand_in_counts) clear_terms(plan, replaced, locals);
