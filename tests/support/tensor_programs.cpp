@@ -1,3 +1,4 @@
+// The tensors of a random program: made, picked, placed and summed up.
 #include "tests/support/tensor_programs.h"
 
 #include <ATen/CPUGeneratorImpl.h>
