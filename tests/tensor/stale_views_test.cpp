@@ -240,6 +240,19 @@ TEST(StaleViews, WritesToOtherTensorsDoNotCount) {
   });
 }
 
+// As a plain view, which goes on showing the memory that the base had.
+TEST(StaleViews, NewDataOfTheBaseIsNoWrite) {
+  const auto run = [](at::Tensor base, const at::Tensor& other) {
+    const at::Tensor v = base.select(0, 1);
+    base.set_data(other);
+    return full(v * 1.0);
+  };
+  on_mesh({2}, [&](const DeviceMesh& mesh) {
+    const auto placed = [&](double factor) { return place(base_values() * factor, mesh, {Shard(0)}); };
+    expect_close(run(placed(1), placed(2)), run(base_values(), base_values() * 2));
+  });
+}
+
 TEST(StaleViews, OutliveTheirBase) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     at::Tensor d = place(base_values(), mesh, {Shard(0)}) * 1;
