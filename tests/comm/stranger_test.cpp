@@ -22,9 +22,9 @@ namespace serried {
 namespace {
 
 using namespace std::chrono_literals;
+using ::testing::Each;
 using testing::each_rank;
 using testing::error_text;
-using ::testing::Each;
 using ::testing::HasSubstr;
 using testing::MeddlingStore;
 

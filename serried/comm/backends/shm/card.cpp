@@ -29,9 +29,9 @@ Card parse_card(std::string_view where, int rank, const std::string& text) {
   // The rest as it is: names of hosts hold spaces.
   if (in && in.get() == ' ') card.host.assign(std::istreambuf_iterator<char>(in), {});
   if (makes_sense(card) && card.text() == text) return card;
-  raise<c10::DistBackendError>(
-      {where, c10::str("rank ", rank, " says \"", text, "\" where its process and memory should be"),
-       "find out who else writes to the store of this job"});
+  raise<c10::DistBackendError>({where,
+                                c10::str("rank ", rank, " says \"", text, "\" where its process and memory should be"),
+                                "find out who else writes to the store of this job"});
 }
 
 }  // namespace serried::shm
