@@ -9,6 +9,7 @@
 
 #include "serried/base/error.h"
 #include "serried/base/trace.h"
+#include "serried/comm/backends/shm/helper_thread.h"
 
 namespace serried::shm {
 namespace {
@@ -245,12 +246,15 @@ void Driver::close(std::chrono::milliseconds patience) {
   if (!drained) {
     engine_->sync().abort(c10::str("rank ", engine_->rank(), " closed the group while collectives were open"));
   }
-  if (thread.joinable()) thread.join();
+  if (thread.joinable()) return thread.join();
+  // There was no thread: works that nobody waits for would keep the driver, which keeps them.
+  lock.lock();
+  while (!busy_ && !queue_.empty()) run_front(lock);
 }
 
 /// Under the lock. The thread keeps the driver alive: it ends when the driver is closed and nothing is open.
 void Driver::start_thread() {
-  thread_ = std::thread([self = shared_from_this()] { self->run_thread(); });
+  thread_ = start_helper_thread([self = shared_from_this()] { self->run_thread(); });
 }
 
 void Driver::run_thread() {

@@ -8,6 +8,7 @@
 #include <c10/util/StringUtil.h>
 
 #include "serried/base/error.h"
+#include "serried/comm/backends/shm/helper_thread.h"
 #include "serried/comm/detail/rank_list.h"
 #include "serried/comm/detail/stopped.h"
 
@@ -78,7 +79,7 @@ void Mailbox::post(const std::shared_ptr<Transfer>& transfer) {
     }
     Done more = progress();
     done.insert(done.end(), more.begin(), more.end());
-    if (open_ > 0 && !thread_.joinable()) thread_ = std::thread([self = shared_from_this()] { self->run(); });
+    if (open_ > 0 && !thread_.joinable()) thread_ = start_helper_thread([self = shared_from_this()] { self->run(); });
   }
   report(done);
   opened_.notify_one();
