@@ -11,6 +11,7 @@
 #include "serried/base/log.h"
 #include "serried/graph/agree.h"
 #include "serried/graph/effects.h"
+#include "serried/graph/handles.h"
 #include "serried/graph/module_contents.h"
 #include "serried/graph/program.h"
 #include "serried/graph/settle.h"
@@ -107,6 +108,7 @@ struct CaptureState::Entry {
   int num_recordings = 0;
   std::optional<Recording> recording;        // the last one, until two agree
   std::vector<GradientState> before;         // that one
+  HandleCounts handles;                      // before that one, of what the one before it found
   std::vector<std::string> results;          // of that one, besides tensors
   bool keeps_inputs = false;                 // only a call with the same inputs may be like that one
   std::vector<GradientState> before_last;    // of the recording before that one
@@ -119,24 +121,28 @@ struct CaptureState::Entry {
   Effects effects;
   std::vector<SpecPtr> output_specs;
   std::shared_ptr<void> form;
-  std::shared_ptr<const Recording> unconfirmed;  // the last one, while inputs have to be the tensors of that one
+  std::shared_ptr<const Recording> unconfirmed;  // the last one, to be compared with one more
   std::shared_ptr<const Recording> confirms;     // of the entry whose graph this one replaces, if it is like it
 
   bool is_ready() const { return program != nullptr; }
   bool state_holds(const CallArguments& arguments) const {
     if (!is_ready()) return may_be_like(arguments);
-    return state_guards->hold() && effects.hold(arguments.tensors) && inputs_share_as_recorded(arguments);
+    return state_guards->hold() && effects.hold(arguments.tensors) && inputs_share_as_recorded(arguments) &&
+           handles.hold();
   }
-  // All that has to hold but that inputs are the tensors that they were.
-  bool holds_elsewhere(const CallArguments& arguments) const {
-    return unconfirmed && call_guards.hold(arguments) && state_guards->hold() && effects.hold(arguments.tensors) &&
+  // All that has to hold but that inputs are the tensors that they were, and that nobody has taken or dropped a handle.
+  bool needs_confirmation(const CallArguments& arguments) const {
+    if (!is_ready() || !call_guards.hold(arguments) || !state_guards->hold() || !effects.hold(arguments.tensors)) {
+      return false;
+    }
+    return inputs_share_as_recorded(arguments) ||
            sharing->fails_by_place(effects.inputs_of(arguments.tensors), arguments.tensors.size());
   }
   std::string why_not(const CallArguments& arguments) const {
     std::string why = state_guards->why_not();
     if (why.empty()) why = effects.why_not(arguments.tensors);
-    if (!why.empty()) return why;
-    return sharing->why_not(effects.inputs_of(arguments.tensors), arguments.tensors.size());
+    if (why.empty()) why = sharing->why_not(effects.inputs_of(arguments.tensors), arguments.tensors.size());
+    return why.empty() ? handles.why_not() : why;
   }
 
  private:
@@ -177,6 +183,7 @@ struct CaptureState::Impl {
   void finish(Entry& entry, Recorder& recorder, const CallArguments& arguments, const std::vector<at::Tensor>& outputs);
   void keep_apart(Entry& entry);
   void confirm(Entry& entry, const CallArguments& arguments);
+  void replace_confirmed(Entry& entry);
   void compare(Entry& entry, Recording recording, MakeForm make_form);
   bool make_ready(Entry& entry, Recording recording);
   void rely_on_listed(Recorder& recorder) const;
@@ -313,13 +320,21 @@ bool CaptureState::Impl::make_ready(Entry& entry, Recording recording) {
   entry.before.clear();
   for (Resident& resident : recording.residents) resident.grad = at::Tensor();
   entry.recording = std::move(recording);
-  if (entry.sharing->has_fixed()) entry.unconfirmed = std::move(unconfirmed);
+  entry.unconfirmed = std::move(unconfirmed);
   if (!entry.confirms) ++captures;
-  // The same graph for more inputs.
-  const auto is_replaced = [&](const Entry& other) { return entry.confirms && other.unconfirmed == entry.confirms; };
+  replace_confirmed(entry);
+  return true;
+}
+
+// The same graph for more inputs and handles.
+void CaptureState::Impl::replace_confirmed(Entry& entry) {
+  const auto is_replaced = [&](const Entry& other) {
+    if (!entry.confirms || other.unconfirmed != entry.confirms) return false;
+    entry.handles.add(other.handles);
+    return true;
+  };
   entries.remove_if(is_replaced);
   entry.confirms.reset();
-  return true;
 }
 
 // The function finds by itself what was an argument in the other call: neither says anything of the other.
@@ -333,10 +348,10 @@ void CaptureState::Impl::keep_apart(Entry& entry) {
   entry.num_recordings = 1;
 }
 
-// Begins an entry with the recording of one that holds but for the place of its inputs.
+// Begins an entry with the recording of one that needs no more than another one like it.
 void CaptureState::Impl::confirm(Entry& entry, const CallArguments& arguments) {
   for (const Entry& ready : entries) {
-    if (!ready.holds_elsewhere(arguments)) continue;
+    if (!ready.needs_confirmation(arguments)) continue;
     entry.num_recordings = 1;
     entry.recording = *ready.unconfirmed;
     entry.results = ready.results;
@@ -362,8 +377,9 @@ void CaptureState::Impl::compare(Entry& entry, Recording recording, MakeForm mak
   };
   if (!difference.empty() && shares_otherwise(*entry.recording, recording)) keep_apart(entry);
   if (!entry.recording || !difference.empty()) return keep_pending(std::move(recording));
-  // A call that changed its own surroundings need not be like the next: DDP lays its buckets out anew.
-  const bool may_differ = !all_hold(recording.reliances) && entry.num_recordings < kMaxRecordings;
+  // A call that changed its own surroundings need not be like the next: DDP lays its buckets out anew. Nor need one
+  // that was to confirm a graph.
+  const bool may_differ = (entry.confirms || !all_hold(recording.reliances)) && entry.num_recordings < kMaxRecordings;
   Recording last = recording;
   try {
     if (make_ready(entry, std::move(recording))) {
@@ -373,6 +389,7 @@ void CaptureState::Impl::compare(Entry& entry, Recording recording, MakeForm mak
     }
   } catch (const CaptureError& error) {
     if (!may_differ || error.report().kind == CaptureErrorKind::different_ranks) throw;
+    entry.confirms.reset();
     keep_pending(std::move(last));
   }
 }
@@ -390,6 +407,7 @@ void CaptureState::Impl::rely_on_listed(Recorder& recorder) const {
 void CaptureState::Impl::record(Entry& entry, const CallArguments& arguments, Run run, MakeForm make_form) {
   ++recordings_in_a_row;
   entry.before_last = std::exchange(entry.before, known_gradients());
+  if (entry.recording) entry.handles = HandleCounts(*entry.recording);
   Recorder recorder(arguments.tensors, known_reliances());
   recorder.graph().input_spreads() = spreads_of(arguments.tensors);
   rely_on_listed(recorder);

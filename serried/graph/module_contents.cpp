@@ -1,6 +1,7 @@
 // One number for the addresses of many tensors.
 #include "serried/graph/module_contents.h"
 
+#include <torch/nn/modules.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
@@ -19,7 +20,49 @@ uint64_t address_of(const void* object) {
   return uint64_t(reinterpret_cast<uintptr_t>(object));
 }
 
+template <class Kind, class... Members>
+void add_members(uint64_t& hash, const torch::nn::Module& module, Members... members) {
+  const auto* known = dynamic_cast<const Kind*>(&module);
+  if (known != nullptr) ((hash = mix_hash(hash, address_of((known->*members).unsafeGetTensorImpl()))), ...);
+}
+
+template <class... Kinds>
+void add_weights(uint64_t& hash, const torch::nn::Module& module) {
+  (add_members<Kinds>(hash, module, &Kinds::weight, &Kinds::bias), ...);
+}
+
+template <class... Kinds>
+void add_statistics(uint64_t& hash, const torch::nn::Module& module) {
+  (add_members<Kinds>(hash, module, &Kinds::running_mean, &Kinds::running_var), ...);
+}
+
+template <class... Kinds>
+void add_cells(uint64_t& hash, const torch::nn::Module& module) {
+  (add_members<Kinds>(hash, module, &Kinds::weight_ih, &Kinds::weight_hh, &Kinds::bias_ih, &Kinds::bias_hh), ...);
+}
+
+// Members that forward() uses are handles beside those that are registered: std::swap(net->weight, average) changes
+// only them. Those of torch's own modules are known.
+uint64_t hash_of_members(const torch::nn::Module& module, uint64_t hash) {
+  using namespace torch::nn;
+  add_weights<LinearImpl, BilinearImpl, Conv1dImpl, Conv2dImpl, Conv3dImpl, ConvTranspose1dImpl, ConvTranspose2dImpl,
+              ConvTranspose3dImpl, BatchNorm1dImpl, BatchNorm2dImpl, BatchNorm3dImpl, InstanceNorm1dImpl,
+              InstanceNorm2dImpl, InstanceNorm3dImpl, LayerNormImpl, GroupNormImpl>(hash, module);
+  add_statistics<BatchNorm1dImpl, BatchNorm2dImpl, BatchNorm3dImpl, InstanceNorm1dImpl, InstanceNorm2dImpl,
+                 InstanceNorm3dImpl>(hash, module);
+  add_cells<RNNCellImpl, LSTMCellImpl, GRUCellImpl>(hash, module);
+  add_members<EmbeddingImpl>(hash, module, &EmbeddingImpl::weight);
+  add_members<EmbeddingBagImpl>(hash, module, &EmbeddingBagImpl::weight);
+  add_members<PReLUImpl>(hash, module, &PReLUImpl::weight);
+  using Attention = MultiheadAttentionImpl;
+  add_members<Attention>(hash, module, &Attention::in_proj_weight, &Attention::in_proj_bias, &Attention::bias_k,
+                         &Attention::bias_v, &Attention::q_proj_weight, &Attention::k_proj_weight,
+                         &Attention::v_proj_weight);
+  return hash;
+}
+
 uint64_t hash_of(const torch::nn::Module& module, uint64_t hash) {
+  hash = hash_of_members(module, hash);
   for (const at::Tensor& t : module.parameters(/*recurse=*/false))
     hash = mix_hash(hash, address_of(t.unsafeGetTensorImpl()));
   hash = mix_hash(hash, 1);

@@ -11,7 +11,8 @@
 
 namespace serried::graph {
 
-/// Changes when a parameter, a buffer or a module within `module` is registered, replaced or removed.
+/// Changes when a parameter, a buffer or a module within `module` is registered, replaced or removed, and when a member
+/// of one of torch's own modules, such as Linear's `weight`, becomes another tensor.
 Witness contents_of(std::string name, const std::shared_ptr<torch::nn::Module>& module);
 
 /// Changes with the parameters of an optimizer's groups and with its options: of torch::optim's and of serried's own

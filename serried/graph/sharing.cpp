@@ -96,11 +96,6 @@ Sharing::Sharing(const Recording& settled) : inputs_(settled.inputs) {
             [](const c10::Storage& a, const c10::Storage& b) { return is_before(a, b.unsafeGetStorageImpl()); });
 }
 
-bool Sharing::has_fixed() const {
-  return std::any_of(inputs_.begin(), inputs_.end(),
-                     [](const InputPlace& input) { return input.was_defined && !input.any_storage; });
-}
-
 bool Sharing::is_of_surroundings(const c10::StorageImpl* storage) const {
   if (storage == nullptr) return false;
   const auto found = std::lower_bound(surroundings_.begin(), surroundings_.end(), storage, is_before);

@@ -35,8 +35,6 @@ class Sharing {
   /// `inputs` are those of the graph: arguments, and behind `num_arguments` of them gradients that it adds to.
   bool holds(const std::vector<at::Tensor>& inputs, size_t num_arguments) const;
   std::string why_not(const std::vector<at::Tensor>& inputs, size_t num_arguments) const;
-  /// Whether an input has to be the tensor that it was, or to lie where that did.
-  bool has_fixed() const;
   /// Whether inputs that lie elsewhere are all that is wrong: one more recording may show that they may.
   bool fails_by_place(const std::vector<at::Tensor>& inputs, size_t num_arguments) const;
 

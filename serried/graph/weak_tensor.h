@@ -15,6 +15,8 @@ class WeakTensor {
     auto impl = weak_.lock();
     return impl ? at::Tensor(std::move(impl)) : at::Tensor();
   }
+  /// Of all who own it.
+  size_t num_handles() const { return weak_.use_count(); }
   const c10::TensorImpl* address() const { return weak_._unsafe_get_target(); }
 
  private:

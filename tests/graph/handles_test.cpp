@@ -79,6 +79,63 @@ TEST(CaptureHandles, GroupsAndOptionsOfAListedOptimizerCount) {
   EXPECT_THAT(step.last_recapture_reason(), HasSubstr("parameters and options of optimizers[0] was fingerprint"));
 }
 
+TEST(CaptureHandles, GroupsOfAnOptimizerThatIsNotListedCountToo) {
+  TrainedNets captured, eager;
+  auto step = capture([&](const at::Tensor& x) { return captured.train(x); });
+  at::Tensor loss;
+  for (int i = 0; i < 24; ++i) {
+    for (TrainedNets* nets : {&captured, &eager}) {
+      if (i == 6) nets->optimizer.add_param_group(torch::optim::OptimizerParamGroup(nets->second->parameters()));
+      if (i == 12) nets->optimizer.param_groups().pop_back();
+      if (i == 18) nets->optimizer.param_groups()[0].params().pop_back();
+    }
+    loss = step(batch_of(i));
+    EXPECT_TRUE(at::equal(loss, eager.train(batch_of(i)))) << i;
+    const auto actual = captured.parameters(), expected = eager.parameters();
+    for (size_t k = 0; k < expected.size(); ++k) EXPECT_TRUE(at::equal(actual[k], expected[k])) << i << " " << k;
+    if (i == 12) EXPECT_EQ(step.last_recapture_reason(), "the tensor f32[2, 3] had 3 handles and has 2");
+  }
+  EXPECT_EQ(step.captures(), 3);
+  EXPECT_GE(step.replays(), 10);
+}
+
+// As when a copy of a module is made for a while: nothing that the function does changes.
+TEST(CaptureHandles, TakenAndDroppedForNothingCostOneRecording) {
+  TrainedNets nets;
+  auto step = capture([&](const at::Tensor& x) { return nets.train(x); });
+  for (int i = 0; i < 5; ++i) step(batch_of(i));
+  for (int i = 0; i < 10; ++i) {
+    const std::vector<at::Tensor> taken = i % 2 == 0 ? nets.parameters() : std::vector<at::Tensor>();
+    step(batch_of(i));
+  }
+  EXPECT_EQ(step.captures(), 1);
+  EXPECT_EQ(step.replays(), 2 + 9);
+}
+
+TEST(CaptureHandles, MembersOfListedModulesMayBeSwapped) {
+  const at::NoGradGuard no_grad;
+  torch::nn::Linear net(3, 2);
+  at::Tensor average = torch::ones({2, 3});
+  auto step = capture([&](const at::Tensor& x) { return net(x); }, {.modules = {net.ptr()}});
+  for (int i = 0; i < 16; ++i) {
+    if (i == 5 || i == 11) std::swap(net->weight, average);
+    EXPECT_TRUE(at::equal(step(batch_of(i)), net(batch_of(i)))) << i;
+  }
+  EXPECT_EQ(step.captures(), 2);
+}
+
+// What the surroundings keep in two variables, one of which moves on.
+TEST(CaptureHandles, AVariableThatMovesOnIsSeen) {
+  const at::NoGradGuard no_grad;
+  const std::vector<at::Tensor> scales = {torch::full({3}, 1.f), torch::full({3}, 2.f), torch::full({3}, 4.f)};
+  at::Tensor scale = scales[0];
+  auto step = capture([&](const at::Tensor& x) { return x * scale; });
+  for (int i = 0; i < 15; ++i) {
+    scale = scales[size_t(i / 5)];
+    EXPECT_TRUE(at::equal(step(batch_of(i)), batch_of(i) * scale)) << i;
+  }
+}
+
 TEST(CaptureHandles, AnOptimizerThatIsNoneIsAnError) {
   const auto make = [] { capture([](const at::Tensor& x) { return x; }, {.optimizers = {nullptr}}); };
   EXPECT_EQ(error_text<c10::ValueError>(make), "[capture] optimizers[0] is null\n  fix: list optimizers that exist");

@@ -1,0 +1,58 @@
+// Counts strong references, less the one that autograd takes while a graph lives.
+#include "serried/graph/handles.h"
+
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+
+namespace serried::graph {
+namespace {
+
+// The node that adds to a leaf's gradient holds the leaf, and lives as long as any graph that ends there.
+bool is_held_by_autograd(const c10::TensorImpl& tensor) {
+  const auto* meta = static_cast<const torch::autograd::AutogradMeta*>(tensor.autograd_meta());
+  return meta != nullptr && !meta->grad_accumulator_.expired();
+}
+
+size_t count_handles(const WeakTensor& tensor) {
+  const size_t count = tensor.num_handles();
+  return count == 0 ? 0 : count - size_t(is_held_by_autograd(*tensor.address()));
+}
+
+}  // namespace
+
+HandleCounts::HandleCounts(const Recording& recording) {
+  for (const Resident& resident : recording.residents) {
+    const size_t count = resident.is_of_surroundings() ? count_handles(resident.tensor) : 0;
+    if (count > 0) tensors_.push_back({resident.tensor, {count}});
+  }
+}
+
+void HandleCounts::add(const HandleCounts& other) {
+  for (const Counted& more : other.tensors_) {
+    const auto known = std::find_if(tensors_.begin(), tensors_.end(), [&](const Counted& counted) {
+      return counted.tensor.address() == more.tensor.address();
+    });
+    if (known != tensors_.end()) known->counts.append(more.counts.begin(), more.counts.end());
+  }
+}
+
+bool HandleCounts::Counted::holds() const {
+  const size_t count = count_handles(tensor);
+  return count == 0 || std::find(counts.begin(), counts.end(), count) != counts.end();
+}
+
+bool HandleCounts::hold() const {
+  return std::all_of(tensors_.begin(), tensors_.end(), [](const Counted& counted) { return counted.holds(); });
+}
+
+std::string HandleCounts::why_not() const {
+  for (const Counted& counted : tensors_) {
+    if (counted.holds()) continue;
+    return c10::str("the tensor ", meta_of(counted.tensor.lock()).to_string(), " had ", counted.counts.front(),
+                    " handles and has ", count_handles(counted.tensor));
+  }
+  return "";
+}
+
+}  // namespace serried::graph
