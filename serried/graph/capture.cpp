@@ -83,6 +83,8 @@ std::shared_ptr<Recording> copy_to_compare(const Recording& recording) {
   auto copy = std::make_shared<Recording>(recording);
   for (Resident& resident : copy->residents) resident.grad = at::Tensor();
   copy->groups.clear();
+  copy->before_replay.clear();
+  copy->after_replay.clear();
   return copy;
 }
 

@@ -4,7 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "serried/graph/graph.h"
-#include "serried/graph/weak_tensor.h"
+#include "serried/tensor/weak_tensor.h"
 
 namespace serried::graph {
 

@@ -17,7 +17,7 @@
 #include "serried/graph/generator_watch.h"
 #include "serried/graph/graph.h"
 #include "serried/graph/place.h"
-#include "serried/graph/weak_tensor.h"
+#include "serried/tensor/weak_tensor.h"
 #include "serried/tensor/local_ops.h"
 
 namespace serried::graph {

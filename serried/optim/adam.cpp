@@ -89,9 +89,11 @@ auto AdamLike<Options, State>::count(const std::vector<at::Tensor>& params, cons
   return {[counts] {
             for (const StepCountPtr& count : counts) count->begin();
           },
-          [this, params, counts] {
+          [this, params = std::vector<WeakTensor>(params.begin(), params.end()), counts] {
             for (const StepCountPtr& count : counts) count->end();
-            for (const at::Tensor& param : params) {
+            for (const WeakTensor& stepped : params) {
+              const at::Tensor param = stepped.lock();
+              if (!param.defined()) continue;
               State& state = state_of(param);
               state.step(state.step() + 1);
             }

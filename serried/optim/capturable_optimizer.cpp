@@ -20,6 +20,11 @@ bool has_gradient(const at::Tensor& param) {
   return param.grad().defined();
 }
 
+bool got_gradient(const WeakTensor& idle) {
+  const at::Tensor param = idle.lock();
+  return param.defined() && has_gradient(param);
+}
+
 // Enough to tell two states apart.
 std::string fingerprint(uint64_t value) {
   constexpr const char* kDigits = "0123456789abcdef";
@@ -138,7 +143,7 @@ void CapturableOptimizer::tell(LocalOpTap& tap, const std::vector<Batch>& batche
                .value = [this, alive] { return alive.expired() ? 0 : options_witness(); },
                .subject = this,
                .text = fingerprint});
-  std::vector<at::Tensor> stepped;
+  std::vector<WeakTensor> stepped;
   for (const Batch& batch : batches) stepped.insert(stepped.end(), batch.params.begin(), batch.params.end());
   tap.rely_on(
       {.name = "parameters and state of " + name_,
@@ -149,13 +154,13 @@ void CapturableOptimizer::tell(LocalOpTap& tap, const std::vector<Batch>& batche
   tap.rely_on(
       {.name = "parameters without gradients of " + name_,
        .value = [idle =
-                     without_gradients()] { return uint64_t(std::count_if(idle.begin(), idle.end(), has_gradient)); },
+                     without_gradients()] { return uint64_t(std::count_if(idle.begin(), idle.end(), got_gradient)); },
        .subject = this,
        .text = [](uint64_t count) { return count == 0 ? std::string("all") : c10::str("all but ", count); }});
 }
 
-std::vector<at::Tensor> CapturableOptimizer::without_gradients() const {
-  std::vector<at::Tensor> found;
+std::vector<WeakTensor> CapturableOptimizer::without_gradients() const {
+  std::vector<WeakTensor> found;
   for (const auto& group : param_groups_) {
     std::copy_if(group.params().begin(), group.params().end(), std::back_inserter(found), std::not_fn(has_gradient));
   }
@@ -168,9 +173,9 @@ uint64_t CapturableOptimizer::options_witness() const {
   return hash;
 }
 
-uint64_t CapturableOptimizer::state_witness(const std::vector<at::Tensor>& stepped) const {
+uint64_t CapturableOptimizer::state_witness(const std::vector<WeakTensor>& stepped) const {
   uint64_t hash = 1;
-  for (const at::Tensor& param : stepped) hash = mix_hash(hash, state_identity(param));
+  for (const WeakTensor& param : stepped) hash = mix_hash(hash, state_identity(param.lock()));
   for (const auto& group : param_groups_) {
     hash = mix_hash(hash, group.params().size());
     for (const at::Tensor& param : group.params()) hash = mix_hash(hash, detail::address_of(param));

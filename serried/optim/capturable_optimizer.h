@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "serried/tensor/local_ops.h"
+#include "serried/tensor/weak_tensor.h"
 
 namespace serried {
 
@@ -77,10 +78,11 @@ class CapturableOptimizer : public torch::optim::Optimizer {
 
   std::vector<Batch> batches() const;
   void add_to(std::vector<Batch>& batches, size_t group, const at::Tensor& param) const;
+  /// Holds parameters weakly: how many handles they have shows a recorder who uses them.
   void tell(LocalOpTap& tap, const std::vector<Batch>& batches, const std::vector<HostWork>& host_work);
-  std::vector<at::Tensor> without_gradients() const;
+  std::vector<WeakTensor> without_gradients() const;
   uint64_t options_witness() const;
-  uint64_t state_witness(const std::vector<at::Tensor>& stepped) const;
+  uint64_t state_witness(const std::vector<WeakTensor>& stepped) const;
 
   std::string name_;
   std::vector<LearningRate> learning_rates_;                // one per group

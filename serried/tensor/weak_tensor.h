@@ -4,7 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/UndefinedTensorImpl.h>
 
-namespace serried::graph {
+namespace serried {
 
 class WeakTensor {
  public:
@@ -23,4 +23,4 @@ class WeakTensor {
   c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> weak_;
 };
 
-}  // namespace serried::graph
+}  // namespace serried
