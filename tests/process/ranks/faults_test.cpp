@@ -10,7 +10,7 @@
 namespace serried::testing {
 namespace {
 
-class Faults : public ::testing::TestWithParam<std::tuple<const char*, const char*>> {};
+class Faults : public ::testing::TestWithParam<std::tuple<std::string, std::string>> {};
 
 TEST_P(Faults, EndInAnErrorThatNamesTheRankOrInTheRightResult) {
   const auto [fault, call] = GetParam();
@@ -18,9 +18,7 @@ TEST_P(Faults, EndInAnErrorThatNamesTheRankOrInTheRightResult) {
 }
 
 INSTANTIATE_TEST_SUITE_P(In, Faults, ::testing::Combine(::testing::ValuesIn(kFaults), ::testing::ValuesIn(kFaultCalls)),
-                         [](const auto& info) {
-                           return std::string(std::get<0>(info.param)) + "_" + std::get<1>(info.param);
-                         });
+                         [](const auto& info) { return std::get<0>(info.param) + "_" + std::get<1>(info.param); });
 
 }  // namespace
 }  // namespace serried::testing

@@ -70,7 +70,10 @@ void Mailbox::post(const std::shared_ptr<Transfer>& transfer) {
   Done done;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (stop_) raise<c10::DistBackendError>({"point to point", "the group is closed", "make a new group"});
+    if (stop_) {
+      transfer->finished = nullptr;  // holds the owner of the transfer
+      raise<c10::DistBackendError>({"point to point", "the group is closed", "make a new group"});
+    }
     ++open_;
     if (transfer->direction == Transfer::Direction::send) {
       sends_[transfer->peer].push_back(transfer);
