@@ -1,8 +1,10 @@
 // Kills, stops, pauses and lack of memory in every kind of call.
 #include <gtest/gtest.h>
 
+#include <iterator>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "tests/process/ranks/fault.h"
 #include "tests/process/ranks/fault_calls.h"
@@ -17,7 +19,12 @@ TEST_P(Faults, EndInAnErrorThatNamesTheRankOrInTheRightResult) {
   check_fault({.call = call, .fault = fault});
 }
 
-INSTANTIATE_TEST_SUITE_P(In, Faults, ::testing::Combine(::testing::ValuesIn(kFaults), ::testing::ValuesIn(kFaultCalls)),
+// As strings, which ctest can print.
+auto texts(const auto& names) {
+  return ::testing::ValuesIn(std::vector<std::string>(std::begin(names), std::end(names)));
+}
+
+INSTANTIATE_TEST_SUITE_P(In, Faults, ::testing::Combine(texts(kFaults), texts(kFaultCalls)),
                          [](const auto& info) { return std::get<0>(info.param) + "_" + std::get<1>(info.param); });
 
 }  // namespace
