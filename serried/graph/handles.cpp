@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <unordered_set>
 
 namespace serried::graph {
 namespace {
@@ -22,10 +23,22 @@ size_t count_handles(const WeakTensor& tensor) {
   return count == 0 ? 0 : count - size_t(is_held_by_autograd(*tensor.address()));
 }
 
+// Effects guard these; buckets and hooks take and drop handles of them as they like.
+std::unordered_set<const c10::TensorImpl*> gradients_of_leaves(const Recording& recording) {
+  std::unordered_set<const c10::TensorImpl*> gradients;
+  for (const Resident& resident : recording.residents) {
+    const at::Tensor t = resident.tensor.lock();
+    if (t.defined() && t.is_leaf() && t.grad().defined()) gradients.insert(t.grad().unsafeGetTensorImpl());
+  }
+  return gradients;
+}
+
 }  // namespace
 
 HandleCounts::HandleCounts(const Recording& recording) {
+  const std::unordered_set<const c10::TensorImpl*> gradients = gradients_of_leaves(recording);
   for (const Resident& resident : recording.residents) {
+    if (gradients.count(resident.tensor.address()) != 0) continue;
     const size_t count = resident.is_of_surroundings() ? count_handles(resident.tensor) : 0;
     if (count > 0) tensors_.push_back({resident.tensor, {count}});
   }
