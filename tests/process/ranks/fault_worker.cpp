@@ -49,8 +49,9 @@ int open_files() {
 /// How many more there are than `before`, once the connections of ranks that look at rank 0's store have come and gone.
 int files_left_open(int before) {
   const auto deadline = std::chrono::steady_clock::now() + 5s;
-  while (open_files() > before && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
-  return open_files() - before;
+  int left = open_files() - before;
+  while (left > 0 && std::chrono::steady_clock::now() < deadline) left = open_files() - before;
+  return left;
 }
 
 void limit_memory(rlim_t bytes) {
