@@ -33,13 +33,28 @@ install(TARGETS serried EXPORT serriedTargets
 install(TARGETS serried_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(TARGETS ${serried_commands} RUNTIME DESTINATION ${CMAKE_INSTALL_LIBEXECDIR}/serried)
 
-# Private: the precompiled header, details, and the insides of the backends and the launcher.
-install(DIRECTORY ${PROJECT_SOURCE_DIR}/serried DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
-        FILES_MATCHING PATTERN "*.h"
-        PATTERN "pch.h" EXCLUDE
-        PATTERN "detail" EXCLUDE
-        PATTERN "backends" EXCLUDE
-        PATTERN "launch" EXCLUDE)
+# Public is what serried.h reaches through includes; all else is private and stays here.
+function(serried_public_headers out)
+  set(found serried/serried.h)
+  set(unread ${found})
+  while(unread)
+    list(POP_FRONT unread header)
+    file(STRINGS ${PROJECT_SOURCE_DIR}/${header} includes REGEX "^#include \"serried/")
+    foreach(include ${includes})
+      string(REGEX REPLACE "^#include \"(.*)\"$" "\\1" include "${include}")
+      if(NOT include IN_LIST found)
+        list(APPEND found ${include})
+        list(APPEND unread ${include})
+      endif()
+    endforeach()
+  endwhile()
+  set(${out} ${found} PARENT_SCOPE)
+endfunction()
+serried_public_headers(public_headers)
+foreach(header ${public_headers})
+  cmake_path(GET header PARENT_PATH folder)
+  install(FILES ${PROJECT_SOURCE_DIR}/${header} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/${folder})
+endforeach()
 
 install(EXPORT serriedTargets NAMESPACE serried:: DESTINATION ${serried_package_dir})
 configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/serriedConfig.cmake.in serriedConfig.cmake

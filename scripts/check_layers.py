@@ -6,14 +6,14 @@ import re
 import sys
 
 # A layer may include itself and every layer of a smaller number.
-LAYERS = {"base": 0, "comm": 1, "mesh": 2, "spmd": 3, "tensor": 4, "parallel": 5, "graph": 5, "optim": 5, "checkpoint": 5}
+LAYERS = {"base": 0, "launch": 1, "comm": 1, "mesh": 2, "spmd": 3, "tensor": 4, "parallel": 5, "graph": 5, "optim": 5, "checkpoint": 5}
 MAX_LINES = 600
 FOLDERS = ["serried", "tools", "tests", "benchmarks", "examples"]
 SCRIPTS = ["scripts", "cmake"]
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
 TORCH = re.compile(r"^(torch|ATen|c10|caffe2)/")
-LAUNCHER = "serried/comm/launch/"
+LAUNCHER = "serried/launch/"
 
 
 def layer_of(path):

@@ -18,7 +18,7 @@
 
 #include "benchmarks/ddp/models.h"
 #include "benchmarks/support/results.h"
-#include "serried/comm/collectives.h"
+#include "serried/comm/collectives/collectives.h"
 #include "serried/parallel/ddp/ddp.h"
 
 namespace {

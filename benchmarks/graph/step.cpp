@@ -18,7 +18,7 @@
 
 #include "benchmarks/graph/trainings.h"
 #include "benchmarks/support/results.h"
-#include "serried/comm/collectives.h"
+#include "serried/comm/collectives/collectives.h"
 #include "serried/graph/capture.h"
 
 namespace {

@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "benchmarks/ddp/models.h"
-#include "serried/graph/passes.h"
+#include "serried/graph/passes/passes.h"
 #include "serried/optim/adam.h"
 #include "serried/parallel/ddp/ddp.h"
 #include "serried/tensor/guards.h"
-#include "serried/tensor/modules.h"
+#include "serried/tensor/making/modules.h"
 
 namespace serried::bench {
 

@@ -15,9 +15,9 @@
 
 #include "serried/graph/error.h"
 #include "serried/graph/graph.h"
-#include "serried/graph/guards.h"
-#include "serried/graph/passes.h"
-#include "serried/graph/plain_value.h"
+#include "serried/graph/replay/guards.h"
+#include "serried/graph/passes/passes.h"
+#include "serried/graph/replay/plain_value.h"
 #include "serried/tensor/visit.h"
 
 namespace serried {

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "serried/comm/watch.h"
+#include "serried/comm/collectives/watch.h"
 
 namespace serried::graph {
 namespace {

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "serried/graph/spread.h"
+#include "serried/graph/replay/spread.h"
 
 namespace serried::graph {
 

@@ -9,7 +9,7 @@
 
 #include "serried/base/error.h"
 #include "serried/base/witness.h"
-#include "serried/mesh/detail/mesh_root.h"
+#include "serried/mesh/mesh_root.h"
 
 namespace serried {
 namespace {

@@ -7,7 +7,7 @@
 #include <ATen/ops/arange.h>
 
 #include "serried/base/error.h"
-#include "serried/mesh/detail/mesh_root.h"
+#include "serried/mesh/mesh_root.h"
 
 namespace serried {
 namespace {

@@ -5,7 +5,7 @@
 #include <set>
 
 #include "serried/base/error.h"
-#include "serried/mesh/detail/mesh_root.h"
+#include "serried/mesh/mesh_root.h"
 
 namespace serried {
 namespace {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "serried/tensor/local_ops.h"
+#include "serried/tensor/dispatch/local_ops.h"
 #include "serried/tensor/weak_tensor.h"
 
 namespace serried {

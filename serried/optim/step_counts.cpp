@@ -3,7 +3,7 @@
 
 #include <ATen/ATen.h>
 
-#include "serried/tensor/local_ops.h"
+#include "serried/tensor/dispatch/local_ops.h"
 
 namespace serried::detail {
 

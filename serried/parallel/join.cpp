@@ -10,7 +10,7 @@
 
 #include "serried/base/error.h"
 #include "serried/base/log.h"
-#include "serried/comm/collectives.h"
+#include "serried/comm/collectives/collectives.h"
 
 namespace serried {
 namespace detail {

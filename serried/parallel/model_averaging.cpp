@@ -11,8 +11,8 @@
 
 #include "serried/base/error.h"
 #include "serried/base/log.h"
-#include "serried/comm/collectives.h"
-#include "serried/tensor/local_ops.h"
+#include "serried/comm/collectives/collectives.h"
+#include "serried/tensor/dispatch/local_ops.h"
 
 namespace serried {
 namespace {

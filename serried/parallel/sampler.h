@@ -9,7 +9,7 @@
 #include <optional>
 #include <vector>
 
-#include "serried/comm/group.h"
+#include "serried/comm/groups/group.h"
 
 namespace serried {
 

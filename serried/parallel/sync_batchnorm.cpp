@@ -7,7 +7,7 @@
 #include <torch/library.h>
 
 #include "serried/base/error.h"
-#include "serried/parallel/detail/sync_batchnorm_ops.h"
+#include "serried/parallel/sync_batchnorm_ops.h"
 
 namespace serried {
 namespace {

@@ -6,7 +6,7 @@
 #include <c10/util/StringUtil.h>
 
 #include "serried/base/error.h"
-#include "serried/comm/collectives.h"
+#include "serried/comm/collectives/collectives.h"
 
 namespace serried {
 

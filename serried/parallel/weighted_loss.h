@@ -3,7 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "serried/comm/group.h"
+#include "serried/comm/groups/group.h"
 
 namespace serried {
 

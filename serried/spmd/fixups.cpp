@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <array>
 
-#include "serried/spmd/detail/fixup_table.h"
-#include "serried/spmd/detail/fixups_norm.h"
+#include "serried/spmd/fixup_table.h"
+#include "serried/spmd/fixups_norm.h"
 
 namespace serried::spmd {
 namespace {

@@ -1,7 +1,7 @@
 // The fix-ups of group norm, which is told its sizes as numbers, and of losses that are means.
 #include <ATen/ATen.h>
 
-#include "serried/spmd/detail/fixups_norm.h"
+#include "serried/spmd/fixups_norm.h"
 
 namespace serried::spmd::detail {
 

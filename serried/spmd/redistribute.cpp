@@ -7,7 +7,7 @@
 #include <c10/util/StringUtil.h>
 
 #include "serried/base/error.h"
-#include "serried/spmd/detail/redistribution_search.h"
+#include "serried/spmd/redistribution_search.h"
 
 namespace serried::spmd {
 namespace {

@@ -4,9 +4,9 @@
 #include <ATen/ATen.h>
 
 #include "serried/base/error.h"
-#include "serried/comm/watch.h"
-#include "serried/tensor/detail/from_local.h"
-#include "serried/tensor/detail/placing.h"
+#include "serried/comm/collectives/watch.h"
+#include "serried/tensor/making/from_local.h"
+#include "serried/tensor/making/placing.h"
 #include "serried/tensor/dtensor.h"
 #include "serried/tensor/meta.h"
 

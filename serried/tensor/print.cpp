@@ -3,7 +3,7 @@
 
 #include <ostream>
 
-#include "serried/tensor/detail/text.h"
+#include "serried/tensor/text.h"
 #include "serried/tensor/dtensor.h"
 #include "serried/tensor/meta.h"
 

@@ -5,8 +5,8 @@
 
 #include "serried/base/error.h"
 #include "serried/spmd/registry.h"
-#include "serried/tensor/dispatch.h"
-#include "serried/tensor/modules.h"
+#include "serried/tensor/dispatch/dispatch.h"
+#include "serried/tensor/making/modules.h"
 
 namespace serried {
 namespace {

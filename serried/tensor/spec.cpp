@@ -7,8 +7,8 @@
 #include <unordered_map>
 
 #include "serried/base/hash.h"
-#include "serried/comm/watch.h"
-#include "serried/tensor/detail/text.h"
+#include "serried/comm/collectives/watch.h"
+#include "serried/tensor/text.h"
 
 namespace serried {
 namespace {

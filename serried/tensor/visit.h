@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "serried/comm/group.h"
+#include "serried/comm/groups/group.h"
 #include "serried/mesh/mesh.h"
 
 namespace serried {

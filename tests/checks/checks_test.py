@@ -29,13 +29,13 @@ class TreeTest(unittest.TestCase):
 
 class Layers(TreeTest):
     def test_a_lower_layer_is_fine(self):
-        self.write("serried/comm/group.h", '// A group.\n#include "serried/base/error.h"\n#include <vector>\n')
+        self.write("serried/comm/groups/group.h", '// A group.\n#include "serried/base/error.h"\n#include <vector>\n')
         self.assertEqual(check_layers.check(self.root), [])
 
     def test_a_higher_layer_is_found(self):
-        self.write("serried/base/error.cpp", '// Errors.\n#include "serried/comm/group.h"\n')
+        self.write("serried/base/error.cpp", '// Errors.\n#include "serried/comm/groups/group.h"\n')
         self.assertEqual(check_layers.check(self.root),
-                         ["serried/base/error.cpp:2: includes serried/comm/group.h: layer comm (1) is not below base (0)"])
+                         ["serried/base/error.cpp:2: includes serried/comm/groups/group.h: layer comm (1) is not below base (0)"])
 
     def test_a_sibling_layer_and_the_umbrella_are_found(self):
         self.write("serried/graph/a.h", '// A.\n#include "serried/parallel/b.h"\n#include "serried/serried.h"\n')
@@ -43,7 +43,7 @@ class Layers(TreeTest):
 
     def test_torch_behind_a_header_of_the_launcher_is_found(self):
         self.write("serried/base/error.h", "// Errors.\n#include <c10/util/Exception.h>\n")
-        self.write("serried/comm/launch/spawn.cpp", '// Spawns.\n#include "serried/base/error.h"\n')
+        self.write("serried/launch/spawn.cpp", '// Spawns.\n#include "serried/base/error.h"\n')
         self.assertIn("which brings c10/util/Exception.h", check_layers.check(self.root)[0])
 
     def test_long_files_and_files_without_a_sentence_are_found(self):

@@ -9,7 +9,7 @@
 
 #include "serried/spmd/registry.h"
 #include "serried/spmd/rows.h"
-#include "serried/tensor/handlers.h"
+#include "serried/tensor/dispatch/handlers.h"
 #include "tests/checks/unrecorded_calls.h"
 #include "tests/support/sample_call.h"
 #include "tests/support/vectors.h"

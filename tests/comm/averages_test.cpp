@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "serried/comm/backends/shm/reduce_kernels.h"
-#include "serried/comm/collectives.h"
+#include "serried/comm/collectives/collectives.h"
 #include "tests/support/close.h"
 #include "tests/support/errors.h"
 #include "tests/support/on_ranks.h"

@@ -1,5 +1,5 @@
 // The shared page: who is where, who disagrees, who is gone.
-#include "serried/comm/detail/board.h"
+#include "serried/comm/agree/board.h"
 
 #include <sys/wait.h>
 #include <unistd.h>

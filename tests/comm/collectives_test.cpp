@@ -1,10 +1,10 @@
 // The functional and in-place collectives against plain ATen on all ranks' inputs.
-#include "serried/comm/collectives.h"
+#include "serried/comm/collectives/collectives.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "serried/comm/detail/cut.h"
+#include "serried/comm/collectives/cut.h"
 #include "tests/support/close.h"
 #include "tests/support/on_ranks.h"
 

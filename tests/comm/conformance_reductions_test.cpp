@@ -5,7 +5,7 @@
 
 #include <optional>
 
-#include "serried/comm/collectives.h"
+#include "serried/comm/collectives/collectives.h"
 #include "tests/support/close.h"
 #include "tests/support/on_ranks.h"
 

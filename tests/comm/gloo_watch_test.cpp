@@ -3,7 +3,7 @@
 
 #include <limits>
 
-#include "serried/comm/watch.h"
+#include "serried/comm/collectives/watch.h"
 #include "tests/support/two_hosts.h"
 
 namespace serried {

@@ -10,7 +10,7 @@
 #include <latch>
 #include <thread>
 
-#include "serried/comm/collectives.h"
+#include "serried/comm/collectives/collectives.h"
 #include "tests/support/close.h"
 #include "tests/support/errors.h"
 #include "tests/support/on_ranks.h"

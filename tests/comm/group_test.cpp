@@ -1,5 +1,5 @@
 // Making, naming, splitting and registering groups, and the current one.
-#include "serried/comm/group.h"
+#include "serried/comm/groups/group.h"
 
 #include <ATen/ThreadLocalState.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
@@ -12,7 +12,7 @@
 
 #include "serried/base/error.h"
 #include "serried/comm/backends/fake/fake.h"
-#include "serried/comm/detail/listen.h"
+#include "serried/base/listen.h"
 #include "tests/support/each_rank.h"
 #include "tests/support/environment.h"
 #include "tests/support/errors.h"

@@ -1,5 +1,5 @@
 // A store listens at the address it was given and at no other.
-#include "serried/comm/detail/listen.h"
+#include "serried/base/listen.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,9 +9,9 @@
 
 #include <c10/util/StringUtil.h>
 
-#include "serried/comm/collectives.h"
-#include "serried/comm/ranks.h"
-#include "serried/comm/rendezvous.h"
+#include "serried/comm/collectives/collectives.h"
+#include "serried/comm/groups/ranks.h"
+#include "serried/comm/rendezvous/rendezvous.h"
 #include "tests/support/each_rank.h"
 #include "tests/support/environment.h"
 #include "tests/support/errors.h"

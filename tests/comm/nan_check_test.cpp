@@ -1,5 +1,5 @@
 // The NaN check by itself.
-#include "serried/comm/detail/nan_check.h"
+#include "serried/comm/collectives/nan_check.h"
 
 #include <limits>
 

@@ -5,9 +5,9 @@
 #include <mutex>
 #include <vector>
 
-#include "serried/comm/collectives.h"
-#include "serried/comm/observe.h"
-#include "serried/comm/ranks.h"
+#include "serried/comm/collectives/collectives.h"
+#include "serried/comm/collectives/observe.h"
+#include "serried/comm/groups/ranks.h"
 
 namespace serried {
 namespace {

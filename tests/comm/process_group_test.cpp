@@ -7,7 +7,7 @@
 #include <limits>
 #include <map>
 
-#include "serried/comm/collectives.h"
+#include "serried/comm/collectives/collectives.h"
 #include "tests/support/close.h"
 #include "tests/support/errors.h"
 #include "tests/support/on_ranks.h"

@@ -1,5 +1,5 @@
 // run_ranks: threads as ranks, and what becomes of their failures.
-#include "serried/comm/ranks.h"
+#include "serried/comm/groups/ranks.h"
 
 #include <ATen/Parallel.h>
 #include <gmock/gmock.h>
@@ -13,7 +13,7 @@
 #include <thread>
 
 #include "serried/base/error.h"
-#include "serried/comm/collectives.h"
+#include "serried/comm/collectives/collectives.h"
 #include "tests/support/errors.h"
 #include "tests/support/on_ranks.h"
 

@@ -1,5 +1,5 @@
 // How ranks find each other: every scheme, every launcher's environment, every refusal.
-#include "serried/comm/rendezvous.h"
+#include "serried/comm/rendezvous/rendezvous.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -15,13 +15,13 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "serried/base/error.h"
-#include "serried/comm/detail/exchange.h"
-#include "serried/comm/detail/host.h"
-#include "serried/comm/detail/listen.h"
-#include "serried/comm/detail/signature.h"
-#include "serried/comm/detail/launch_environment.h"
-#include "serried/comm/detail/url.h"
-#include "serried/comm/detail/world_store.h"
+#include "serried/comm/agree/exchange.h"
+#include "serried/comm/agree/host.h"
+#include "serried/base/listen.h"
+#include "serried/comm/rendezvous/signature.h"
+#include "serried/comm/rendezvous/launch_environment.h"
+#include "serried/comm/rendezvous/url.h"
+#include "serried/comm/rendezvous/world_store.h"
 #include "tests/support/each_rank.h"
 #include "tests/support/environment.h"
 #include "tests/support/errors.h"

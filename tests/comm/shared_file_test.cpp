@@ -1,5 +1,5 @@
 // Shared memory of peers: what is taken, and all that is refused.
-#include "serried/comm/detail/shared_file.h"
+#include "serried/comm/agree/shared_file.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -15,7 +15,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "serried/comm/backends/shm/segment.h"
-#include "serried/comm/detail/board.h"
+#include "serried/comm/agree/board.h"
 #include "tests/support/errors.h"
 
 namespace serried::detail {

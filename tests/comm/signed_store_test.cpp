@@ -1,5 +1,5 @@
 // What strangers write to a job's store is never taken for a rank's word.
-#include "serried/comm/detail/signed_store.h"
+#include "serried/comm/rendezvous/signed_store.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "serried/comm/rendezvous.h"
+#include "serried/comm/rendezvous/rendezvous.h"
 #include "tests/support/environment.h"
 #include "tests/support/errors.h"
 

@@ -1,10 +1,10 @@
 // A store that is gone: the error says which call, and whose store.
-#include "serried/comm/detail/store_errors.h"
+#include "serried/comm/rendezvous/store_errors.h"
 
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "serried/comm/group.h"
+#include "serried/comm/groups/group.h"
 #include "tests/support/errors.h"
 
 namespace serried {

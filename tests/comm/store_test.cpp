@@ -6,7 +6,7 @@
 
 #include <thread>
 
-#include "serried/comm/detail/signed_store.h"
+#include "serried/comm/rendezvous/signed_store.h"
 
 namespace serried {
 namespace {

@@ -1,5 +1,5 @@
 // Records, fingerprints and the sentences of the watch.
-#include "serried/comm/watch.h"
+#include "serried/comm/collectives/watch.h"
 
 #include <chrono>
 

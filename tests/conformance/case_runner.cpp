@@ -5,7 +5,7 @@
 
 #include <torch/torch.h>
 
-#include "serried/tensor/dispatch.h"
+#include "serried/tensor/dispatch/dispatch.h"
 #include "serried/tensor/dtensor.h"
 #include "serried/tensor/meta.h"
 #include "tests/conformance/compare.h"

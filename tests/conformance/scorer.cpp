@@ -10,7 +10,7 @@
 #include <cstring>
 #include <mutex>
 
-#include "serried/comm/ranks.h"
+#include "serried/comm/groups/ranks.h"
 
 namespace serried::testing {
 namespace {

@@ -11,7 +11,7 @@
 #include <memory>
 #include <unistd.h>
 
-#include "serried/graph/serialize.h"
+#include "serried/graph/text/serialize.h"
 
 namespace serried::fuzz {
 namespace {

@@ -5,8 +5,8 @@
 
 #include <optional>
 
-#include "serried/graph/parse.h"
-#include "serried/graph/serialize.h"
+#include "serried/graph/text/parse.h"
+#include "serried/graph/text/serialize.h"
 
 namespace serried::fuzz {
 

@@ -4,10 +4,10 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "serried/comm/backends/shm/card.h"
-#include "serried/comm/detail/agree.h"
-#include "serried/comm/detail/board.h"
-#include "serried/comm/detail/exchange.h"
-#include "serried/graph/notice.h"
+#include "serried/comm/agree/agree.h"
+#include "serried/comm/agree/board.h"
+#include "serried/comm/agree/exchange.h"
+#include "serried/graph/record/notice.h"
 
 namespace serried::fuzz {
 namespace {

@@ -3,10 +3,10 @@
 
 #include <c10/util/Exception.h>
 
-#include "serried/comm/detail/launch_environment.h"
-#include "serried/comm/detail/url.h"
-#include "serried/comm/launch/error.h"
-#include "serried/comm/launch/options.h"
+#include "serried/comm/rendezvous/launch_environment.h"
+#include "serried/comm/rendezvous/url.h"
+#include "serried/launch/error.h"
+#include "serried/launch/options.h"
 
 namespace serried::fuzz {
 

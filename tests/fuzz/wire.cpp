@@ -1,8 +1,8 @@
 // The launchers' protocol: any bytes that a stranger sends to node 0, or node 0 to the others.
 #include "tests/fuzz/target.h"
 
-#include "serried/comm/launch/coordinator.h"
-#include "serried/comm/launch/order.h"
+#include "serried/launch/coordinator.h"
+#include "serried/launch/order.h"
 
 namespace serried::fuzz {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "serried/comm/ranks.h"
+#include "serried/comm/groups/ranks.h"
 #include "serried/graph/capture.h"
 
 namespace serried {

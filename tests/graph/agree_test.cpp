@@ -5,10 +5,10 @@
 
 #include <optional>
 
-#include "serried/comm/collectives.h"
-#include "serried/graph/agree.h"
+#include "serried/comm/collectives/collectives.h"
+#include "serried/graph/record/agree.h"
 #include "serried/graph/capture.h"
-#include "serried/graph/notice.h"
+#include "serried/graph/record/notice.h"
 #include "serried/parallel/ddp/ddp.h"
 #include "tests/support/errors.h"
 #include "tests/support/on_ranks.h"

@@ -5,7 +5,7 @@
 
 #include "serried/graph/capture.h"
 #include "serried/optim/adam.h"
-#include "serried/tensor/random.h"
+#include "serried/tensor/random/random.h"
 
 namespace serried {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <functional>
 
-#include "serried/comm/collectives.h"
+#include "serried/comm/collectives/collectives.h"
 #include "serried/graph/capture.h"
 #include "tests/support/on_ranks.h"
 

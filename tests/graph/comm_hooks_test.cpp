@@ -7,7 +7,7 @@
 #include <functional>
 #include <limits>
 
-#include "serried/comm/ranks.h"
+#include "serried/comm/groups/ranks.h"
 #include "serried/graph/capture.h"
 #include "serried/optim/sgd.h"
 #include "serried/parallel/ddp/ddp.h"

@@ -3,10 +3,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "serried/comm/collectives.h"
-#include "serried/comm/ranks.h"
+#include "serried/comm/collectives/collectives.h"
+#include "serried/comm/groups/ranks.h"
 #include "serried/graph/capture.h"
-#include "serried/graph/serialize.h"
+#include "serried/graph/text/serialize.h"
 #include "serried/tensor/dtensor.h"
 #include "tests/support/fake_group.h"
 #include "tests/support/on_mesh.h"

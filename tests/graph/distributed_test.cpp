@@ -2,16 +2,16 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "serried/comm/collectives.h"
-#include "serried/comm/ranks.h"
+#include "serried/comm/collectives/collectives.h"
+#include "serried/comm/groups/ranks.h"
 #include "serried/graph/capture.h"
 #include "serried/optim/adam.h"
 #include "serried/parallel/ddp/ddp.h"
 #include "serried/parallel/sync_batchnorm.h"
 #include "serried/tensor/dtensor.h"
 #include "serried/tensor/meta.h"
-#include "serried/tensor/modules.h"
-#include "serried/tensor/random.h"
+#include "serried/tensor/making/modules.h"
+#include "serried/tensor/random/random.h"
 #include "tests/support/on_ranks.h"
 
 namespace serried {

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "serried/comm/ranks.h"
+#include "serried/comm/groups/ranks.h"
 #include "serried/graph/capture.h"
 #include "serried/tensor/dtensor.h"
 

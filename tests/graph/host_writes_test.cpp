@@ -7,7 +7,7 @@
 
 #include <functional>
 
-#include "serried/comm/ranks.h"
+#include "serried/comm/groups/ranks.h"
 #include "serried/graph/capture.h"
 
 namespace serried {

@@ -7,8 +7,8 @@
 #include <map>
 #include <optional>
 
-#include "serried/comm/collectives.h"
-#include "serried/comm/ranks.h"
+#include "serried/comm/collectives/collectives.h"
+#include "serried/comm/groups/ranks.h"
 #include "serried/graph/capture.h"
 #include "serried/tensor/dtensor.h"
 #include "tests/support/fake_group.h"

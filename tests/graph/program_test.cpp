@@ -1,10 +1,10 @@
 // A program runs what was recorded, and keeps nothing longer than it has to.
-#include "serried/graph/program.h"
+#include "serried/graph/replay/program.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "serried/comm/collectives.h"
+#include "serried/comm/collectives/collectives.h"
 #include "tests/graph/passes/recorded.h"
 #include "tests/support/errors.h"
 #include "tests/support/fake_group.h"

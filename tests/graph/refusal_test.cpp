@@ -5,8 +5,8 @@
 
 #include <thread>
 
-#include "serried/comm/collectives.h"
-#include "serried/comm/ranks.h"
+#include "serried/comm/collectives/collectives.h"
+#include "serried/comm/groups/ranks.h"
 #include "serried/graph/capture.h"
 #include "tests/support/errors.h"
 

@@ -1,5 +1,5 @@
 // Graphs that go into files and come back.
-#include "serried/graph/serialize.h"
+#include "serried/graph/text/serialize.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <gmock/gmock.h>
@@ -16,7 +16,7 @@
 #include <limits>
 
 #include "serried/graph/capture.h"
-#include "serried/graph/program.h"
+#include "serried/graph/replay/program.h"
 #include "serried/mesh/placement.h"
 #include "tests/graph/sample_graph.h"
 #include "tests/support/errors.h"

@@ -1,5 +1,5 @@
 // Graphs keep how DTensor arguments and results lie on their meshes, in text and in files.
-#include "serried/graph/spread.h"
+#include "serried/graph/replay/spread.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,10 +9,10 @@
 
 #include <filesystem>
 
-#include "serried/comm/ranks.h"
+#include "serried/comm/groups/ranks.h"
 #include "serried/graph/capture.h"
-#include "serried/graph/program.h"
-#include "serried/graph/serialize.h"
+#include "serried/graph/replay/program.h"
+#include "serried/graph/text/serialize.h"
 #include "serried/tensor/dtensor.h"
 #include "tests/graph/sample_graph.h"
 #include "tests/support/errors.h"

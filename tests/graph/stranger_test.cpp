@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "serried/comm/collectives.h"
-#include "serried/comm/detail/signed_store.h"
+#include "serried/comm/collectives/collectives.h"
+#include "serried/comm/rendezvous/signed_store.h"
 #include "serried/graph/capture.h"
 #include "tests/support/each_rank.h"
 #include "tests/support/errors.h"

@@ -1,5 +1,5 @@
 // How graphs read.
-#include "serried/graph/text.h"
+#include "serried/graph/text/text.h"
 
 #include <gtest/gtest.h>
 

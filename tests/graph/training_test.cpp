@@ -4,14 +4,14 @@
 
 #include <functional>
 
-#include "serried/comm/ranks.h"
+#include "serried/comm/groups/ranks.h"
 #include "serried/graph/capture.h"
 #include "serried/optim/adam.h"
 #include "serried/optim/sgd.h"
 #include "serried/parallel/ddp/ddp.h"
 #include "serried/tensor/meta.h"
-#include "serried/tensor/modules.h"
-#include "serried/tensor/random.h"
+#include "serried/tensor/making/modules.h"
+#include "serried/tensor/random/random.h"
 
 namespace serried {
 namespace {

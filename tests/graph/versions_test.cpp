@@ -5,7 +5,7 @@
 #include <functional>
 #include <memory>
 
-#include "serried/comm/ranks.h"
+#include "serried/comm/groups/ranks.h"
 #include "serried/graph/capture.h"
 #include "serried/optim/sgd.h"
 #include "serried/parallel/ddp/ddp.h"

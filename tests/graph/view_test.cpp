@@ -1,5 +1,5 @@
 // Pictures of graphs.
-#include "serried/graph/view.h"
+#include "serried/graph/text/view.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -4,7 +4,7 @@
 
 #include <thread>
 
-#include "serried/comm/ranks.h"
+#include "serried/comm/groups/ranks.h"
 #include "serried/graph/capture.h"
 #include "tests/support/on_ranks.h"
 

@@ -5,8 +5,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "serried/comm/collectives.h"
-#include "serried/comm/ranks.h"
+#include "serried/comm/collectives/collectives.h"
+#include "serried/comm/groups/ranks.h"
 #include "tests/support/on_ranks.h"
 
 namespace serried {

@@ -1,5 +1,5 @@
 // Our optimizers on parameters that lie on a mesh, alone and mixed with plain ones.
-#include "serried/tensor/modules.h"
+#include "serried/tensor/making/modules.h"
 #include "tests/optim/tape.h"
 #include "tests/optim/twins.h"
 #include "tests/support/on_mesh.h"

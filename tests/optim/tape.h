@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "serried/tensor/local_ops.h"
+#include "serried/tensor/dispatch/local_ops.h"
 
 namespace serried::testing {
 

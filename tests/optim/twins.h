@@ -10,7 +10,7 @@
 
 #include "serried/optim/adam.h"
 #include "serried/optim/sgd.h"
-#include "serried/tensor/random.h"
+#include "serried/tensor/random/random.h"
 
 namespace serried::testing {
 

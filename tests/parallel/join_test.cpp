@@ -9,8 +9,8 @@
 #include <chrono>
 
 #include "serried/base/error.h"
-#include "serried/comm/collectives.h"
-#include "serried/comm/ranks.h"
+#include "serried/comm/collectives/collectives.h"
+#include "serried/comm/groups/ranks.h"
 #include "tests/support/errors.h"
 #include "tests/support/on_ranks.h"
 

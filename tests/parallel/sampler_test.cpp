@@ -6,7 +6,7 @@
 #include <sstream>
 #include <thread>
 
-#include "serried/comm/ranks.h"
+#include "serried/comm/groups/ranks.h"
 #include "serried/parallel/sampler.h"
 #include "tests/support/errors.h"
 

@@ -5,8 +5,8 @@
 
 #include <sstream>
 
-#include "serried/comm/collectives.h"
-#include "serried/comm/ranks.h"
+#include "serried/comm/collectives/collectives.h"
+#include "serried/comm/groups/ranks.h"
 #include "tests/support/close.h"
 #include "tests/support/errors.h"
 

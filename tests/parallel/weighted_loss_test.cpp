@@ -2,8 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "serried/comm/collectives.h"
-#include "serried/comm/ranks.h"
+#include "serried/comm/collectives/collectives.h"
+#include "serried/comm/groups/ranks.h"
 #include "serried/parallel/ddp/ddp.h"
 #include "serried/parallel/weighted_loss.h"
 #include "tests/support/close.h"

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <sstream>
 
-#include "serried/comm/ranks.h"
+#include "serried/comm/groups/ranks.h"
 #include "serried/parallel/zero.h"
 #include "tests/support/close.h"
 #include "tests/support/errors.h"

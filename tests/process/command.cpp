@@ -17,7 +17,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "serried/comm/launch/socket.h"
+#include "serried/launch/socket.h"
 
 namespace serried::testing {
 namespace {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "serried/comm/launch/fd.h"
+#include "serried/launch/fd.h"
 
 namespace serried::testing {
 

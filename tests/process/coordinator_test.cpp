@@ -1,5 +1,5 @@
 // The decisions over nodes, without processes or sockets.
-#include "serried/comm/launch/coordinator.h"
+#include "serried/launch/coordinator.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -6,7 +6,7 @@
 
 #include <filesystem>
 
-#include "serried/comm/launch/socket.h"
+#include "serried/launch/socket.h"
 #include "tests/process/command.h"
 #include "tests/support/listening.h"
 

@@ -1,14 +1,14 @@
 // The pure parts: options, addresses, environments, lines, messages.
-#include "serried/comm/launch/plan.h"
+#include "serried/launch/plan.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "serried/comm/launch/error.h"
-#include "serried/comm/launch/options.h"
-#include "serried/comm/launch/order.h"
-#include "serried/comm/launch/output.h"
-#include "serried/comm/launch/wire.h"
+#include "serried/launch/error.h"
+#include "serried/launch/options.h"
+#include "serried/launch/order.h"
+#include "serried/launch/output.h"
+#include "serried/launch/wire.h"
 
 namespace serried::launch {
 namespace {

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <random>
 
-#include "serried/comm/collectives.h"
-#include "serried/comm/ranks.h"
+#include "serried/comm/collectives/collectives.h"
+#include "serried/comm/groups/ranks.h"
 #include "tests/support/close.h"
 #include "tests/support/on_ranks.h"
 #include "tests/support/plain_collectives.h"

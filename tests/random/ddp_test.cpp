@@ -5,7 +5,7 @@
 
 #include <random>
 
-#include "serried/comm/ranks.h"
+#include "serried/comm/groups/ranks.h"
 #include "serried/parallel/ddp/ddp.h"
 #include "serried/parallel/ddp/hooks/hooks.h"
 #include "serried/parallel/weighted_loss.h"

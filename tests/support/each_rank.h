@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "serried/base/error.h"
-#include "serried/comm/ranks.h"
+#include "serried/comm/groups/ranks.h"
 
 namespace serried::testing {
 

@@ -1,7 +1,7 @@
 // A group of any size for one rank alone: for what is only counted, never sent.
 #pragma once
 
-#include "serried/comm/group.h"
+#include "serried/comm/groups/group.h"
 
 namespace serried::testing {
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "serried/comm/ranks.h"
+#include "serried/comm/groups/ranks.h"
 #include "serried/mesh/mesh.h"
 #include "serried/tensor/dtensor.h"
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "serried/comm/ranks.h"
+#include "serried/comm/groups/ranks.h"
 
 namespace serried::testing {
 

@@ -1,9 +1,9 @@
 // Modules born sharded: parts only, and the parameters that plain ones have.
-#include "serried/tensor/born_sharded.h"
+#include "serried/tensor/making/born_sharded.h"
 
 #include "serried/tensor/dtensor.h"
 #include "serried/tensor/meta.h"
-#include "serried/tensor/random.h"
+#include "serried/tensor/random/random.h"
 #include "tests/support/close.h"
 #include "tests/support/errors.h"
 #include "tests/support/on_ranks.h"

@@ -1,14 +1,14 @@
 // CommDebugMode: counts, bytes, regions of forward and backward, redistributions, defaults.
-#include "serried/tensor/comm_debug.h"
+#include "serried/tensor/debug/comm_debug.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 #include <torch/torch.h>
 
-#include "serried/comm/collectives.h"
-#include "serried/comm/ranks.h"
-#include "serried/tensor/coverage.h"
+#include "serried/comm/collectives/collectives.h"
+#include "serried/comm/groups/ranks.h"
+#include "serried/tensor/debug/coverage.h"
 #include "serried/tensor/dtensor.h"
 #include "tests/support/errors.h"
 

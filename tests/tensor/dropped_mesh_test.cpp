@@ -7,11 +7,11 @@
 #include <fstream>
 #include <string>
 
-#include "serried/comm/collectives.h"
-#include "serried/tensor/dispatch.h"
+#include "serried/comm/collectives/collectives.h"
+#include "serried/tensor/dispatch/dispatch.h"
 #include "serried/tensor/dtensor.h"
-#include "serried/tensor/explain.h"
-#include "serried/tensor/random.h"
+#include "serried/tensor/dispatch/explain.h"
+#include "serried/tensor/random/random.h"
 #include "tests/support/close.h"
 #include "tests/support/on_mesh.h"
 

@@ -1,12 +1,12 @@
 // explain: the text names rule, rows, the row taken, what moves and how results lie.
-#include "serried/tensor/explain.h"
+#include "serried/tensor/dispatch/explain.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "serried/comm/ranks.h"
-#include "serried/tensor/comm_debug.h"
+#include "serried/comm/groups/ranks.h"
+#include "serried/tensor/debug/comm_debug.h"
 #include "serried/tensor/dtensor.h"
 #include "tests/support/errors.h"
 #include "tests/support/on_mesh.h"

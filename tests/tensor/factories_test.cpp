@@ -1,8 +1,8 @@
 // Factories: only the part is allocated, the tensor is what torch's function gives.
-#include "serried/tensor/factories.h"
+#include "serried/tensor/making/factories.h"
 
 #include "serried/tensor/meta.h"
-#include "serried/tensor/random.h"
+#include "serried/tensor/random/random.h"
 #include "tests/support/close.h"
 #include "tests/support/errors.h"
 #include "tests/support/on_ranks.h"

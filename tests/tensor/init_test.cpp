@@ -1,7 +1,7 @@
 // Random ops on DTensors through the dispatcher: initialisation, dropout and their like.
-#include "serried/tensor/factories.h"
+#include "serried/tensor/making/factories.h"
 #include "serried/tensor/meta.h"
-#include "serried/tensor/random.h"
+#include "serried/tensor/random/random.h"
 #include "tests/support/close.h"
 #include "tests/support/errors.h"
 #include "tests/support/on_ranks.h"

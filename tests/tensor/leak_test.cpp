@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "serried/tensor/dispatch.h"
-#include "serried/tensor/modules.h"
+#include "serried/tensor/dispatch/dispatch.h"
+#include "serried/tensor/making/modules.h"
 #include "tests/support/on_mesh.h"
 
 namespace serried {

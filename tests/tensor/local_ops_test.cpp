@@ -1,15 +1,15 @@
 // Whatever DTensors do to memory and generators is an op that a tap sees: what it saw, run again on other data, gives
 // what the program itself gives.
-#include "serried/tensor/local_ops.h"
+#include "serried/tensor/dispatch/local_ops.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <algorithm>
 
-#include "serried/tensor/factories.h"
+#include "serried/tensor/making/factories.h"
 #include "serried/tensor/meta.h"
-#include "serried/tensor/random.h"
+#include "serried/tensor/random/random.h"
 #include "tests/support/close.h"
 #include "tests/support/errors.h"
 #include "tests/support/on_mesh.h"

@@ -1,12 +1,12 @@
 // Parameters and modules that become DTensors in place.
-#include "serried/tensor/modules.h"
+#include "serried/tensor/making/modules.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include "serried/spmd/registry.h"
-#include "serried/tensor/dispatch.h"
+#include "serried/tensor/dispatch/dispatch.h"
 #include "serried/tensor/guards.h"
 #include "tests/support/close.h"
 #include "tests/support/errors.h"

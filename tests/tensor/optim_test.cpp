@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "serried/tensor/modules.h"
+#include "serried/tensor/making/modules.h"
 #include "tests/support/close.h"
 #include "tests/support/on_mesh.h"
 

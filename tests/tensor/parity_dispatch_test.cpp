@@ -5,7 +5,7 @@
 #include <torch/torch.h>
 
 #include "serried/base/log.h"
-#include "serried/tensor/dispatch.h"
+#include "serried/tensor/dispatch/dispatch.h"
 #include "serried/tensor/guards.h"
 #include "tests/support/close.h"
 #include "tests/support/errors.h"

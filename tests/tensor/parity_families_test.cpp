@@ -5,7 +5,7 @@
 
 #include <source_location>
 
-#include "serried/tensor/dispatch.h"
+#include "serried/tensor/dispatch/dispatch.h"
 #include "tests/support/close.h"
 #include "tests/support/on_mesh.h"
 

@@ -3,7 +3,7 @@
 #include <torch/torch.h>
 
 #include "serried/tensor/guards.h"
-#include "serried/tensor/modules.h"
+#include "serried/tensor/making/modules.h"
 #include "tests/support/close.h"
 #include "tests/support/on_mesh.h"
 

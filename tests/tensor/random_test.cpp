@@ -1,13 +1,13 @@
 // Random numbers of DTensors: equal to one device's, or to those of any other mesh.
 #include <gmock/gmock.h>
 
-#include "serried/comm/collectives.h"
-#include "serried/tensor/detail/owned_runs.h"
-#include "serried/tensor/detail/philox_fill.h"
-#include "serried/tensor/detail/stream_fill.h"
-#include "serried/tensor/factories.h"
+#include "serried/comm/collectives/collectives.h"
+#include "serried/tensor/random/owned_runs.h"
+#include "serried/tensor/random/philox_fill.h"
+#include "serried/tensor/random/stream_fill.h"
+#include "serried/tensor/making/factories.h"
 #include "serried/tensor/meta.h"
-#include "serried/tensor/random.h"
+#include "serried/tensor/random/random.h"
 #include "tests/support/close.h"
 #include "tests/support/errors.h"
 #include "tests/support/on_ranks.h"

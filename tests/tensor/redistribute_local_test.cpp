@@ -1,12 +1,12 @@
 // Redistributions on rank threads: every part equals the one cut from the global tensor.
-#include "serried/tensor/redistribute.h"
+#include "serried/tensor/redistribute/redistribute.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <limits>
 
-#include "serried/comm/ranks.h"
+#include "serried/comm/groups/ranks.h"
 #include "tests/support/close.h"
 #include "tests/support/errors.h"
 

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "serried/tensor/detail/copied_view.h"
+#include "serried/tensor/dispatch/copied_view.h"
 #include "serried/tensor/dtensor.h"
 #include "tests/support/close.h"
 #include "tests/support/errors.h"

@@ -1,11 +1,11 @@
 // visualize_sharding: who holds what, in text, SVG and HTML.
-#include "serried/tensor/visualize.h"
+#include "serried/tensor/pictures/visualize.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "serried/comm/group.h"
+#include "serried/comm/groups/group.h"
 #include "serried/tensor/dtensor.h"
 #include "tests/support/errors.h"
 

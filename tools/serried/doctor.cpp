@@ -16,7 +16,7 @@
 #include <nlohmann/json.hpp>
 
 #include "serried/base/env.h"
-#include "serried/comm/group.h"
+#include "serried/comm/groups/group.h"
 #include "tools/serried/probes.h"
 
 namespace {

@@ -9,7 +9,7 @@
 #include <sstream>
 
 #include "serried/base/error.h"
-#include "serried/comm/watch.h"
+#include "serried/comm/collectives/watch.h"
 
 namespace serried::tools {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "serried/mesh/placement.h"
-#include "serried/tensor/explain.h"
+#include "serried/tensor/dispatch/explain.h"
 
 namespace serried::tools {
 

@@ -10,7 +10,7 @@
 #include <set>
 #include <vector>
 
-#include "serried/comm/launch/error.h"
+#include "serried/launch/error.h"
 
 namespace serried::tools {
 namespace {

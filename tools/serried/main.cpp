@@ -5,7 +5,7 @@
 #include <iostream>
 #include <string>
 
-#include "serried/comm/launch/error.h"
+#include "serried/launch/error.h"
 #include "tools/serried/external.h"
 #include "tools/serried/run_command.h"
 

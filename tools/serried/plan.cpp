@@ -5,7 +5,7 @@
 #include <iostream>
 
 #include "serried/base/error.h"
-#include "serried/graph/view.h"
+#include "serried/graph/text/view.h"
 #include "tools/serried/plan_gpt.h"
 
 namespace {

@@ -9,7 +9,7 @@
 #include "serried/graph/capture.h"
 #include "serried/optim/adam.h"
 #include "serried/parallel/ddp/ddp.h"
-#include "serried/tensor/modules.h"
+#include "serried/tensor/making/modules.h"
 
 namespace serried::tools {
 namespace {

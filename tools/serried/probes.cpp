@@ -19,7 +19,7 @@
 #include <functional>
 #include <thread>
 
-#include "serried/comm/launch/fd.h"
+#include "serried/launch/fd.h"
 
 namespace serried::tools {
 namespace {

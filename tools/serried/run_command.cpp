@@ -3,7 +3,7 @@
 
 #include <CLI/CLI.hpp>
 
-#include "serried/comm/launch/run.h"
+#include "serried/launch/run.h"
 
 namespace serried::tools {
 namespace {

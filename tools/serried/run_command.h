@@ -1,7 +1,7 @@
 // `serried run`: its options and help.
 #pragma once
 
-#include "serried/comm/launch/options.h"
+#include "serried/launch/options.h"
 
 namespace CLI {
 class App;

@@ -5,7 +5,7 @@
 #include <set>
 
 #include "serried/base/error.h"
-#include "serried/graph/passes.h"
+#include "serried/graph/passes/passes.h"
 #include "serried/graph/passes/access.h"
 #include "serried/graph/passes/collectives.h"
 #include "serried/graph/passes/plan.h"

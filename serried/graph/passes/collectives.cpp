@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "serried/graph/passes/access.h"
-#include "serried/graph/text.h"
+#include "serried/graph/text/text.h"
 
 namespace serried::graph {
 namespace {

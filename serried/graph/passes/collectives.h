@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "serried/graph/custom_class.h"
+#include "serried/graph/text/custom_class.h"
 #include "serried/graph/graph.h"
 
 namespace serried::graph {

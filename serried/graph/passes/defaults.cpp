@@ -1,5 +1,5 @@
 // The passes that every captured function gets, in order.
-#include "serried/graph/passes.h"
+#include "serried/graph/passes/passes.h"
 
 namespace serried::passes {
 

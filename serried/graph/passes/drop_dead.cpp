@@ -3,7 +3,7 @@
 #include <array>
 #include <string_view>
 
-#include "serried/graph/passes.h"
+#include "serried/graph/passes/passes.h"
 #include "serried/graph/passes/access.h"
 #include "serried/graph/passes/names.h"
 

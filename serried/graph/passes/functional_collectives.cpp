@@ -1,5 +1,5 @@
 // Writes collectives of c10d that are waited for at once as ours, so that other passes know them.
-#include "serried/graph/passes.h"
+#include "serried/graph/passes/passes.h"
 #include "serried/graph/passes/pairs.h"
 
 namespace serried::passes {

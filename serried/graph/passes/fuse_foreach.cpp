@@ -2,10 +2,10 @@
 #include <string>
 #include <unordered_map>
 
-#include "serried/graph/passes.h"
+#include "serried/graph/passes/passes.h"
 #include "serried/graph/passes/access.h"
 #include "serried/graph/passes/plan.h"
-#include "serried/graph/text.h"
+#include "serried/graph/text/text.h"
 
 namespace serried::passes {
 namespace {

@@ -3,7 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/stack.h>
 
-#include "serried/graph/passes.h"
+#include "serried/graph/passes/passes.h"
 #include "serried/graph/passes/access.h"
 
 namespace serried::passes {

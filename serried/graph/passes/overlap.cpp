@@ -4,7 +4,7 @@
 #include <optional>
 
 #include "serried/base/error.h"
-#include "serried/graph/passes.h"
+#include "serried/graph/passes/passes.h"
 #include "serried/graph/passes/access.h"
 #include "serried/graph/passes/collectives.h"
 #include "serried/graph/passes/pairs.h"

@@ -9,9 +9,9 @@
 #include <string>
 #include <unordered_map>
 
-#include "serried/comm/detail/direct.h"
-#include "serried/comm/group.h"
-#include "serried/graph/factories.h"
+#include "serried/comm/collectives/direct.h"
+#include "serried/comm/groups/group.h"
+#include "serried/graph/record/factories.h"
 #include "serried/graph/passes/access.h"
 #include "serried/graph/passes/collectives.h"
 

@@ -3,7 +3,7 @@
 #include <map>
 #include <sstream>
 
-#include "serried/graph/passes.h"
+#include "serried/graph/passes/passes.h"
 #include "serried/graph/passes/access.h"
 #include "serried/graph/passes/plan.h"
 

@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include "serried/comm/group.h"
+#include "serried/comm/groups/group.h"
 #include "serried/parallel/ddp/parameters.h"
 
 namespace serried::detail {

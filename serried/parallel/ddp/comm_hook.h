@@ -9,7 +9,7 @@
 #include <string>
 #include <utility>
 
-#include "serried/comm/group.h"
+#include "serried/comm/groups/group.h"
 
 namespace serried {
 

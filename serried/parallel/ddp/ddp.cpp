@@ -12,7 +12,7 @@
 #include "serried/parallel/ddp/mixed_precision.h"
 #include "serried/parallel/ddp/reducer.h"
 #include "serried/parallel/ddp/verify.h"
-#include "serried/tensor/local_ops.h"
+#include "serried/tensor/dispatch/local_ops.h"
 #include "serried/tensor/training_mode.h"
 
 namespace serried {

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "serried/base/error.h"
-#include "serried/tensor/detail/placing.h"
+#include "serried/tensor/making/placing.h"
 #include "serried/tensor/dtensor.h"
 
 namespace serried::detail {

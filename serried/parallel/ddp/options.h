@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "serried/comm/group.h"
+#include "serried/comm/groups/group.h"
 #include "serried/mesh/mesh.h"
 
 namespace serried {

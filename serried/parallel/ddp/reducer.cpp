@@ -14,12 +14,12 @@
 #include <algorithm>
 
 #include "serried/base/error.h"
-#include "serried/comm/collectives.h"
-#include "serried/comm/detail/direct.h"
+#include "serried/comm/collectives/collectives.h"
+#include "serried/comm/collectives/direct.h"
 #include "serried/parallel/ddp/backward_end.h"
 #include "serried/parallel/ddp/dtensor_parameters.h"
 #include "serried/tensor/library_hook.h"
-#include "serried/tensor/local_ops.h"
+#include "serried/tensor/dispatch/local_ops.h"
 
 namespace serried::detail {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "serried/base/error.h"
 #include "serried/base/log.h"
-#include "serried/comm/collectives.h"
+#include "serried/comm/collectives/collectives.h"
 #include "serried/parallel/ddp/dtensor_parameters.h"
 #include "serried/parallel/ddp/reducer.h"
 

@@ -5,7 +5,7 @@
 
 #include "serried/base/error.h"
 #include "serried/base/log.h"
-#include "serried/comm/detail/nan_check.h"
+#include "serried/comm/collectives/nan_check.h"
 #include "serried/parallel/ddp/reducer.h"
 
 namespace serried::detail {

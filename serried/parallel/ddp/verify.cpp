@@ -6,7 +6,7 @@
 #include <torch/csrc/distributed/c10d/comm.hpp>
 
 #include "serried/base/error.h"
-#include "serried/parallel/detail/rank_texts.h"
+#include "serried/comm/agree/rank_texts.h"
 
 namespace serried::detail {
 namespace {

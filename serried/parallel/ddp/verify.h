@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "serried/comm/group.h"
+#include "serried/comm/groups/group.h"
 #include "serried/parallel/ddp/parameters.h"
 
 namespace serried::detail {

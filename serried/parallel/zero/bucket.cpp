@@ -9,8 +9,8 @@
 #include <tuple>
 
 #include "serried/base/error.h"
-#include "serried/comm/collectives.h"
-#include "serried/comm/watch.h"
+#include "serried/comm/collectives/collectives.h"
+#include "serried/comm/collectives/watch.h"
 #include "serried/parallel/ddp/bucket_memory.h"
 
 namespace serried::detail {

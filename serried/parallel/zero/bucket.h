@@ -6,7 +6,7 @@
 
 #include <vector>
 
-#include "serried/comm/group.h"
+#include "serried/comm/groups/group.h"
 #include "serried/parallel/zero/partition.h"
 
 namespace serried::detail {

@@ -1,7 +1,7 @@
 // ZeroRedundancyOptimizer on a rank that has no more input.
 #include <ATen/ops/empty.h>
 
-#include "serried/comm/collectives.h"
+#include "serried/comm/collectives/collectives.h"
 #include "serried/parallel/zero/optimizer.h"
 
 namespace serried::detail {

@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "serried/comm/group.h"
+#include "serried/comm/groups/group.h"
 #include "serried/parallel/join.h"
 #include "serried/parallel/zero/bucket.h"
 #include "serried/parallel/zero/partition.h"

@@ -6,7 +6,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "serried/comm/group.h"
+#include "serried/comm/groups/group.h"
 
 namespace serried::detail {
 

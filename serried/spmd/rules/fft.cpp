@@ -1,6 +1,6 @@
 // Rules of Fourier transforms: transformed dims whole, linear.
-#include "serried/spmd/detail/letters.h"
-#include "serried/spmd/detail/rule_blocks.h"
+#include "serried/spmd/rules/letters.h"
+#include "serried/spmd/rules/rule_blocks.h"
 #include "serried/spmd/rules/tables_more.h"
 
 namespace serried::spmd {

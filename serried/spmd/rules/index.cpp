@@ -1,8 +1,8 @@
 // Rules of indexing: reading and writing elements that index tensors name.
 #include <optional>
 
-#include "serried/spmd/detail/letters.h"
-#include "serried/spmd/detail/rule_blocks.h"
+#include "serried/spmd/rules/letters.h"
+#include "serried/spmd/rules/rule_blocks.h"
 #include "serried/spmd/rules/tables_more.h"
 
 namespace serried::spmd {

@@ -1,8 +1,8 @@
 // Rules of ops that cut, join, repeat and reorder: elements move, some dims change size.
 #include <limits>
 
-#include "serried/spmd/detail/letters.h"
-#include "serried/spmd/detail/rule_blocks.h"
+#include "serried/spmd/rules/letters.h"
+#include "serried/spmd/rules/rule_blocks.h"
 #include "serried/spmd/rules/tables_more.h"
 
 namespace serried::spmd {

@@ -1,7 +1,7 @@
 // Rules of views: the same elements under another shape.
-#include "serried/spmd/detail/letters.h"
-#include "serried/spmd/detail/reshape.h"
-#include "serried/spmd/detail/rule_blocks.h"
+#include "serried/spmd/rules/letters.h"
+#include "serried/spmd/rules/reshape.h"
+#include "serried/spmd/rules/rule_blocks.h"
 #include "serried/spmd/rules/tables_more.h"
 
 namespace serried::spmd {

@@ -2,8 +2,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "serried/comm/collectives.h"
-#include "serried/comm/ranks.h"
+#include "serried/comm/collectives/collectives.h"
+#include "serried/comm/groups/ranks.h"
 #include "tests/graph/passes/recorded.h"
 #include "tests/support/errors.h"
 #include "tests/support/fake_group.h"

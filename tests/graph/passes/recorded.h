@@ -8,11 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "serried/graph/passes.h"
-#include "serried/graph/program.h"
-#include "serried/graph/recorder.h"
-#include "serried/graph/settle.h"
-#include "serried/graph/text.h"
+#include "serried/graph/passes/passes.h"
+#include "serried/graph/replay/program.h"
+#include "serried/graph/record/recorder.h"
+#include "serried/graph/record/settle.h"
+#include "serried/graph/text/text.h"
 #include "tests/support/close.h"
 
 namespace serried::testing {

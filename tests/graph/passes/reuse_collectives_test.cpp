@@ -2,10 +2,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "serried/comm/collectives.h"
-#include "serried/comm/ranks.h"
+#include "serried/comm/collectives/collectives.h"
+#include "serried/comm/groups/ranks.h"
 #include "serried/graph/capture.h"
-#include "serried/tensor/modules.h"
+#include "serried/tensor/making/modules.h"
 #include "tests/graph/passes/recorded.h"
 #include "tests/support/fake_group.h"
 

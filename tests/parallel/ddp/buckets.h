@@ -6,7 +6,7 @@
 
 #include <vector>
 
-#include "serried/comm/collectives.h"
+#include "serried/comm/collectives/collectives.h"
 #include "serried/parallel/ddp/comm_hook.h"
 #include "tests/support/close.h"
 

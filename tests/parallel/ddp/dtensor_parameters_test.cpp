@@ -6,7 +6,7 @@
 
 #include "serried/parallel/ddp/ddp.h"
 #include "serried/parallel/ddp/reducer.h"
-#include "serried/tensor/modules.h"
+#include "serried/tensor/making/modules.h"
 #include "tests/support/close.h"
 #include "tests/support/errors.h"
 #include "tests/support/on_mesh.h"

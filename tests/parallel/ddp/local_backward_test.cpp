@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "serried/comm/collectives.h"
+#include "serried/comm/collectives/collectives.h"
 #include "serried/parallel/ddp/ddp.h"
 #include "serried/parallel/ddp/optimizer_in_backward.h"
 #include "tests/support/close.h"

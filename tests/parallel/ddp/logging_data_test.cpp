@@ -8,7 +8,7 @@
 
 #include <sstream>
 
-#include "serried/comm/ranks.h"
+#include "serried/comm/groups/ranks.h"
 #include "serried/parallel/ddp/ddp.h"
 
 namespace serried {

@@ -6,7 +6,7 @@
 #include "serried/base/log.h"
 #include "serried/parallel/ddp/ddp.h"
 #include "serried/parallel/ddp/optimizer_in_backward.h"
-#include "serried/tensor/modules.h"
+#include "serried/tensor/making/modules.h"
 #include "tests/support/close.h"
 #include "tests/support/errors.h"
 #include "tests/support/models.h"

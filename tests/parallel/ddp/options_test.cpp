@@ -5,8 +5,8 @@
 
 #include <sstream>
 
-#include "serried/comm/collectives.h"
-#include "serried/comm/ranks.h"
+#include "serried/comm/collectives/collectives.h"
+#include "serried/comm/groups/ranks.h"
 #include "serried/parallel/ddp/ddp.h"
 #include "serried/parallel/ddp/reducer.h"
 #include "tests/support/close.h"

@@ -9,8 +9,8 @@
 
 #include <numeric>
 
-#include "serried/comm/collectives.h"
-#include "serried/comm/watch.h"
+#include "serried/comm/collectives/collectives.h"
+#include "serried/comm/collectives/watch.h"
 #include "serried/parallel/ddp/ddp.h"
 #include "tests/support/close.h"
 #include "tests/support/errors.h"

@@ -3,10 +3,10 @@
 
 #include <map>
 
-#include "serried/comm/ranks.h"
+#include "serried/comm/groups/ranks.h"
 #include "serried/parallel/ddp/ddp.h"
 #include "serried/parallel/ddp/reducer.h"
-#include "serried/tensor/local_ops.h"
+#include "serried/tensor/dispatch/local_ops.h"
 #include "tests/support/models.h"
 
 namespace serried {

@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "serried/comm/group.h"
+#include "serried/comm/groups/group.h"
 
 namespace serried::testing {
 

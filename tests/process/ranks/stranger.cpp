@@ -8,8 +8,8 @@
 
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include "serried/comm/detail/shared_file.h"
-#include "serried/comm/detail/signature.h"
+#include "serried/comm/agree/shared_file.h"
+#include "serried/comm/rendezvous/signature.h"
 
 namespace {
 

@@ -18,8 +18,8 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
-#include "serried/comm/collectives.h"
-#include "serried/comm/group.h"
+#include "serried/comm/collectives/collectives.h"
+#include "serried/comm/groups/group.h"
 
 namespace {
 

@@ -16,8 +16,8 @@
 #include <ATen/Parallel.h>
 
 #include "serried/base/trace.h"
-#include "serried/comm/collectives.h"
-#include "serried/comm/group.h"
+#include "serried/comm/collectives/collectives.h"
+#include "serried/comm/groups/group.h"
 #include "tests/support/listening.h"
 
 namespace {

@@ -1,7 +1,7 @@
 // A group of any size without peers: shapes are checked, nothing moves, values mean nothing.
 #pragma once
 
-#include "serried/comm/group.h"
+#include "serried/comm/groups/group.h"
 
 namespace serried {
 

@@ -9,8 +9,8 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "serried/base/error.h"
-#include "serried/comm/detail/exchange.h"
-#include "serried/comm/detail/world_store.h"
+#include "serried/comm/agree/exchange.h"
+#include "serried/comm/rendezvous/world_store.h"
 
 namespace serried::gloo {
 namespace {

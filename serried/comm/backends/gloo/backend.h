@@ -4,7 +4,7 @@
 #include "serried/base/fork.h"
 #include "serried/comm/backends/gloo/engine.h"
 #include "serried/comm/backends/gloo/work.h"
-#include "serried/comm/detail/nan_check.h"
+#include "serried/comm/collectives/nan_check.h"
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 

@@ -4,7 +4,7 @@
 #include <c10/util/StringUtil.h>
 
 #include "serried/base/error.h"
-#include "serried/comm/watch.h"
+#include "serried/comm/collectives/watch.h"
 
 namespace serried::gloo {
 namespace {

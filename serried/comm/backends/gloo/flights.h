@@ -1,7 +1,7 @@
 // What is under way in a gloo group: collectives that have not come to an end, and who waits for a send or receive.
 #pragma once
 
-#include "serried/comm/detail/board.h"
+#include "serried/comm/agree/board.h"
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 

@@ -1,7 +1,7 @@
 // The gloo backend: c10d's Gloo with the watch around it.
 #pragma once
 
-#include "serried/comm/group.h"
+#include "serried/comm/groups/group.h"
 
 namespace serried {
 

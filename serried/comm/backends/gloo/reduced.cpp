@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "serried/comm/detail/average.h"
+#include "serried/comm/collectives/average.h"
 
 namespace serried::gloo {
 namespace {

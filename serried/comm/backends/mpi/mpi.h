@@ -1,7 +1,7 @@
 // The place of an MPI backend; this version has none.
 #pragma once
 
-#include "serried/comm/group.h"
+#include "serried/comm/groups/group.h"
 
 namespace serried {
 

@@ -1,7 +1,7 @@
 // c10d's NCCL as a backend, where LibTorch has it.
 #pragma once
 
-#include "serried/comm/group.h"
+#include "serried/comm/groups/group.h"
 
 namespace serried {
 

@@ -9,8 +9,8 @@
 #include "serried/base/error.h"
 #include "serried/base/trace.h"
 #include "serried/comm/backends/shm/tensors.h"
-#include "serried/comm/detail/premultiply.h"
-#include "serried/comm/detail/world_store.h"
+#include "serried/comm/collectives/premultiply.h"
+#include "serried/comm/rendezvous/world_store.h"
 
 namespace serried::shm {
 namespace {

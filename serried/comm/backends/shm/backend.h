@@ -6,8 +6,8 @@
 #include "serried/comm/backends/shm/heap.h"
 #include "serried/comm/backends/shm/mailbox.h"
 #include "serried/comm/backends/shm/ops.h"
-#include "serried/comm/detail/direct.h"
-#include "serried/comm/detail/nan_check.h"
+#include "serried/comm/collectives/direct.h"
+#include "serried/comm/collectives/nan_check.h"
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 

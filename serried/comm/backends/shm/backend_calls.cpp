@@ -8,7 +8,7 @@
 #include "serried/base/error.h"
 #include "serried/comm/backends/shm/backend.h"
 #include "serried/comm/backends/shm/tensors.h"
-#include "serried/comm/detail/premultiply.h"
+#include "serried/comm/collectives/premultiply.h"
 
 namespace serried::shm {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "serried/comm/detail/shared_file.h"
+#include "serried/comm/agree/shared_file.h"
 
 namespace serried::shm {
 

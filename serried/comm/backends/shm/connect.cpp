@@ -10,9 +10,9 @@
 
 #include "serried/base/error.h"
 #include "serried/comm/backends/shm/card.h"
-#include "serried/comm/detail/exchange.h"
-#include "serried/comm/detail/host.h"
-#include "serried/comm/detail/world_store.h"
+#include "serried/comm/agree/exchange.h"
+#include "serried/comm/agree/host.h"
+#include "serried/comm/rendezvous/world_store.h"
 
 namespace serried::shm {
 namespace {

@@ -1,8 +1,8 @@
 // The memory that the ranks of one host share: an anonymous file, so nothing is left behind when ranks die.
 #pragma once
 
-#include "serried/comm/detail/shared_file.h"
-#include "serried/comm/watch.h"
+#include "serried/comm/agree/shared_file.h"
+#include "serried/comm/collectives/watch.h"
 
 #include <array>
 #include <atomic>

@@ -12,7 +12,7 @@
 #include "serried/base/error.h"
 #include "serried/comm/backends/shm/backend.h"
 #include "serried/comm/backends/shm/card.h"
-#include "serried/comm/detail/shared_file.h"
+#include "serried/comm/agree/shared_file.h"
 
 namespace serried {
 Group make_shm_group(const FactoryArgs& args) {

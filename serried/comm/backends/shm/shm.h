@@ -1,7 +1,7 @@
 // The shm backend: ranks of one host talk through memory they share.
 #pragma once
 
-#include "serried/comm/group.h"
+#include "serried/comm/groups/group.h"
 
 namespace serried {
 

@@ -1,7 +1,7 @@
 // The threads backend: ranks are threads of one process.
 #pragma once
 
-#include "serried/comm/group.h"
+#include "serried/comm/groups/group.h"
 
 namespace serried {
 

@@ -8,9 +8,9 @@
 #include <numeric>
 #include <vector>
 
-#include "serried/comm/collectives.h"
+#include "serried/comm/collectives/collectives.h"
 #include "serried/parallel/ddp/hooks/steps.h"
-#include "serried/tensor/local_ops.h"
+#include "serried/tensor/dispatch/local_ops.h"
 
 namespace serried::hooks::detail {
 

@@ -12,7 +12,7 @@
 
 #include "serried/parallel/ddp/hooks/orthogonalize.h"
 #include "serried/parallel/ddp/hooks/steps.h"
-#include "serried/tensor/local_ops.h"
+#include "serried/tensor/dispatch/local_ops.h"
 
 namespace serried::hooks::detail {
 namespace {

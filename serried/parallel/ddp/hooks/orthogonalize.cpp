@@ -9,7 +9,7 @@
 
 #include <torch/library.h>
 
-#include "serried/tensor/local_ops.h"
+#include "serried/tensor/dispatch/local_ops.h"
 
 namespace serried::hooks::detail {
 namespace {

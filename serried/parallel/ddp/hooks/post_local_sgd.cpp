@@ -9,12 +9,12 @@
 
 #include "serried/base/error.h"
 #include "serried/base/log.h"
-#include "serried/comm/detail/exchange.h"
-#include "serried/comm/detail/host.h"
+#include "serried/comm/agree/exchange.h"
+#include "serried/comm/agree/host.h"
 #include "serried/parallel/ddp/hooks/hooks.h"
 #include "serried/parallel/ddp/hooks/lane.h"
 #include "serried/parallel/ddp/hooks/steps.h"
-#include "serried/tensor/local_ops.h"
+#include "serried/tensor/dispatch/local_ops.h"
 
 namespace serried::hooks {
 namespace {

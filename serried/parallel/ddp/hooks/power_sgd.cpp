@@ -16,7 +16,7 @@
 #include "serried/parallel/ddp/hooks/lane.h"
 #include "serried/parallel/ddp/hooks/low_rank.h"
 #include "serried/parallel/ddp/hooks/steps.h"
-#include "serried/tensor/local_ops.h"
+#include "serried/tensor/dispatch/local_ops.h"
 
 namespace serried::hooks {
 namespace {

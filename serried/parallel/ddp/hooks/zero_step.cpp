@@ -9,7 +9,7 @@
 #include <c10/util/StringUtil.h>
 
 #include "serried/base/error.h"
-#include "serried/comm/watch.h"
+#include "serried/comm/collectives/watch.h"
 #include "serried/parallel/ddp/ddp.h"
 #include "serried/parallel/ddp/dtensor_parameters.h"
 #include "serried/parallel/ddp/hooks/hooks.h"

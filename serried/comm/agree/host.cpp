@@ -1,0 +1,95 @@
+// The machine's identity from the kernel, and plain sockets that fail quietly.
+#include "serried/comm/agree/host.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <climits>
+#include <fstream>
+#include <memory>
+#include <thread>
+
+namespace serried::detail {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using std::chrono::milliseconds;
+
+int milliseconds_until(Clock::time_point deadline) {
+  const auto left = std::chrono::duration_cast<milliseconds>(deadline - Clock::now());
+  return int(std::clamp<int64_t>(left.count(), 0, INT_MAX));
+}
+
+bool connects(const addrinfo& address, Clock::time_point deadline) {
+  const int fd = ::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (fd < 0) return false;
+  bool ok = ::connect(fd, address.ai_addr, address.ai_addrlen) == 0;
+  if (!ok && errno == EINPROGRESS) {
+    pollfd waiting{.fd = fd, .events = POLLOUT, .revents = 0};
+    int error = 0;
+    socklen_t size = sizeof(error);
+    ok = ::poll(&waiting, 1, milliseconds_until(deadline)) == 1 &&
+         ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) == 0 && error == 0;
+  }
+  ::close(fd);
+  return ok;
+}
+
+std::string text_of(const addrinfo& address) {
+  std::array<char, NI_MAXHOST> name{};
+  ::getnameinfo(address.ai_addr, address.ai_addrlen, name.data(), name.size(), nullptr, 0, NI_NUMERICHOST);
+  return name.data();
+}
+
+// The first address of `host` that something listens at, "" if there is none.
+std::string find_listener(const std::string& host, uint16_t port, Clock::time_point deadline) {
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) return "";
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(found, ::freeaddrinfo);
+  for (const addrinfo* address = found; address != nullptr; address = address->ai_next) {
+    if (connects(*address, deadline)) return text_of(*address);
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string host_identity() {
+  std::array<char, HOST_NAME_MAX + 1> name{};
+  ::gethostname(name.data(), name.size() - 1);
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  std::array<char, 64> pid_namespace{};
+  [[maybe_unused]] const ssize_t length =
+      ::readlink("/proc/self/ns/pid", pid_namespace.data(), pid_namespace.size() - 1);
+  return std::string(name.data()) + " " + boot + " " + pid_namespace.data();
+}
+
+std::string wait_for_listener(const std::string& host, uint16_t port, milliseconds timeout) {
+  const Clock::time_point deadline = Clock::now() + timeout;
+  milliseconds pause(1);
+  std::string found;
+  while ((found = find_listener(host, port, deadline)).empty()) {
+    if (Clock::now() + pause > deadline) return "";
+    std::this_thread::sleep_for(pause);
+    pause = std::min(pause * 2, milliseconds(100));
+  }
+  return found;
+}
+
+bool is_listening(const std::string& host, uint16_t port, milliseconds timeout) {
+  return !find_listener(host, port, Clock::now() + timeout).empty();
+}
+
+}  // namespace serried::detail

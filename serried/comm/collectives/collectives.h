@@ -1,0 +1,80 @@
+// Collectives over a group: functional with gradients, in place, point to point.
+#pragma once
+
+#include "serried/comm/groups/group.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+namespace serried {
+
+struct AllGatherOptions {
+  int64_t dim = 0;
+};
+
+struct ReduceScatterOptions {
+  int64_t dim = 0;
+  c10d::ReduceOp op = c10d::ReduceOp::SUM;
+};
+
+struct AllToAllOptions {
+  int64_t split_dim = 0;
+  int64_t concat_dim = 0;
+  std::vector<int64_t> split_sizes =
+      {};  // per peer along split_dim; empty: cut like Shard, last ranks smaller or empty
+};
+
+struct BroadcastOptions {
+  int src = 0;
+};
+
+struct PeerOptions {
+  int peer = 0;
+  int tag = 0;
+};
+
+/// The reduction of `x` over the group, on every rank, as a new tensor. Gradient: all_reduce with the same op (SUM,
+/// AVG).
+at::Tensor all_reduce(const at::Tensor& x, const Group& group, const c10d::ReduceOp& op = c10d::ReduceOp::SUM);
+
+/// All ranks' `x` side by side along `dim`, in rank order. Sizes along `dim` may differ. Gradient: reduce_scatter SUM.
+at::Tensor all_gather(const at::Tensor& x, const Group& group, AllGatherOptions options = {});
+
+/// This rank's piece of the reduction, cut along `dim` like Shard: ceil, last ranks smaller or empty. Gradient:
+/// all_gather.
+at::Tensor reduce_scatter(const at::Tensor& x, const Group& group, ReduceScatterOptions options = {});
+
+/// Piece p of `x` along `split_dim` goes to rank p; what comes is laid along `concat_dim`. Gradient: the way back.
+at::Tensor all_to_all(const at::Tensor& x, const Group& group, AllToAllOptions options = {});
+
+/// Rank src's `x` on every rank. Gradient: the sum at src, zero elsewhere.
+at::Tensor broadcast(const at::Tensor& x, const Group& group, BroadcastOptions options = {});
+
+/// Into a given tensor, without gradients and without allocating: equal pieces along dim 0 of contiguous tensors.
+/// `output` holds as many elements as all ranks' `x`, one rank's piece of `x`, and as many as `x`.
+void all_gather_into(const at::Tensor& output, const at::Tensor& x, const Group& group);
+void reduce_scatter_into(const at::Tensor& output, const at::Tensor& x, const Group& group,
+                         const c10d::ReduceOp& op = c10d::ReduceOp::SUM);
+void all_to_all_into(const at::Tensor& output, const at::Tensor& x, const Group& group);
+
+/// In place, without gradients.
+void all_reduce_(const at::Tensor& x, const Group& group, const c10d::ReduceOp& op = c10d::ReduceOp::SUM);
+void broadcast_(const at::Tensor& x, const Group& group, BroadcastOptions options = {});
+
+/// Returns when every rank has called it.
+void barrier(const Group& group);
+
+/// Blocking point to point; one send meets one recv of the same peer pair and tag, in order.
+void send(const at::Tensor& x, const Group& group, PeerOptions options);
+void recv(const at::Tensor& x, const Group& group, PeerOptions options);
+
+/// "sum" "avg" "product" "min" "max" "band" "bor" "bxor"; ValueError that lists them for any other text.
+c10d::ReduceOp parse_reduce_op(std::string_view name);
+
+/// The same text back.
+std::string to_string(c10d::ReduceOp::RedOpType op);
+
+}  // namespace serried

@@ -1,0 +1,155 @@
+// What every rank holds, told to all before pieces of different sizes travel.
+#include "serried/comm/collectives/piece_sizes.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "serried/base/error.h"
+#include "serried/comm/collectives/transport.h"
+#include "serried/comm/collectives/watch.h"
+
+namespace serried::detail {
+namespace {
+
+// Every rank must send a record of one length, whatever its tensor's dims; dims beyond these are compared by hash.
+constexpr int64_t kMaxDims = 10;
+
+struct Column {
+  static constexpr int64_t dtype = 0, num_dims = 1, split_dim = 2, concat_dim = 3, split_size = 4, concat_size = 5;
+  static constexpr int64_t hash = 6, sizes = 7, extra = sizes + kMaxDims;
+};
+
+// A hash of the sizes of all dims but the two that may differ.
+int64_t hash_of_fixed_sizes(const at::Tensor& x, int64_t split_dim, int64_t concat_dim) {
+  uint64_t hash = 1469598103934665603ull;
+  for (int64_t dim = 0; dim < x.dim(); ++dim) {
+    if (dim == split_dim || dim == concat_dim) continue;
+    hash = (hash ^ uint64_t(x.size(dim))) * 1099511628211ull;
+  }
+  return int64_t(hash);
+}
+
+std::vector<int64_t> make_record(const at::Tensor& x, int64_t split_dim, int64_t concat_dim, at::IntArrayRef extra) {
+  std::vector<int64_t> record(Column::extra, -1);
+  record[Column::dtype] = int64_t(x.scalar_type());
+  record[Column::num_dims] = x.dim();
+  record[Column::split_dim] = split_dim;
+  record[Column::concat_dim] = concat_dim;
+  record[Column::split_size] = x.size(split_dim);
+  record[Column::concat_size] = x.size(concat_dim);
+  record[Column::hash] = hash_of_fixed_sizes(x, split_dim, concat_dim);
+  for (int64_t dim = 0; dim < std::min(x.dim(), kMaxDims); ++dim) record[Column::sizes + dim] = x.size(dim);
+  record.insert(record.end(), extra.begin(), extra.end());
+  return record;
+}
+
+using Table = std::vector<std::vector<int64_t>>;
+
+Table exchange(std::string_view where, const at::Tensor& x, const Group& group, const std::vector<int64_t>& record) {
+  at::AutoDispatchBelowADInplaceOrView below;
+  const int64_t length = int64_t(record.size());
+  const int64_t num_ranks = group->getSize();
+  at::Tensor host = at::empty({num_ranks, length}, at::kLong);
+  at::Tensor mine = at::empty({length}, at::kLong);
+  // Filled with this rank's own, so that a backend that moves nothing makes all ranks alike.
+  std::copy(record.begin(), record.end(), mine.mutable_data_ptr<int64_t>());
+  for (int64_t rank = 0; rank < num_ranks; ++rank) {
+    std::copy(record.begin(), record.end(), host.mutable_data_ptr<int64_t>() + rank * length);
+  }
+  const bool on_host = x.is_cpu();
+  const at::Tensor all = on_host ? host : host.to(x.device());
+  Transport(where, group, x).all_gather(all.unbind(0), on_host ? mine : mine.to(x.device()), all);
+  if (!on_host) host = all.cpu();
+  Table table;
+  for (int64_t rank = 0; rank < num_ranks; ++rank) {
+    const int64_t* row = host.const_data_ptr<int64_t>() + rank * length;
+    table.emplace_back(row, row + length);
+  }
+  return table;
+}
+
+std::string describe(const std::vector<int64_t>& record) {
+  const int64_t num_dims = record[Column::num_dims];
+  std::vector<std::string> sizes;
+  for (int64_t dim = 0; dim < std::min(num_dims, kMaxDims); ++dim) {
+    sizes.push_back(std::to_string(record[Column::sizes + dim]));
+  }
+  if (num_dims > kMaxDims) sizes.push_back("...");
+  return watch::dtype_name(at::ScalarType(record[Column::dtype])) + "[" + c10::Join(",", sizes) + "]";
+}
+
+std::string describe_dims(const std::vector<int64_t>& record) {
+  const int64_t split = record[Column::split_dim], concat = record[Column::concat_dim];
+  return split == concat ? c10::str("dim ", split) : c10::str("dims ", split, " and ", concat);
+}
+
+// The first pair of ranks that differ in what must agree; every rank sees the same table and raises the same.
+void check_agreement(std::string_view where, const Table& table) {
+  const std::vector<int64_t>& first = table[0];
+  for (size_t rank = 1; rank < table.size(); ++rank) {
+    const std::vector<int64_t>& other = table[rank];
+    const bool same_dims = std::equal(first.begin() + Column::split_dim, first.begin() + Column::split_size,
+                                      other.begin() + Column::split_dim);
+    if (!same_dims) {
+      raise<c10::ValueError>(
+          {where,
+           c10::str("rank 0 works along ", describe_dims(first), " and rank ", rank, " along ", describe_dims(other)),
+           "pass the same dims on every rank"});
+    }
+    const bool agree = first[Column::dtype] == other[Column::dtype] &&
+                       first[Column::num_dims] == other[Column::num_dims] && first[Column::hash] == other[Column::hash];
+    if (agree) continue;
+    raise<c10::ValueError>({where,
+                            c10::str("rank 0 passed ", describe(first), " and rank ", rank, " ", describe(other),
+                                     ": only ", describe_dims(first), " may differ"),
+                            "pass tensors of one dtype whose other dims agree on every rank"});
+  }
+}
+
+std::vector<int64_t> column(const Table& table, int64_t index) {
+  std::vector<int64_t> values;
+  for (const auto& record : table) values.push_back(record[index]);
+  return values;
+}
+
+// Pieces for one rank are laid side by side along concat_dim, so they must agree along split_dim.
+void check_pieces(const Table& table) {
+  for (size_t to = 0; to < table.size(); ++to) {
+    const std::vector<int64_t> sizes = column(table, Column::extra + int64_t(to));
+    for (size_t from = 1; from < sizes.size(); ++from) {
+      if (sizes[from] == sizes[0]) continue;
+      raise<c10::ValueError>(
+          {"all_to_all",
+           c10::str("rank ", to, " gets ", sizes[0], " along dim ", table[0][Column::split_dim], " from rank 0 (of ",
+                    describe(table[0]), ") and ", sizes[from], " from rank ", from, " (of ", describe(table[from]),
+                    "): pieces laid along dim ", table[0][Column::concat_dim], " must agree along the other dims"),
+           "pass tensors of one size along split_dim, or the same split_sizes on every rank"});
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<int64_t> agree_gather_sizes(const at::Tensor& x, const Group& group, int64_t dim) {
+  if (x.is_meta() || group->getSize() == 1) return std::vector<int64_t>(group->getSize(), x.size(dim));
+  const Table table = exchange("all_gather", x, group, make_record(x, dim, dim, {}));
+  check_agreement("all_gather", table);
+  return column(table, Column::split_size);
+}
+
+std::vector<int64_t> agree_exchange_sizes(const at::Tensor& x, const Group& group, int64_t split_dim,
+                                          int64_t concat_dim, at::IntArrayRef split_sizes) {
+  const bool one_dim = split_dim == concat_dim;
+  if (x.is_meta() || group->getSize() == 1) {
+    const int64_t size = one_dim ? split_sizes[group->getRank()] : x.size(concat_dim);
+    return std::vector<int64_t>(group->getSize(), size);
+  }
+  const Table table = exchange("all_to_all", x, group, make_record(x, split_dim, concat_dim, split_sizes));
+  check_agreement("all_to_all", table);
+  if (one_dim) return column(table, Column::extra + group->getRank());
+  check_pieces(table);
+  return column(table, Column::concat_size);
+}
+
+}  // namespace serried::detail

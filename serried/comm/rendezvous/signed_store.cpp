@@ -1,0 +1,126 @@
+// Seals on the way in, opens on the way out; counters by compare and set.
+#include "serried/comm/rendezvous/signed_store.h"
+
+#include <charconv>
+#include <utility>
+
+#include <c10/util/StringUtil.h>
+
+#include "serried/base/error.h"
+#include "serried/comm/rendezvous/world_store.h"
+
+namespace serried::detail {
+namespace {
+
+[[noreturn]] void raise_stranger(const std::string& key, const c10::intrusive_ptr<c10d::Store>& store) {
+  const std::string place = place_of(store);
+  raise<c10::DistStoreError>(
+      {"store",
+       c10::str("the key \"", key, "\" holds what no rank of this job wrote: its signature is ",
+                "missing or wrong, so a stranger wrote it", place.empty() ? "" : " to the store at " + place),
+       "find out who else reaches that store: another job with the same port or file, or somebody on this host or "
+       "network; start the job anew"});
+}
+
+}  // namespace
+
+SignedStore::SignedStore(c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<const Signer> signer)
+    : store_(std::move(store)), signer_(std::move(signer)) {}
+
+c10::intrusive_ptr<c10d::Store> SignedStore::clone() {
+  return c10::make_intrusive<SignedStore>(store_->clone(), signer_);
+}
+
+Bytes SignedStore::open(const std::string& key, const Bytes& sealed) const {
+  std::optional<Bytes> value = signer_->open(key, sealed);
+  if (!value) raise_stranger(key, store_);
+  return *std::move(value);
+}
+
+void SignedStore::set(const std::string& key, const Bytes& value) {
+  store_->set(key, signer_->seal(key, value));
+}
+
+Bytes SignedStore::get(const std::string& key) {
+  return open(key, store_->get(key));
+}
+
+/// Puts `change(old value)` in place of the old value, nothing for a key that is absent, and returns what the key holds
+/// then. Where `change` gives nothing the key stays as it is.
+template <class Change>
+Bytes SignedStore::update(const std::string& key, const Change& change) {
+  while (true) {
+    const bool there = store_->check({key});
+    const Bytes sealed = there ? store_->get(key) : Bytes{};
+    const std::optional<Bytes> old = there ? std::optional(open(key, sealed)) : std::nullopt;
+    const std::optional<Bytes> desired = change(old);
+    if (!desired) return old.value_or(Bytes{});
+    // No two seals are alike: what comes back tells whether it was this one that went in.
+    const Bytes mine = signer_->seal(key, *desired);
+    if (store_->compareSet(key, sealed, mine) == mine) return *desired;
+  }
+}
+
+Bytes SignedStore::compareSet(const std::string& key, const Bytes& expected, const Bytes& desired) {
+  bool absent = false;
+  Bytes result = update(key, [&](const std::optional<Bytes>& old) -> std::optional<Bytes> {
+    absent = !old;
+    if (old ? *old == expected : expected.empty()) return desired;
+    return std::nullopt;
+  });
+  // As c10d's stores answer where there is nothing to compare with.
+  return absent && !expected.empty() ? expected : result;
+}
+
+int64_t SignedStore::add(const std::string& key, int64_t value) {
+  int64_t sum = 0;
+  update(key, [&](const std::optional<Bytes>& old) -> std::optional<Bytes> {
+    const std::string text = old ? std::string(old->begin(), old->end()) : "0";
+    const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), sum);
+    if (error != std::errc() || stop != text.data() + text.size()) {
+      raise<c10::DistStoreError>({"store", c10::str("the key \"", key, "\" holds no number to add ", value, " to"),
+                                  "count under a key of its own"});
+    }
+    const std::string counted = std::to_string(sum += value);
+    return Bytes(counted.begin(), counted.end());
+  });
+  return sum;
+}
+
+void SignedStore::append(const std::string& key, const Bytes& value) {
+  update(key, [&](const std::optional<Bytes>& old) -> std::optional<Bytes> {
+    Bytes longer = old.value_or(Bytes{});
+    longer.insert(longer.end(), value.begin(), value.end());
+    return longer;
+  });
+}
+
+std::vector<Bytes> SignedStore::multiGet(const std::vector<std::string>& keys) {
+  std::vector<Bytes> values = store_->multiGet(keys);
+  for (size_t i = 0; i < keys.size(); ++i) values[i] = open(keys[i], values[i]);
+  return values;
+}
+
+void SignedStore::multiSet(const std::vector<std::string>& keys, const std::vector<Bytes>& values) {
+  std::vector<Bytes> sealed;
+  for (size_t i = 0; i < keys.size() && i < values.size(); ++i) sealed.push_back(signer_->seal(keys[i], values[i]));
+  // Lists of different length are the store's to refuse.
+  sealed.resize(values.size());
+  store_->multiSet(keys, sealed);
+}
+
+void SignedStore::queuePush(const std::string& key, const Bytes& value) {
+  store_->queuePush(key, signer_->seal(key, value));
+}
+
+Bytes SignedStore::queuePop(const std::string& key, bool block) {
+  return open(key, store_->queuePop(key, block));
+}
+
+c10::intrusive_ptr<c10d::Store> signed_for_job(const c10::intrusive_ptr<c10d::Store>& store) {
+  const std::shared_ptr<const Signer> signer = job_signer();
+  if (signer == nullptr) return store;
+  return c10::make_intrusive<SignedStore>(store, signer);
+}
+
+}  // namespace serried::detail

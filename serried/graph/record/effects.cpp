@@ -1,0 +1,296 @@
+// Gradients and version counts, read after a recording and restored after a replay.
+#include "serried/graph/record/effects.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "serried/tensor/parts.h"
+
+namespace serried::graph {
+namespace {
+
+bool is_parameter(const at::Tensor& t) {
+  return t.defined() && t.requires_grad() && t.is_leaf();
+}
+
+GradientState state_of(const WeakTensor& parameter, bool had_grad, const at::Tensor& grad) {
+  return {parameter, had_grad, grad, part_of(grad), spec_of(grad)};
+}
+
+GradientState state_before(const std::vector<GradientState>& before, const Resident& resident) {
+  for (const GradientState& state : before) {
+    if (state.parameter.address() == resident.tensor.address()) return state;
+  }
+  return state_of(resident.tensor, resident.had_grad, resident.grad.lock());
+}
+
+// Storages that others than the ops of the graph know: of two values from outside, or seen through a view that no op
+// made.
+std::set<int32_t> shared_storages(const Graph& graph) {
+  std::set<int32_t> shared, from_outside;
+  for (const Value& value : graph.values()) {
+    if (value.kind == ValueKind::computed || value.storage < 0) continue;
+    if (!from_outside.insert(value.storage).second) shared.insert(value.storage);
+  }
+  for (const Node& node : graph.nodes()) {
+    if (node.op.operator_name().name != "aten::as_strided") continue;
+    for_each_result(node, [&](ValueId id) { shared.insert(graph.value(id).storage); });
+  }
+  return shared;
+}
+
+// Whether another tensor may take its place.
+bool is_exchangeable(const Value& value, const at::Tensor& part, const std::set<int32_t>& shared) {
+  return value.kind == ValueKind::persistent && value.storage >= 0 && part.storage().nbytes() == part.nbytes() &&
+         shared.count(value.storage) == 0;
+}
+
+bool is_used(const Graph& graph, ValueId id) {
+  const auto gives = [id](const Gradient& gradient) { return gradient.value == id; };
+  return !graph.uses(id).empty() || std::count(graph.outputs().begin(), graph.outputs().end(), id) > 0 ||
+         std::any_of(graph.gradients().begin(), graph.gradients().end(), gives);
+}
+
+bool is_resident(const Recorder& recorder, const at::Tensor& t) {
+  const auto is_it = [&](const Resident& resident) { return resident.tensor.address() == t.unsafeGetTensorImpl(); };
+  return std::any_of(recorder.residents().begin(), recorder.residents().end(), is_it);
+}
+
+bool is_in_persistent_memory(const Graph& graph, const Value& value) {
+  const auto has_it = [&](const Value& other) {
+    return other.kind == ValueKind::persistent && other.storage == value.storage;
+  };
+  return value.storage >= 0 && std::any_of(graph.values().begin(), graph.values().end(), has_it);
+}
+
+// Whether the call gives this very tensor every time, such as a part of a bucket.
+bool is_kept(Recorder& recorder, const at::Tensor& grad, const Value& value) {
+  if (value.kind == ValueKind::input) return false;
+  if (value.kind != ValueKind::computed) return true;
+  return is_resident(recorder, grad) && is_in_persistent_memory(recorder.graph(), value);
+}
+
+uint32_t version_of(const at::Tensor& t) {
+  return t.is_inference() ? 0 : uint32_t(t._version());
+}
+
+// Ops of a replay run below autograd, which counts.
+void raise_version(const at::Tensor& t, uint32_t version) {
+  if (t.is_inference()) return;
+  while (version_of(t) < version) t.unsafeGetTensorImpl()->bump_version();
+}
+
+}  // namespace
+
+std::vector<GradientState> gradients_of(const std::vector<Resident>& residents) {
+  std::vector<GradientState> states;
+  for (const Resident& resident : residents) {
+    const at::Tensor t = resident.tensor.lock();
+    if (is_parameter(t)) states.push_back(state_of(t, t.grad().defined(), t.grad()));
+  }
+  return states;
+}
+
+bool same_gradients(const std::vector<GradientState>& before) {
+  return std::all_of(before.begin(), before.end(), [](const GradientState& state) {
+    const at::Tensor t = state.parameter.lock();
+    return !t.defined() || t.grad().defined() == state.had_grad;
+  });
+}
+
+Effects::Effects(Recorder& recorder, const std::vector<GradientState>& before,
+                 const std::vector<at::Tensor>& arguments) {
+  const std::vector<Resident> residents = recorder.residents();
+  const std::set<int32_t> shared = shared_storages(recorder.graph());
+  first_added_ = recorder.graph().inputs().size();
+  for (const Resident& resident : residents) {
+    const at::Tensor t = resident.tensor.lock();
+    if (!is_parameter(t) || (resident.input < 0 && !resident.is_of_surroundings())) continue;
+    const Leaf leaf{t, resident.input};
+    const GradientState state = state_before(before, resident);
+    add_shared(leaf, state, arguments);
+    const bool is_added = add_input(recorder, leaf, state, shared);
+    add_gradient(recorder, leaf, state, is_added);
+  }
+  for (const Resident& resident : recorder.residents()) add_bump(resident);
+}
+
+void Effects::add_gradient(Recorder& recorder, const Leaf& leaf, const GradientState& state, bool is_added) {
+  const at::Tensor before = state.grad.lock();  // undefined also where the call has dropped it
+  const at::Tensor after = leaf.tensor.lock().grad();
+  const bool was_used = before.defined() && recorder.find_known(part_of(before)) != kNoValue;
+  if (!state.had_grad || (was_used && !is_added && after.is_same(before))) expected_.push_back({leaf, before});
+  if (after.is_same(before) && before.defined() == state.had_grad) return;
+  Given given{.leaf = leaf};
+  if (after.defined()) {
+    given.value = recorder.find(part_of(after));
+    given.spec = spec_of(after);
+    const Value& value = recorder.graph().value(given.value);
+    if (is_kept(recorder, after, value)) given.kept = after;
+    if (value.kind == ValueKind::computed) given.version = version_of(after);
+    if (is_added && !given.spec) count_from_input(recorder, value, given);
+    recorder.graph().gradients().push_back({meta_of(leaf.tensor.lock()).to_string(), given.value});
+  }
+  given_.push_back(std::move(given));
+}
+
+// A tensor and its aliases have one version between them.
+void Effects::count_from_input(const Recorder& recorder, const Value& value, Given& given) const {
+  const int input = int(first_added_ + added_.size()) - 1;
+  for (const Resident& resident : recorder.residents()) {
+    if (resident.input != input || recorder.value(resident.value).storage != value.storage) continue;
+    given.alias_of = input;
+    given.version -= resident.version;
+    return;
+  }
+}
+
+bool Effects::add_input(Recorder& recorder, const Leaf& leaf, const GradientState& state,
+                        const std::set<int32_t>& shared) {
+  const at::Tensor part = state.part.lock();
+  const ValueId id = recorder.find_known(part);
+  if (id == kNoValue || !is_exchangeable(recorder.graph().value(id), part, shared)) return false;
+  recorder.make_input(id, part);
+  added_.push_back({leaf, meta_of(part), state.spec});
+  return true;
+}
+
+void Effects::drop_unused(Graph& graph) {
+  for (size_t k = 0; k < added_.size(); ++k) {
+    ValueId& id = graph.inputs().at(first_added_ + k);
+    if (is_used(graph, id)) continue;
+    id = kNoValue;
+    added_[k].is_used = false;
+  }
+}
+
+void Effects::add_bump(const Resident& resident) {
+  const at::Tensor t = resident.tensor.lock();
+  if (!t.defined() || version_of(t) == resident.version) return;
+  if (resident.input < 0 && !resident.is_of_surroundings()) return;
+  bumped_.push_back({.tensor = t,
+                     .count = version_of(t) - resident.version,
+                     .input = resident.input,
+                     .is_part = dtensor_meta(t) == nullptr});
+}
+
+void Effects::add_shared(const Leaf& leaf, const GradientState& state, const std::vector<at::Tensor>& arguments) {
+  const at::Tensor grad = state.part.lock();
+  if (!grad.defined()) return;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (storage_of(arguments[i]) != storage_of(grad)) continue;
+    shared_.push_back({leaf, i, byte_offset_of(grad) - byte_offset_of(arguments[i])});
+  }
+}
+
+bool Effects::Shared::holds(const std::vector<at::Tensor>& arguments) const {
+  const at::Tensor t = leaf.in(arguments);
+  if (!t.defined() || !t.grad().defined() || storage_of(t.grad()) != storage_of(arguments[argument])) return false;
+  return byte_offset_of(t.grad()) - byte_offset_of(arguments[argument]) == distance;
+}
+
+bool Effects::Expected::holds(const std::vector<at::Tensor>& arguments) const {
+  const at::Tensor t = leaf.in(arguments);
+  return t.defined() && t.grad().is_same(grad);
+}
+
+bool Effects::Added::holds(const std::vector<at::Tensor>& arguments) const {
+  if (!is_used) return true;
+  const at::Tensor t = leaf.in(arguments);
+  if (!t.defined() || !t.grad().defined() || spec_of(t.grad()) != spec) return false;
+  const at::Tensor& part = part_of(t.grad());
+  return part.layout() == at::kStrided && part.sizes() == c10::IntArrayRef(meta.sizes) &&
+         part.strides() == c10::IntArrayRef(meta.strides) && part.scalar_type() == meta.dtype;
+}
+
+bool Effects::hold(const std::vector<at::Tensor>& arguments) const {
+  const auto holds = [&](const auto& condition) { return condition.holds(arguments); };
+  return std::all_of(expected_.begin(), expected_.end(), holds) && std::all_of(added_.begin(), added_.end(), holds) &&
+         std::all_of(shared_.begin(), shared_.end(), holds);
+}
+
+std::string Effects::why_not(const std::vector<at::Tensor>& arguments) const {
+  const auto text = [&](const Leaf& leaf, bool was_defined) -> std::string {
+    const at::Tensor parameter = leaf.in(arguments);
+    if (!parameter.defined()) return "a parameter of the step is gone";
+    const std::string gradient = "gradient of the parameter " + meta_of(parameter).to_string();
+    if (!was_defined) return gradient + " was undefined before the call and is defined";
+    return gradient + (parameter.grad().defined() ? " is another tensor than before" : " was defined and is undefined");
+  };
+  for (const Expected& expected : expected_) {
+    if (!expected.holds(arguments)) return text(expected.leaf, expected.grad.defined());
+  }
+  for (const Added& added : added_) {
+    if (!added.holds(arguments)) return text(added.leaf, true);
+  }
+  for (const Shared& shared : shared_) {
+    if (!shared.holds(arguments)) return text(shared.leaf, true);
+  }
+  return "";
+}
+
+std::vector<at::Tensor> Effects::inputs_of(const std::vector<at::Tensor>& arguments) const {
+  std::vector<at::Tensor> inputs = arguments;
+  for (const Added& added : added_) {
+    inputs.push_back(added.is_used ? added.leaf.in(arguments).grad() : at::Tensor());
+  }
+  return inputs;
+}
+
+void Effects::free_gradients(const std::vector<at::Tensor>& inputs) const {
+  for (const Given& given : given_) {
+    if (given.value == kNoValue || given.kept.defined()) continue;
+    const at::Tensor parameter = given.leaf.in(inputs);
+    if (parameter.defined()) parameter.mutable_grad().reset();
+  }
+}
+
+void Effects::drop_gradients(const std::vector<at::Tensor>& inputs) const {
+  const auto drop = [&](const Leaf& leaf) {
+    const at::Tensor parameter = leaf.in(inputs);
+    if (parameter.defined()) parameter.mutable_grad().reset();
+  };
+  for (const Given& given : given_) drop(given.leaf);
+  for (const Expected& expected : expected_) drop(expected.leaf);
+}
+
+void Effects::apply(const Program& program, const std::vector<at::Tensor>& inputs) const {
+  give(program, inputs);
+  bump(inputs);
+}
+
+void Effects::give(const Program& program, const std::vector<at::Tensor>& inputs) const {
+  for (const Given& given : given_) {
+    const at::Tensor parameter = given.leaf.in(inputs);
+    if (!parameter.defined()) continue;
+    at::Tensor& grad = parameter.mutable_grad();
+    if (given.kept.defined()) {
+      grad = given.kept;
+    } else if (given.value == kNoValue) {
+      grad.reset();
+    } else {
+      const at::Tensor part = program.value(given.value);
+      grad = given.spec ? wrap(part, given.spec) : part;
+      raise_version(grad,
+                    given.version + (given.alias_of < 0 ? 0 : version_of(part_of(inputs[size_t(given.alias_of)]))));
+    }
+  }
+}
+
+at::Tensor Effects::Bumped::in(const std::vector<at::Tensor>& inputs) const {
+  const at::Tensor t = input < 0 ? tensor.lock() : inputs[size_t(input)];
+  return t.defined() && is_part ? part_of(t) : t;
+}
+
+// All versions are read before any is raised: a tensor and its views have one between them.
+void Effects::bump(const std::vector<at::Tensor>& inputs) const {
+  std::vector<std::pair<at::Tensor, uint32_t>> raised;
+  for (const Bumped& bumped : bumped_) {
+    const at::Tensor t = bumped.in(inputs);
+    if (t.defined()) raised.emplace_back(t, version_of(t) + bumped.count);
+  }
+  for (const auto& [t, version] : raised) raise_version(t, version);
+}
+
+}  // namespace serried::graph

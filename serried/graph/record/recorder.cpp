@@ -1,0 +1,357 @@
+// Finds out which value each tensor is, and appends one node per op.
+#include "serried/graph/record/recorder.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/clone.h>
+#include <ATen/ops/empty.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+
+#include "serried/graph/text/custom_class.h"
+#include "serried/graph/record/factories.h"
+#include "serried/graph/record/recorded_work.h"
+#include "serried/graph/record/user_hooks.h"
+#include "serried/tensor/parts.h"
+
+namespace serried::graph {
+namespace {
+
+using c10::IValue;
+using torch::jit::Stack;
+
+// Same memory, seen the same way: SavedVariable and .data() make such copies without an op.
+std::string layout_key(const at::Tensor& t) {
+  std::string key;
+  if (t.layout() != at::kStrided || !t.has_storage()) return key;
+  const auto put = [&](int64_t number) { key.append(reinterpret_cast<const char*>(&number), sizeof(number)); };
+  put(reinterpret_cast<int64_t>(t.storage().unsafeGetStorageImpl()));
+  put(t.storage_offset());
+  put(int64_t(t.scalar_type()));
+  put(int64_t(t.is_conj()) * 2 + int64_t(t.is_neg()));
+  put(t.dim());
+  for (int64_t size : t.sizes()) put(size);
+  for (int64_t stride : t.strides()) put(stride);
+  return key;
+}
+
+bool has_layout(const at::Tensor& t) {
+  return t.layout() == at::kStrided && t.has_storage();
+}
+
+// c10d's gather and scatter take lists of lists.
+bool is_nested_list(const IValue& value) {
+  return value.isList() && !value.toListRef().empty() && value.toListRef()[0].isTensorList();
+}
+
+// That of an op about to run, undefined where it draws nothing.
+at::Generator generator_of(const c10::OperatorHandle& op, at::ArrayRef<IValue> arguments) {
+  for (const IValue& value : arguments) {
+    if (value.isGenerator()) return value.toGenerator();
+  }
+  return is_random(op) ? at::detail::getDefaultCPUGenerator() : at::Generator();
+}
+
+}  // namespace
+
+Recorder::Recorder(const std::vector<at::Tensor>& arguments, std::vector<Reliance> known)
+    : known_(std::move(known)), link_(std::make_shared<Link>()) {
+  watch_registrations();
+  link_->wait = [this](ValueId work) { note_wait(work); };
+  for (const at::Tensor& argument : arguments) {
+    const at::Tensor t = part_of(argument);
+    recording_.inputs.emplace_back(t);
+    const int number = int(graph().inputs().size());
+    if (!t.defined()) {
+      graph().inputs().push_back(kNoValue);
+      continue;
+    }
+    if (refuse_odd(t, "an argument of the function") || refuse_lazy(t)) return;
+    arguments_.insert({{t.unsafeGetTensorImpl(), number}, {argument.unsafeGetTensorImpl(), number}});
+    ValueId id = find_known(t);
+    if (id == kNoValue) {
+      id = graph().add_value({.kind = ValueKind::input, .meta = meta_of(t)});
+      remember(t, id);
+    }
+    note_resident(t.unsafeGetTensorImpl(), id);
+    graph().inputs().push_back(id);
+  }
+}
+
+Recorder::~Recorder() {
+  link_->wait = nullptr;
+}
+
+void Recorder::remember(const at::Tensor& t, ValueId id) {
+  const std::string layout = layout_key(t);
+  by_impl_.insert_or_assign(t.unsafeGetTensorImpl(), Known{id, layout});
+  impls_.emplace_back(t);
+  if (!has_layout(t)) return;
+  by_layout_[layout] = id;
+  const auto [first, is_new] = by_storage_.emplace(t.storage().unsafeGetStorageImpl(), id);
+  if (is_new) refuse_overlap(t);
+  if (is_new) storages_.push_back(t.storage().getWeakStorageImpl());
+  graph().value(id).storage = is_new ? int32_t(by_storage_.size()) - 1 : graph().value(first->second).storage;
+}
+
+bool Recorder::has_memory_of(const at::Tensor& t, ValueId id) const {
+  if (!has_layout(t)) return true;
+  const auto first = by_storage_.find(t.storage().unsafeGetStorageImpl());
+  return first != by_storage_.end() &&
+         recording_.graph.value(first->second).storage == recording_.graph.value(id).storage;
+}
+
+// An op such as t_() has given a tensor another layout: what lies as it did before is not this value any more.
+void Recorder::note_layout(const at::Tensor& t, Known& known) {
+  std::string layout = layout_key(t);
+  if (layout == known.layout) return;
+  const auto before = by_layout_.find(known.layout);
+  if (before != by_layout_.end() && before->second == known.id) by_layout_.erase(before);
+  known.layout = std::move(layout);
+  by_layout_.insert_or_assign(known.layout, known.id);
+}
+
+ValueId Recorder::find_known(const at::Tensor& t) const {
+  if (!t.defined()) return kNoValue;
+  const auto same = by_impl_.find(t.unsafeGetTensorImpl());
+  const std::string layout = layout_key(t);
+  // set_data() gives a tensor another layout without an op.
+  if (same != by_impl_.end() && same->second.layout == layout) return same->second.id;
+  if (!has_layout(t)) return kNoValue;
+  const auto alike = by_layout_.find(layout);
+  return alike != by_layout_.end() ? alike->second : kNoValue;
+}
+
+ValueId Recorder::find(const at::Tensor& t) {
+  if (!t.defined()) return kNoValue;
+  const ValueId known = find_known(t);
+  if (known != kNoValue) {
+    // A second name of what is there: the parameter itself, after a copy of it; what an argument is an alias of.
+    note_resident(t.unsafeGetTensorImpl(), known);
+    return known;
+  }
+  if (has_layout(t)) {
+    const auto base = by_storage_.find(t.storage().unsafeGetStorageImpl());
+    if (base != by_storage_.end()) return restride(base->second, t);
+  }
+  return add_external(t);
+}
+
+// A view that was made without an op.
+ValueId Recorder::restride(ValueId base, const at::Tensor& t) {
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::as_strided", "");
+  const ValueId id = graph().add_value({.kind = ValueKind::computed, .meta = meta_of(t)});
+  graph().add_node({op,
+                    {Argument::of_value(base), Argument::of(t.sizes().vec()), Argument::of(t.strides().vec()),
+                     Argument::of(t.storage_offset())},
+                    {{id}}});
+  remember(t, id);
+  recording_.views.push_back(id);
+  note_resident(t.unsafeGetTensorImpl(), id);  // mostly: one that lives shorter is gone when residents are looked at
+  return id;
+}
+
+ValueId Recorder::add_external(const at::Tensor& t) {
+  if (refuse_odd(t, "an operand")) return graph().add_value({.kind = ValueKind::persistent});
+  const ValueId id = graph().add_value({.kind = ValueKind::persistent, .meta = meta_of(t), .tensor = t});
+  recording_.externals.push_back(id);
+  remember(t, id);
+  note_resident(t.unsafeGetTensorImpl(), id);
+  return id;
+}
+
+void Recorder::note_resident(c10::TensorImpl* impl, ValueId value) {
+  if (!residents_.insert(impl).second) return;
+  const at::Tensor t(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(impl));
+  const at::Tensor grad = t.requires_grad() && t.is_leaf() ? t.grad() : at::Tensor();
+  const auto argument = arguments_.find(impl);
+  const int input = argument != arguments_.end() ? argument->second : -1;
+  recording_.residents.push_back({t, value, t.is_inference() ? 0 : uint32_t(t._version()), grad.defined(), grad,
+                                  place_of(t), input, is_made_inside(value)});
+  if (input >= 0 && num_user_hooks(t) > 0) hooked_input_ = meta_of(t).to_string();
+  share_hooks(t);
+}
+
+bool Recorder::is_made_inside(ValueId id) const {
+  if (id == kNoValue) return false;
+  const ValueKind kind = value(id).kind;
+  const bool is_view = std::count(recording_.views.begin(), recording_.views.end(), id) > 0;
+  return kind == ValueKind::constant || (kind == ValueKind::computed && !is_view);
+}
+
+void Recorder::note_lasting(const Recording& before) {
+  std::unordered_map<const c10::TensorImpl*, const Resident*> met;
+  for (const Resident& resident : before.residents) met.emplace(resident.tensor.address(), &resident);
+  for (Resident& resident : recording_.residents) {
+    const auto found = met.find(resident.tensor.address());
+    if (found == met.end()) continue;
+    resident.is_lasting = true;
+    resident.was_found = resident.input >= 0 && found->second->is_of_surroundings();
+  }
+}
+
+void Recorder::make_input(ValueId id, const at::Tensor& t) {
+  std::erase(recording_.externals, id);
+  for (Resident& resident : recording_.residents) {
+    if (resident.value == id) resident.input = int(graph().inputs().size());
+  }
+  recording_.inputs.emplace_back(t);
+  graph().value(id).kind = ValueKind::input;
+  graph().value(id).tensor.reset();
+  graph().inputs().push_back(id);
+}
+
+void Recorder::meet(c10::TensorImpl* dtensor) {
+  const at::Tensor& part = dtensor_meta(dtensor)->local;
+  const ValueId known = find_known(part);
+  // Results of the function itself are no residents.
+  if (known == kNoValue || graph().value(known).kind != ValueKind::computed) note_resident(dtensor, find(part));
+}
+
+ValueId Recorder::define(const at::Tensor& t) {
+  if (!t.defined()) return kNoValue;
+  const auto same = by_impl_.find(t.unsafeGetTensorImpl());
+  if (same != by_impl_.end() && has_memory_of(t, same->second.id)) {
+    note_layout(t, same->second);
+    return same->second.id;
+  }
+  if (refuse_odd(t, "a result")) return kNoValue;
+  const ValueId id = graph().add_value({.kind = ValueKind::computed, .meta = meta_of(t)});
+  remember(t, id);
+  return id;
+}
+
+ValueId Recorder::define_work(IValue& slot) {
+  const ValueId id = graph().add_value({.kind = ValueKind::work});
+  on_their_way_.push_back(id);
+  slot = IValue(
+      c10::intrusive_ptr<c10d::Work>(c10::make_intrusive<RecordedWork>(slot.toCustomClass<c10d::Work>(), link_, id)));
+  return id;
+}
+
+Argument Recorder::argument_of(const IValue& value) {
+  if (value.isTensor()) return Argument::of_value(find(value.toTensor()));
+  if (value.isTensorList()) return Argument::of_values(find_all(value.toTensorVector()));
+  if (value.isOptionalTensorList()) {
+    Argument argument{Argument::Kind::optional_values, {}, {}};
+    for (const auto& t : value.toOptionalTensorVector()) argument.ids.push_back(t ? find(*t) : kNoValue);
+    return argument;
+  }
+  if (is_nested_list(value)) {
+    Argument argument{Argument::Kind::nested_values, {}, {}};
+    c10::List<int64_t> lengths;
+    for (const IValue& list : value.toListRef()) {
+      for (ValueId id : find_all(list.toTensorVector())) argument.ids.push_back(id);
+      lengths.push_back(int64_t(list.toListRef().size()));
+    }
+    argument.constant = lengths;
+    return argument;
+  }
+  if (is_group(value)) {
+    const Group group = value.toCustomClass<c10d::ProcessGroup>();
+    if (std::find(recording_.groups.begin(), recording_.groups.end(), group) == recording_.groups.end()) {
+      recording_.groups.push_back(group);
+    }
+    return {Argument::Kind::group, group->getGroupName(), {}};
+  }
+  return Argument::of(value);
+}
+
+std::vector<ValueId> Recorder::find_all(const std::vector<at::Tensor>& tensors) {
+  std::vector<ValueId> ids;
+  ids.reserve(tensors.size());
+  for (const at::Tensor& t : tensors) ids.push_back(find(t));
+  return ids;
+}
+
+std::vector<ValueId> Recorder::results_of(IValue& value) {
+  if (value.isTensor()) return {define(value.toTensor())};
+  if (is_work(value)) return {define_work(value)};
+  std::vector<ValueId> ids;
+  if (value.isTensorList()) {
+    for (const at::Tensor& t : value.toTensorVector()) ids.push_back(define(t));
+  }
+  return ids;
+}
+
+void Recorder::run(const c10::OperatorHandle& op, Stack& stack) {
+  if (refusal_) return run_untapped(op, stack);
+  running_ = op;
+  Node node{op, {}, {}};
+  const auto values = torch::jit::last(stack, op.schema().arguments().size());
+  for (const IValue& value : values) node.arguments.push_back(argument_of(value));
+  const at::Generator generator = generator_of(op, values);
+  if (generator.defined()) refuse_generator(generators_.change_of(generator));
+  check_supported(op, node);
+  adopt_operands(node);
+  recording_.ran_backward |= torch::autograd::get_current_graph_task_id() != -1;
+  run_untapped(op, stack);
+  if (generator.defined()) generators_.note(generator);
+  note_writes(node);
+  if (keep_results(node, stack)) {
+    graph().add_node(std::move(node));
+  } else {
+    recording_.host_reads.push_back({c10::toString(op.operator_name()), graph().nodes().size()});
+  }
+  running_.reset();
+}
+
+// False where the op gave the host a number and nothing else.
+bool Recorder::keep_results(Node& node, Stack& stack) {
+  const size_t num_returns = node.op.schema().returns().size();
+  bool has_values = num_returns == 0;
+  for (size_t r = 0; r < num_returns; ++r) {
+    IValue& value = stack[stack.size() - num_returns + r];
+    has_values |= value.isTensor() || value.isTensorList() || is_work(value);
+    node.results.push_back(results_of(value));
+  }
+  note_makers(node);
+  return has_values;
+}
+
+void Recorder::note_wait(ValueId work) {
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("serried::wait", "");
+  graph().add_node({op, {Argument::of_value(work)}, {}});
+  std::erase(on_their_way_, work);
+}
+
+// A replay must not end while somebody writes into its memory.
+void Recorder::wait_for_all() {
+  const std::vector<ValueId> works = on_their_way_;
+  for (ValueId work : works) note_wait(work);
+}
+
+at::Tensor Recorder::call_hook(std::shared_ptr<const TensorHook> fn, const at::Tensor& grad) {
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("serried::call_hook", "");
+  const DTensorMeta* dtensor = grad.defined() ? dtensor_meta(grad) : nullptr;
+  const SpecPtr spec = dtensor != nullptr ? dtensor->spec : SpecPtr();
+  recording_.hooks.push_back({std::move(fn), spec});
+  const HooksGuard hooks(recording_.hooks);
+  Stack stack = {dtensor != nullptr ? dtensor->local : grad, int64_t(recording_.hooks.size()) - 1};
+  run(op, stack);
+  const at::Tensor result = stack.at(0).toTensor();
+  return spec ? wrap(result, spec) : result;
+}
+
+Recording Recorder::take() {
+  link_->wait = nullptr;
+  refuse_generator(generators_.any_change());
+  refuse_moved();
+  raise_refusal();
+  wait_for_all();
+  adopt_results();
+  check_hooks_of_inputs();
+  rely_on_hooks();
+  // Aliases: a recording must not keep the user's own tensors, with their gradients, alive, nor from being replaced.
+  for (ValueId id : recording_.externals) {
+    at::Tensor& t = graph().value(id).tensor;
+    if (!t.unsafeGetTensorImpl()->is_wrapped_number()) t = t.variable_data();
+  }
+  // What the function made and dropped on its way is its own.
+  std::erase_if(recording_.objects, [](const LiveObject& known) { return known.object.expired(); });
+  Recording taken = std::move(recording_);
+  recording_.groups = taken.groups;
+  return taken;
+}
+
+}  // namespace serried::graph

@@ -1,0 +1,181 @@
+// Writes down what a function does to tensors while it runs.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "serried/comm/groups/group.h"
+#include "serried/graph/record/call_hook.h"
+#include "serried/graph/error.h"
+#include "serried/graph/record/generator_watch.h"
+#include "serried/graph/graph.h"
+#include "serried/graph/replay/place.h"
+#include "serried/tensor/weak_tensor.h"
+#include "serried/tensor/dispatch/local_ops.h"
+
+namespace serried::graph {
+
+/// A value that left the tensors: item(), equal(), a condition on data.
+struct HostRead {
+  std::string op;
+  size_t before_node;  // index of the next node recorded
+};
+
+/// A tensor that lived before the function ran, as its users hold it.
+struct Resident {
+  WeakTensor tensor;
+  ValueId value;     // of its part, for a DTensor; kNoValue where no op met that
+  uint32_t version;  // when first met
+  bool had_grad;     // then
+  WeakTensor grad;
+  Place place;              // then
+  int input = -1;           // of the graph, and so another tensor at each call; -1: none
+  bool is_alias = false;    // of what an op made: mostly made inside too
+  bool is_lasting = false;  // met by the recording before as well
+
+  bool was_found = false;  // by the function itself, in the recording before
+
+  bool is_of_surroundings() const { return was_found || (input < 0 && (!is_alias || is_lasting)); }
+};
+
+/// A fact that the function relied on, and how it was when the call began.
+struct Reliance {
+  Witness witness;
+  uint64_t value;
+
+  bool holds() const { return witness.value() == value; }
+  bool is_about(const Witness& other) const;
+};
+
+bool all_hold(const std::vector<Reliance>& reliances);
+
+/// An object whose answers the function relied on.
+struct LiveObject {
+  std::string name;
+  std::weak_ptr<const void> object;
+};
+
+/// One run of a function, before it is trusted.
+struct Recording {
+  Graph graph;
+  std::vector<ValueId> externals;  // met first as operands: persistent or constant, a second recording tells
+  std::vector<ValueId> views;      // of memory that was known, made without an op
+  std::vector<InputPlace> inputs;  // of the graph
+  std::vector<Resident> residents;
+  std::vector<HostRead> host_reads;
+  std::vector<Reliance> reliances;
+  std::vector<LiveObject> objects;
+  std::vector<std::function<void()>> before_replay;
+  std::vector<std::function<void()>> after_replay;
+  std::vector<Group> groups;  // of its collectives, in the order of first use
+  GraphHooks hooks;           // of users, in the order of their calls
+  bool ran_backward = false;
+};
+
+class Recorder final : public LocalOpTap {
+ public:
+  /// Undefined arguments are skipped, of DTensors the parts are taken. `known` are facts that earlier recordings relied
+  /// on, with their values now: a function may change one on its way before it relies on it.
+  explicit Recorder(const std::vector<at::Tensor>& arguments, std::vector<Reliance> known = {});
+  ~Recorder() override;
+  Recorder(const Recorder&) = delete;
+
+  void run(const c10::OperatorHandle& op, torch::jit::Stack& stack) override;
+  void rely_on(Witness witness) override;
+  /// As rely_on, of a fact as it is now.
+  void rely_on_now(Witness witness);
+  void rely_on_life(const std::string& name, std::weak_ptr<const void> object) override;
+  void meet(c10::TensorImpl* dtensor) override;
+  void before_replay(std::function<void()> action) override { recording_.before_replay.push_back(std::move(action)); }
+  void after_replay(std::function<void()> action) override { recording_.after_replay.push_back(std::move(action)); }
+
+  /// Calls a user's hook on a gradient, as a node.
+  at::Tensor call_hook(std::shared_ptr<const TensorHook> fn, const at::Tensor& grad);
+
+  /// The value that `t` is, kNoValue if undefined; unknown tensors become external values.
+  ValueId find(const at::Tensor& t);
+  /// As find, but kNoValue for tensors that no op has met.
+  ValueId find_known(const at::Tensor& t) const;
+
+  /// What `before` met too was not made inside.
+  void note_lasting(const Recording& before);
+  /// An external value that each call brings along: `t` in this one.
+  void make_input(ValueId id, const at::Tensor& t);
+
+  const std::vector<Resident>& residents() const { return recording_.residents; }
+  /// Of the collectives so far; also after `take`.
+  const std::vector<Group>& groups() const { return recording_.groups; }
+  /// What was recorded; ends the recorder's use. CaptureError for hooks on arguments, and as raise_refusal.
+  Recording take();
+  Graph& graph() { return recording_.graph; }
+  const Value& value(ValueId id) const { return recording_.graph.value(id); }
+  /// Throws what was met that cannot be replayed; only now, so that the function has run to its end.
+  void raise_refusal() const;
+  bool ran_backward() const { return recording_.ran_backward; }
+
+ private:
+  struct Known {
+    ValueId id;
+    std::string layout;  // when an op gave it
+  };
+  struct Link;  // what a recorded Work keeps of us
+  class RecordedWork;
+
+  Argument argument_of(const c10::IValue& value);
+  bool has_memory_of(const at::Tensor& t, ValueId id) const;
+  void note_layout(const at::Tensor& t, Known& known);
+  ValueId define(const at::Tensor& t);
+  ValueId define_work(c10::IValue& slot);
+  ValueId restride(ValueId base, const at::Tensor& t);
+  ValueId add_external(const at::Tensor& t);
+  void remember(const at::Tensor& t, ValueId id);
+  std::vector<ValueId> results_of(c10::IValue& value);
+  void note_makers(const Node& node);
+  void note_writes(const Node& node);
+  void adopt_operands(const Node& node);
+  void adopt_results();
+  void adopt(ValueId id);
+  void refuse(CaptureError::Report report);
+  bool refuse_odd(const at::Tensor& t, const std::string& what);
+  bool refuse_lazy(const at::Tensor& t);
+  void refuse_overlap(const at::Tensor& t);
+  void refuse_moved();
+  void refuse_generator(const std::string& change);
+  void note_resident(c10::TensorImpl* impl, ValueId value);
+  bool is_made_inside(ValueId id) const;
+  std::vector<ValueId> find_all(const std::vector<at::Tensor>& tensors);
+  bool keep_results(Node& node, torch::jit::Stack& stack);
+  void check_supported(const c10::OperatorHandle& op, const Node& node);
+  void note_wait(ValueId work);
+  void wait_for_all();
+  void check_hooks_of_inputs() const;
+  void rely_on_hooks();
+
+  Recording recording_;
+  std::unordered_map<const c10::TensorImpl*, Known> by_impl_;
+  std::unordered_map<std::string, ValueId> by_layout_;
+  std::unordered_map<const c10::StorageImpl*, ValueId> by_storage_;
+  std::unordered_set<const c10::TensorImpl*> residents_;
+  std::unordered_map<const c10::TensorImpl*, int> arguments_;
+  bool all_allocated_ = true;                      // the storages met so far
+  std::vector<Reliance> known_;                    // when the call began
+  std::unordered_map<int32_t, size_t> untouched_;  // storages that no op has read or written since the node made them
+  std::vector<ValueId> on_their_way_;              // collectives that nobody has waited for
+  GeneratorWatch generators_;
+  // Weak: they keep addresses from being used again without keeping memory, and autograd may still steal gradients.
+  std::vector<WeakTensor> impls_;
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages_;
+  std::shared_ptr<Link> link_;
+  std::optional<c10::OperatorHandle> running_;
+  std::optional<CaptureError> refusal_;
+  std::string hooked_input_;  // an argument that came with hooks of a user
+};
+
+}  // namespace serried::graph

@@ -1,0 +1,54 @@
+// Facts that a recording relied on, each once.
+#include <algorithm>
+
+#include "serried/graph/record/recorder.h"
+#include "serried/graph/record/user_hooks.h"
+
+namespace serried::graph {
+
+bool Reliance::is_about(const Witness& other) const {
+  return other.subject != nullptr && other.subject == witness.subject && other.name == witness.name;
+}
+
+bool all_hold(const std::vector<Reliance>& reliances) {
+  return std::all_of(reliances.begin(), reliances.end(), [](const Reliance& reliance) { return reliance.holds(); });
+}
+
+void Recorder::rely_on(Witness witness) {
+  const auto is_it = [&](const Reliance& reliance) { return reliance.is_about(witness); };
+  if (std::any_of(recording_.reliances.begin(), recording_.reliances.end(), is_it)) return;
+  const auto known = std::find_if(known_.begin(), known_.end(), is_it);
+  const uint64_t value = known != known_.end() ? known->value : witness.value();
+  recording_.reliances.push_back({std::move(witness), value});
+}
+
+void Recorder::rely_on_now(Witness witness) {
+  const uint64_t value = witness.value();
+  recording_.reliances.push_back({std::move(witness), value});
+}
+
+void Recorder::rely_on_life(const std::string& name, std::weak_ptr<const void> object) {
+  const auto is_it = [&](const LiveObject& known) {
+    return !known.object.owner_before(object) && !object.owner_before(known.object);
+  };
+  if (std::any_of(recording_.objects.begin(), recording_.objects.end(), is_it)) return;
+  recording_.objects.push_back({name, std::move(object)});
+}
+
+void Recorder::rely_on_hooks() {
+  std::vector<WeakTensor> leaves;
+  for (const Resident& resident : recording_.residents) {
+    const at::Tensor t = resident.tensor.lock();
+    if (t.defined() && t.requires_grad()) leaves.push_back(resident.tensor);
+  }
+  rely_on({"changes to hooks on parameters", [leaves = std::move(leaves)] {
+             uint64_t changes = 0;
+             for (const WeakTensor& leaf : leaves) {
+               const at::Tensor t = leaf.lock();
+               if (t.defined()) changes += hook_changes(t);
+             }
+             return changes;
+           }});
+}
+
+}  // namespace serried::graph

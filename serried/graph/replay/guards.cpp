@@ -1,0 +1,308 @@
+// Checks guards fast, and says slowly what failed.
+#include "serried/graph/replay/guards.h"
+
+#include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
+#include <c10/core/DefaultDtype.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
+
+#include "serried/graph/replay/plain_value.h"
+#include "serried/graph/record/user_hooks.h"
+#include "serried/mesh/mesh.h"
+#include "serried/tensor/meta.h"
+
+namespace serried::graph {
+namespace {
+
+std::string text_of(const c10::DimVector& sizes) {
+  return c10::str(c10::IntArrayRef(sizes));
+}
+
+const char* on_off(bool on) {
+  return on ? "on" : "off";
+}
+
+// Others are refused when they are recorded.
+bool is_strided(const at::Tensor& t) {
+  return t.layout() == at::kStrided && !t.is_nested();
+}
+
+bool has_memory(const at::Tensor& t, const c10::StorageImpl* storage) {
+  return storage != nullptr && storage_of(t) == storage;
+}
+
+int64_t distance_between(const CallArguments& arguments, size_t i, int other) {
+  return other < 0 ? 0 : byte_offset_of(arguments.tensors[i]) - byte_offset_of(arguments.tensors[size_t(other)]);
+}
+
+InputFacts facts_of(const CallArguments& arguments, size_t i) {
+  const at::Tensor& t = arguments.tensors[i];
+  InputFacts facts;
+  if (!t.defined()) return facts;
+  facts.is_defined = true;
+  if (!is_strided(t)) return facts;
+  facts.meta = meta_of(t);
+  facts.requires_grad = t.requires_grad();
+  const DTensorMeta* dtensor = dtensor_meta(t);
+  if (dtensor != nullptr) facts.spec = dtensor->spec;
+  const c10::StorageImpl* storage = storage_of(t);
+  for (size_t k = i; k-- > 0;) {
+    if (arguments.tensors[k].is_same(t)) facts.same_as = int(k);
+    if (has_memory(arguments.tensors[k], storage)) facts.shares_with = int(k);
+  }
+  facts.distance = distance_between(arguments, i, facts.shares_with);
+  return facts;
+}
+
+// A pass may change the order of what touches different memory.
+bool is_apart_as(const InputFacts& facts, const CallArguments& arguments, size_t i) {
+  const at::Tensor& t = arguments.tensors[i];
+  const c10::StorageImpl* storage = storage_of(t);
+  int same_as = -1, shares_with = -1;
+  for (size_t k = i; k-- > 0;) {
+    if (arguments.tensors[k].is_same(t)) same_as = int(k);
+    if (has_memory(arguments.tensors[k], storage)) shares_with = int(k);
+  }
+  return same_as == facts.same_as && shares_with == facts.shares_with &&
+         distance_between(arguments, i, shares_with) == facts.distance;
+}
+
+bool same_input(const InputFacts& facts, const CallArguments& arguments, size_t i) {
+  const at::Tensor& t = arguments.tensors[i];
+  if (t.defined() != facts.is_defined) return false;
+  if (!t.defined()) return true;
+  if (!is_strided(t) || t.sizes() != c10::IntArrayRef(facts.meta.sizes)) return false;
+  if (t.scalar_type() != facts.meta.dtype || t.strides() != c10::IntArrayRef(facts.meta.strides)) return false;
+  if (t.device() != facts.meta.device || t.requires_grad() != facts.requires_grad) return false;
+  if (t.is_conj() || t.is_neg() || (t.requires_grad() && num_user_hooks(t) > 0)) return false;
+  const DTensorMeta* dtensor = dtensor_meta(t);
+  if ((dtensor != nullptr ? dtensor->spec.get() : nullptr) != facts.spec.get()) return false;
+  return is_apart_as(facts, arguments, i);
+}
+
+std::string spec_text(const SpecPtr& spec) {
+  return spec ? spec->to_string() : "plain";
+}
+
+std::string changed(const std::string& what, const std::string& before, const std::string& now) {
+  return what + " was " + before + " and is " + now;
+}
+
+std::string input_difference(size_t i, const InputFacts& before, const InputFacts& now) {
+  const std::string input = "input " + std::to_string(i);
+  if (before.is_defined != now.is_defined) {
+    return changed(input, before.is_defined ? "defined" : "undefined", now.is_defined ? "defined" : "undefined");
+  }
+  if (spec_text(before.spec) != spec_text(now.spec)) {
+    return changed("placement of " + input, spec_text(before.spec), spec_text(now.spec));
+  }
+  if (before.spec.get() != now.spec.get() && before.meta.sizes == now.meta.sizes) {
+    return "mesh of " + input + " was re-created: " + spec_text(before.spec);
+  }
+  if (before.meta.dtype != now.meta.dtype) {
+    return changed("dtype of " + input, c10::toString(before.meta.dtype), c10::toString(now.meta.dtype));
+  }
+  if (before.meta.device != now.meta.device) {
+    return changed("device of " + input, before.meta.device.str(), now.meta.device.str());
+  }
+  if (before.meta.sizes != now.meta.sizes) {
+    return changed("shape of " + input, text_of(before.meta.sizes), text_of(now.meta.sizes));
+  }
+  if (before.meta.strides != now.meta.strides) {
+    return changed("strides of " + input, text_of(before.meta.strides), text_of(now.meta.strides));
+  }
+  if (before.requires_grad != now.requires_grad) {
+    return changed("requires_grad of " + input, on_off(before.requires_grad), on_off(now.requires_grad));
+  }
+  const auto other = [](int k, const char* none) { return k < 0 ? none : "input " + std::to_string(k); };
+  if (before.same_as != now.same_as) {
+    return changed(input, other(before.same_as, "a tensor of its own"), other(now.same_as, "a tensor of its own"));
+  }
+  if (before.shares_with != now.shares_with) {
+    return changed("memory of " + input, other(before.shares_with, "its own"), other(now.shares_with, "its own"));
+  }
+  if (before.distance != now.distance) {
+    return c10::str(input, " lay ", before.distance, " bytes behind ", other(before.shares_with, ""), " and lies ",
+                    now.distance, " bytes behind it");
+  }
+  return input + " came with a hook on its gradient";
+}
+
+std::string witness_text(const Witness& witness, uint64_t value) {
+  return witness.text != nullptr ? witness.text(value) : std::to_string(value);
+}
+
+template <class Live, class Weak>
+bool all_live(const std::vector<Live>& lives, Weak Live::*weak) {
+  return std::none_of(lives.begin(), lives.end(), [&](const Live& live) { return (live.*weak).expired(); });
+}
+
+std::string group_text(const c10d::ProcessGroup* group) {
+  return group == nullptr ? "none" : group->getGroupName();
+}
+
+std::string ambient_difference(const Ambient& before, const Ambient& now) {
+  if (before.grad_mode != now.grad_mode) return changed("grad mode", on_off(before.grad_mode), on_off(now.grad_mode));
+  if (before.inference_mode != now.inference_mode) {
+    return changed("inference mode", on_off(before.inference_mode), on_off(now.inference_mode));
+  }
+  if (before.autocast != now.autocast) return changed("autocast", on_off(before.autocast), on_off(now.autocast));
+  if (before.autocast_dtype != now.autocast_dtype) {
+    return changed("autocast dtype", c10::toString(before.autocast_dtype), c10::toString(now.autocast_dtype));
+  }
+  if (before.default_dtype != now.default_dtype) {
+    return changed("default dtype", c10::toString(before.default_dtype), c10::toString(now.default_dtype));
+  }
+  if (before.deterministic != now.deterministic) {
+    return changed("deterministic algorithms", on_off(before.deterministic), on_off(now.deterministic));
+  }
+  if (before.mesh != now.mesh) return changed("current mesh", std::to_string(before.mesh), std::to_string(now.mesh));
+  return "the current process group is another one" + std::string(now.group == nullptr ? ": none" : "");
+}
+
+}  // namespace
+
+Ambient Ambient::here() {
+  const bool autocast = at::autocast::is_autocast_enabled(at::kCPU);
+  const std::optional<DeviceMesh> mesh = current_mesh();
+  return {c10::GradMode::is_enabled(),
+          c10::InferenceMode::is_enabled(),
+          autocast,
+          autocast ? at::autocast::get_autocast_dtype(at::kCPU) : at::kFloat,
+          c10::get_default_dtype_as_scalartype(),
+          at::globalContext().deterministicAlgorithms(),
+          current_process_group().get(),
+          mesh ? mesh->id() : 0};
+}
+
+CallGuards::CallGuards(const CallArguments& arguments)
+    : types_(arguments.types), constants_(arguments.constants), watched_(arguments.watched), ambient_(Ambient::here()) {
+  for (size_t i = 0; i < arguments.tensors.size(); ++i) inputs_.push_back(facts_of(arguments, i));
+}
+
+bool CallGuards::hold(const CallArguments& arguments) const {
+  if (arguments.tensors.size() != inputs_.size() || arguments.constants != constants_) return false;
+  if (arguments.types != types_ || arguments.watched != watched_) return false;
+  for (size_t i = 0; i < inputs_.size(); ++i) {
+    if (!same_input(inputs_[i], arguments, i)) return false;
+  }
+  return Ambient::here() == ambient_;
+}
+
+std::string CallGuards::why_not(const CallArguments& arguments) const {
+  if (arguments.tensors.size() != inputs_.size()) {
+    return changed("number of input tensors", std::to_string(inputs_.size()), std::to_string(arguments.tensors.size()));
+  }
+  for (size_t i = 0; i < inputs_.size(); ++i) {
+    if (!same_input(inputs_[i], arguments, i)) return input_difference(i, inputs_[i], facts_of(arguments, i));
+  }
+  for (size_t i = 0; i < std::min(constants_.size(), arguments.constants.size()); ++i) {
+    if (constants_[i] == arguments.constants[i]) continue;
+    return changed("argument value " + std::to_string(i), constants_[i], arguments.constants[i]);
+  }
+  for (size_t i = 0; i < watched_.size(); ++i) {
+    if (watched_[i] == arguments.watched[i]) continue;
+    return changed(*watched_[i].name, watched_[i].text, arguments.watched[i].text);
+  }
+  if (arguments.types != types_) return "arguments were of other types";
+  const Ambient now = Ambient::here();
+  return now == ambient_ ? "" : ambient_difference(ambient_, now);
+}
+
+std::vector<Guard> CallGuards::list() const {
+  std::vector<Guard> guards;
+  for (size_t i = 0; i < inputs_.size(); ++i) {
+    const std::string input = "input " + std::to_string(i);
+    if (!inputs_[i].is_defined) {
+      guards.push_back({input, "undefined"});
+      continue;
+    }
+    guards.push_back({input, inputs_[i].meta.to_string()});
+    guards.push_back({"strides of " + input, text_of(inputs_[i].meta.strides)});
+    guards.push_back({"placement of " + input, spec_text(inputs_[i].spec)});
+    guards.push_back({"requires_grad of " + input, on_off(inputs_[i].requires_grad)});
+  }
+  for (size_t i = 0; i < constants_.size(); ++i) {
+    guards.push_back({"argument value " + std::to_string(i), constants_[i]});
+  }
+  for (const WatchedText& variable : watched_) guards.push_back({*variable.name, variable.text});
+  guards.push_back({"grad mode", on_off(ambient_.grad_mode)});
+  guards.push_back({"inference mode", on_off(ambient_.inference_mode)});
+  guards.push_back({"autocast", on_off(ambient_.autocast)});
+  guards.push_back({"default dtype", c10::toString(ambient_.default_dtype)});
+  guards.push_back({"deterministic algorithms", on_off(ambient_.deterministic)});
+  guards.push_back({"current process group", ambient_.group == nullptr ? "none" : group_text(ambient_.group)});
+  return guards;
+}
+
+StateGuards::StateGuards(const Recording& settled) {
+  for (const Resident& resident : settled.residents) {
+    const at::Tensor t = resident.tensor.lock();
+    if (!t.defined() || resident.value == kNoValue || !resident.is_of_surroundings()) continue;
+    const ValueKind kind = settled.graph.value(resident.value).kind;
+    if (kind == ValueKind::constant) continue;
+    tenants_.push_back({t, resident.place, t.requires_grad(), meta_of(t).to_string()});
+  }
+  for (const Group& group : settled.groups) {
+    groups_.push_back({c10::weak_intrusive_ptr<c10d::ProcessGroup>(group), plain_text(group)});
+  }
+  objects_ = settled.objects;
+  reliances_ = settled.reliances;
+}
+
+bool StateGuards::Tenant::is_there() const {
+  const at::Tensor t = tensor.lock();
+  return t.defined() && place.holds(t) && t.requires_grad() == requires_grad;
+}
+
+std::string StateGuards::Tenant::why_not() const {
+  const at::Tensor t = tensor.lock();
+  if (!t.defined()) return "the tensor " + text + " that the step used is gone";
+  if (t.requires_grad() != requires_grad) {
+    return changed("requires_grad of " + text, on_off(requires_grad), on_off(t.requires_grad()));
+  }
+  if (storage_of(t) == place.storage) return "the tensor " + text + " lies otherwise in its memory than when recorded";
+  return "the tensor " + text + " has other memory than when recorded";
+}
+
+bool StateGuards::hold() const {
+  return std::all_of(tenants_.begin(), tenants_.end(), [](const Tenant& tenant) { return tenant.is_there(); }) &&
+         all_live(groups_, &LiveGroup::group) && all_live(objects_, &LiveObject::object) && all_hold(reliances_);
+}
+
+bool StateGuards::may_hold_again() const {
+  return std::all_of(tenants_.begin(), tenants_.end(),
+                     [](const Tenant& tenant) { return tenant.tensor.lock().defined(); }) &&
+         all_live(groups_, &LiveGroup::group) && all_live(objects_, &LiveObject::object);
+}
+
+std::string StateGuards::why_not() const {
+  for (const Tenant& tenant : tenants_) {
+    if (!tenant.is_there()) return tenant.why_not();
+  }
+  for (const LiveGroup& live : groups_) {
+    if (live.group.expired()) return "the group " + live.text + " is gone";
+  }
+  for (const LiveObject& live : objects_) {
+    if (live.object.expired()) return live.name + " is gone";
+  }
+  for (const auto& [witness, value] : reliances_) {
+    const uint64_t now = witness.value();
+    if (now != value) return changed(witness.name, witness_text(witness, value), witness_text(witness, now));
+  }
+  return "";
+}
+
+std::vector<Guard> StateGuards::list() const {
+  std::vector<Guard> guards;
+  for (const Tenant& tenant : tenants_) guards.push_back({"tensor " + tenant.text, "the same memory"});
+  for (const LiveGroup& group : groups_) guards.push_back({"group", group.text});
+  for (const LiveObject& live : objects_) guards.push_back({live.name, "still there"});
+  for (const auto& [witness, value] : reliances_) guards.push_back({witness.name, witness_text(witness, value)});
+  return guards;
+}
+
+}  // namespace serried::graph

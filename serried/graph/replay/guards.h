@@ -1,0 +1,115 @@
+// What must hold for a captured graph to stand for its function again.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "serried/comm/groups/group.h"
+#include "serried/graph/record/recorder.h"
+#include "serried/tensor/spec.h"
+
+namespace serried::graph {
+
+/// One condition, for readers.
+struct Guard {
+  std::string name;      // "input 0 sizes", "grad mode", "group dp"
+  std::string expected;  // "[8, 64]"
+};
+
+/// A watched variable at the time of a call.
+struct WatchedText {
+  const std::string* name;  // of CaptureOptions
+  std::string text;
+  bool operator==(const WatchedText&) const = default;
+};
+
+/// What a function takes or returns, taken apart: tensors in order, and all other values as text.
+struct FlatValues {
+  std::vector<at::Tensor> tensors;
+  std::vector<std::string> constants;
+};
+
+/// One call.
+struct CallArguments : FlatValues {
+  std::vector<WatchedText> watched;
+  const void* types = nullptr;  // those that the caller gave: 2 is not 2.0, though both may be "2"
+};
+
+/// How this thread computes: what else decides which ops run.
+struct Ambient {
+  bool grad_mode;
+  bool inference_mode;
+  bool autocast;
+  at::ScalarType autocast_dtype;
+  at::ScalarType default_dtype;
+  bool deterministic;
+  const c10d::ProcessGroup* group;  // the current one
+  uint64_t mesh;                    // of the current mesh, 0: none
+  static Ambient here();
+  bool operator==(const Ambient&) const = default;
+};
+
+/// A tensor argument as the graph was recorded with it.
+struct InputFacts {
+  bool is_defined = false;
+  TensorMeta meta = {};
+  bool requires_grad = false;
+  int same_as = -1;      // an earlier argument that is the same tensor
+  int shares_with = -1;  // the first argument that has memory in common with it
+  int64_t distance = 0;  // from that one, in bytes
+  SpecPtr spec = {};     // of a DTensor
+};
+
+/// Conditions on arguments and surroundings: known before a call runs.
+class CallGuards {
+ public:
+  explicit CallGuards(const CallArguments& arguments);
+  /// Cheap; `why_not` says what it was.
+  bool hold(const CallArguments& arguments) const;
+  /// "input 0 sizes were [8, 64] and are [4, 64]"; empty where they hold.
+  std::string why_not(const CallArguments& arguments) const;
+  std::vector<Guard> list() const;
+
+ private:
+  std::vector<InputFacts> inputs_;
+  const void* types_;
+  std::vector<std::string> constants_;
+  std::vector<WatchedText> watched_;
+  Ambient ambient_;
+};
+
+/// Conditions on what the function found by itself: parameters, groups, and what code reported with rely_on.
+class StateGuards {
+ public:
+  /// `settled` is the recording that the graph was made of.
+  explicit StateGuards(const Recording& settled);
+  bool hold() const;
+  /// False once something that the graph needs is gone for good.
+  bool may_hold_again() const;
+  std::string why_not() const;
+  std::vector<Guard> list() const;
+
+ private:
+  struct Tenant {  // a tensor that must still be where it was
+    WeakTensor tensor;
+    Place place;
+    bool requires_grad;
+    std::string text;
+    bool is_there() const;
+    std::string why_not() const;
+  };
+  struct LiveGroup {
+    c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
+    std::string text;
+  };
+
+  std::vector<Tenant> tenants_;
+  std::vector<LiveGroup> groups_;
+  std::vector<LiveObject> objects_;
+  std::vector<Reliance> reliances_;
+};
+
+}  // namespace serried::graph

@@ -1,0 +1,98 @@
+// The text of a failure, and its form on the wire.
+#include "serried/launch/cause.h"
+
+#include <signal.h>
+
+#include <stdexcept>
+
+#include "serried/launch/error.h"
+#include "serried/launch/signals.h"
+#include "serried/launch/wire.h"
+
+namespace serried::launch {
+namespace {
+
+std::string node_text(const Cause& cause) {
+  return "node " + std::to_string(cause.node) + " (" + cause.host + ")";
+}
+
+std::string how_it_ended(const Cause& cause) {
+  if (cause.signal == 0) return "exited with code " + std::to_string(cause.exit_code);
+  return "was killed by signal " + std::to_string(cause.signal) + " (" + signal_name(cause.signal) + ")";
+}
+
+std::string fix_text(const Cause& cause) {
+  if (cause.signal == SIGKILL) return "if nobody killed it, memory ran out: see dmesg, lower the batch size";
+  if (cause.signal == SIGSEGV || cause.signal == SIGBUS)
+    return "run that rank under gdb, or build with -fsanitize=address";
+  if (cause.tail.empty()) return "it wrote nothing to stderr; see its stdout above";
+  return "see its error above; --log-dir keeps all output";
+}
+
+std::string rank_report(const Cause& cause, int world_size, int num_nodes) {
+  std::string text = "[run] rank " + std::to_string(cause.rank) + " of " + std::to_string(world_size);
+  if (num_nodes > 1) text += " on " + node_text(cause);
+  text += " (pid " + std::to_string(cause.pid) + ") " + how_it_ended(cause) + "\n";
+  if (!cause.tail.empty()) text += "  its last lines of stderr:\n";
+  for (const std::string& line : cause.tail) text += "    " + line + "\n";
+  return text + "  fix: " + fix_text(cause) + "\n";
+}
+
+}  // namespace
+
+std::string describe(const Cause& cause, int world_size, int num_nodes) {
+  const std::string ended =
+      world_size == 0 ? " before any rank started" : "; its " + std::to_string(world_size) + " ranks are ended";
+  switch (cause.kind) {
+    case Cause::Kind::rank_failed: return rank_report(cause, world_size, num_nodes);
+    case Cause::Kind::interrupted: {
+      const std::string where = num_nodes > 1 ? " on " + node_text(cause) : "";
+      if (cause.signal == SIGPIPE) return "[run] nobody reads the output of the job any more" + where + ended + "\n";
+      return "[run] the job got " + signal_name(cause.signal) + where + ended + "\n";
+    }
+    case Cause::Kind::node_lost:
+      return "[run] lost the launcher of " + node_text(cause) + ended +
+             "\n  fix: see whether that machine or its launcher died; then start the job again on all nodes\n";
+    case Cause::Kind::launch_failed: return cause.text + (num_nodes > 1 ? "\n  at:  " + node_text(cause) : "") + "\n";
+  }
+  return "";
+}
+
+int exit_code(const Cause& cause) {
+  if (cause.kind == Cause::Kind::node_lost) return kExitFailure;
+  return cause.signal != 0 ? kExitSignalBase + cause.signal : cause.exit_code;
+}
+
+std::vector<std::string> to_fields(const Cause& cause) {
+  std::vector<std::string> fields = {std::to_string(static_cast<int>(cause.kind)),
+                                     std::to_string(cause.node),
+                                     cause.host,
+                                     std::to_string(cause.rank),
+                                     std::to_string(cause.pid),
+                                     std::to_string(cause.exit_code),
+                                     std::to_string(cause.signal),
+                                     cause.text};
+  fields.insert(fields.end(), cause.tail.begin(), cause.tail.end());
+  return fields;
+}
+
+Cause cause_from_fields(const std::vector<std::string>& fields, size_t first) {
+  if (fields.size() < first + 8) throw std::runtime_error("message too short");
+  const auto number = [&](size_t i) { return number_in(fields[first + i]); };
+  const int kind = number(0);
+  if (kind < 0 || kind > static_cast<int>(Cause::Kind::launch_failed)) throw std::runtime_error("unknown failure");
+  const int signal = number(6);
+  if (signal < 0 || signal >= NSIG) throw std::runtime_error("unknown signal");
+  Cause cause{.kind = static_cast<Cause::Kind>(kind),
+              .node = number(1),
+              .host = fields[first + 2],
+              .rank = number(3),
+              .pid = number(4),
+              .exit_code = number(5),
+              .signal = signal,
+              .tail = {fields.begin() + static_cast<std::ptrdiff_t>(first) + 8, fields.end()},
+              .text = fields[first + 7]};
+  return cause;
+}
+
+}  // namespace serried::launch

@@ -1,0 +1,159 @@
+// Connecting with retries, then one conversation with node 0.
+#include "serried/launch/member.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "serried/launch/error.h"
+#include "serried/launch/signals.h"
+
+namespace serried::launch {
+namespace {
+
+constexpr Seconds kFirstPause{0.05};
+constexpr Seconds kLongestPause{1};
+constexpr Seconds kTryTimeout{5};    // of one connect: packets may just vanish
+constexpr Seconds kAnswerSlack{30};  // above what node 0 allows the slowest node
+
+}  // namespace
+
+Member::Member(const Options& options, Screen& screen)
+    : options_(options),
+      screen_(screen),
+      address_(parse_address(options.rendezvous)),
+      join_deadline_(after(options.join_timeout)),
+      notice_at_(after(kNoticeAfter)),
+      try_at_(Clock::now()) {}
+
+void Member::watch(std::vector<Watch>& watches) {
+  if (connecting_) watches.push_back({connecting_.get(), POLLOUT, [this] { finish_connecting(); }});
+  if (connection_) watches.push_back({connection_->fd(), connection_->events(), [this] { hear(); }});
+}
+
+void Member::connect_again() {
+  connecting_.reset();
+  connection_.reset();
+  welcomed_ = false;
+  if (Clock::now() < try_at_) return;
+  // Name lookup may block for long; no rank runs yet, so Ctrl-C may simply end this process.
+  const SignalsAct act;
+  Connecting attempt = start_connecting(address_, num_attempts_++);
+  if (!attempt.error.empty()) last_error_ = attempt.error;
+  const Seconds pause = std::min(kFirstPause * num_attempts_, kLongestPause);
+  try_at_ = after(attempt.socket ? kTryTimeout : pause);
+  connecting_ = std::move(attempt.socket);
+}
+
+void Member::finish_connecting() {
+  const std::string error = connect_error(connecting_);
+  if (!error.empty()) {
+    last_error_ = error;
+    connecting_.reset();
+    try_at_ = after(std::min(kFirstPause * num_attempts_, kLongestPause));
+    return;
+  }
+  keep_alive(connecting_);
+  connection_.emplace(std::move(connecting_));
+  connection_->send(to_message(Hello{.node = options_.node_rank,
+                                     .num_nodes = options_.num_nodes,
+                                     .num_local = options_.num_ranks,
+                                     .host = host_name()}));
+  last_error_ = "something answers there, but it is not node 0's launcher";
+}
+
+void Member::hear() {
+  connection_->flush();
+  try {
+    for (const Message& message : connection_->receive()) answer(message);
+  } catch (const LaunchError&) {
+    throw;
+  } catch (const std::exception&) {
+    connection_->close();
+  }
+}
+
+void Member::answer(const Message& message) {
+  if (message[0] == "welcome") {
+    welcomed_ = true;
+    return;
+  }
+  if (message[0] == "refuse" && message.size() == 4) throw LaunchError(number_in(message[1]), message[2], message[3]);
+  Order order = order_from(message);
+  order.assignment.master_host = address_.host;  // it has just been proved to reach node 0
+  working_ = working_ || order.kind == Order::Kind::start;
+  answer_by_ = kNever;
+  orders_.push_back(std::move(order));
+}
+
+void Member::tick() {
+  const bool closed = connection_ && connection_->closed();
+  if (working_) {
+    if (!lost_ && (closed || Clock::now() >= answer_by_)) lose_node_0();
+    return;
+  }
+  if (!orders_.empty()) return;  // ended before it began
+  check_join_deadline();
+  if (closed) try_at_ = after(kFirstPause);
+  const bool stuck = connecting_ && Clock::now() >= try_at_;
+  if (closed || stuck || (!connecting_ && !connection_)) connect_again();
+}
+
+void Member::check_join_deadline() {
+  if (welcomed_ && !connection_->closed()) return;
+  if (Clock::now() >= notice_at_) {
+    screen_.write(Stream::err, "[run] waiting for node 0 at " + options_.rendezvous + " (" + last_error_ + ")\n");
+    notice_at_ = kNever;
+  }
+  if (Clock::now() < join_deadline_) return;
+  throw LaunchError(kExitFailure,
+                    "cannot reach node 0's launcher at " + options_.rendezvous + " within " +
+                        to_text(options_.join_timeout) + ": " + last_error_,
+                    "start the launcher with --node-rank 0 there, or check --rendezvous, the firewall, --join-timeout");
+}
+
+void Member::lose_node_0() {
+  lost_ = true;
+  answer_by_ = kNever;
+  connection_.reset();
+  orders_.push_back(
+      {.kind = Order::Kind::stop, .cause = {.kind = Cause::Kind::node_lost, .node = 0, .host = address_.host}});
+}
+
+Time Member::deadline() const {
+  if (working_) return answer_by_;
+  if (welcomed_) return kNever;
+  const Time next_try = connection_ ? kNever : try_at_;
+  return std::min({next_try, join_deadline_, notice_at_});
+}
+
+std::vector<Order> Member::take_orders() {
+  return std::exchange(orders_, {});
+}
+
+void Member::done() {
+  if (connection_) connection_->send({"done"});
+}
+
+void Member::failed(const Cause& cause) {
+  if (!working_) {
+    orders_.push_back({.kind = Order::Kind::exit, .exit_code = exit_code(cause)});
+    return;
+  }
+  Message message = to_fields(cause);
+  message.insert(message.begin(), "failed");
+  if (connection_) connection_->send(message);
+  answer_by_ = after(options_.grace + kAnswerSlack);
+}
+
+void Member::ended() {
+  if (lost_) {
+    orders_.push_back({.kind = Order::Kind::exit, .exit_code = kExitFailure});
+    return;
+  }
+  connection_->send({"ended"});
+  answer_by_ = after(options_.grace + kAnswerSlack);
+}
+
+}  // namespace serried::launch

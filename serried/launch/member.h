@@ -1,0 +1,59 @@
+// The side of a job of every node but node 0: joins, obeys, tells what happened here.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "serried/launch/loop.h"
+#include "serried/launch/options.h"
+#include "serried/launch/order.h"
+#include "serried/launch/output.h"
+#include "serried/launch/socket.h"
+#include "serried/launch/wire.h"
+
+namespace serried::launch {
+
+/// Has the same methods as `Leader`.
+class Member {
+ public:
+  Member(const Options& options, Screen& screen);
+
+  void watch(std::vector<Watch>& watches);
+  Time deadline() const;
+
+  /// LaunchError if node 0 cannot be reached in time or refuses this node.
+  void tick();
+  std::vector<Order> take_orders();
+  void started() {}
+
+  void done();
+  void failed(const Cause& cause);
+  void ended();
+
+ private:
+  void finish_connecting();
+  void connect_again();
+  void hear();
+  void answer(const Message& message);
+  void check_join_deadline();
+  void lose_node_0();
+
+  Options options_;
+  Screen& screen_;
+  Address address_;
+  Fd connecting_;
+  std::optional<Connection> connection_;
+  std::vector<Order> orders_;
+  std::string last_error_ = "no answer";
+  int num_attempts_ = 0;
+  bool welcomed_ = false;
+  bool working_ = false;  // has been told to start once
+  bool lost_ = false;
+  Time join_deadline_;
+  Time notice_at_;
+  Time try_at_;              // connecting: the next try
+  Time answer_by_ = kNever;  // node 0 owes an order until then
+};
+
+}  // namespace serried::launch

@@ -1,0 +1,84 @@
+// Checks of the launcher's options: every mistake is told before a process starts.
+#include "serried/launch/options.h"
+
+#include <charconv>
+#include <cstdio>
+
+#include "serried/launch/error.h"
+
+namespace serried::launch {
+namespace {
+
+[[noreturn]] void usage(const std::string& what, const std::string& fix) {
+  throw LaunchError(kExitUsage, what, fix);
+}
+
+void check_nodes(const Options& options) {
+  if (options.num_nodes < 1) usage("--nnodes is " + std::to_string(options.num_nodes), "pass 1 or more");
+  if (options.node_rank < 0 || options.node_rank >= options.num_nodes) {
+    usage("--node-rank is " + std::to_string(options.node_rank) + " of --nnodes " + std::to_string(options.num_nodes),
+          "pass 0 to " + std::to_string(options.num_nodes - 1));
+  }
+  if (options.num_nodes == 1 && !options.rendezvous.empty()) {
+    usage("--rendezvous " + options.rendezvous + " is given, but --nnodes is 1",
+          "pass --nnodes and --node-rank too, or leave --rendezvous out");
+  }
+  if (options.num_nodes == 1) return;
+  if (options.rendezvous.empty()) {
+    usage("--nnodes is " + std::to_string(options.num_nodes) + ", but --rendezvous is missing",
+          "pass --rendezvous host:port, the same on every node, where host is node 0");
+  }
+  parse_address(options.rendezvous);
+}
+
+}  // namespace
+
+std::string to_text(Seconds seconds) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%g s", seconds.count());
+  return text;
+}
+
+void check(const Options& options) {
+  if (options.command.empty() || options.command[0].empty()) {
+    usage("no program to run", "serried run -n 4 ./train --steps 100");
+  }
+  if (options.command[0][0] == '-') {
+    usage("unknown option \"" + options.command[0] + "\"",
+          "serried run --help lists the options; those of the program come after the program");
+  }
+  if (options.num_ranks < 1) usage("-n is " + std::to_string(options.num_ranks), "pass 1 or more ranks");
+  check_nodes(options);
+  if (options.max_restarts < 0) {
+    usage("--max-restarts is " + std::to_string(options.max_restarts), "pass 0 or more");
+  }
+  if (!(options.grace.count() >= 0 && options.grace.count() < 1e6)) {
+    usage("--grace is " + to_text(options.grace), "pass a number of seconds, 0 or more");
+  }
+  if (!(options.join_timeout.count() > 0 && options.join_timeout.count() < 1e8)) {
+    usage("--join-timeout is " + to_text(options.join_timeout), "pass a number of seconds above 0");
+  }
+  if (options.master_port < 0 || options.master_port > 65535) {
+    usage("--master-port is " + std::to_string(options.master_port),
+          "pass 1 to 65535, or leave it out for a free port");
+  }
+}
+
+Address parse_address(const std::string& text) {
+  const size_t colon = text.rfind(':');
+  const auto bad = [&] {
+    usage("--rendezvous \"" + text + "\" is not host:port", "for example --rendezvous node0:29500");
+  };
+  if (colon == std::string::npos || colon == 0) bad();
+  Address address{.host = text.substr(0, colon)};
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data() + colon + 1, end, address.port);
+  if (error != std::errc() || stop != end || address.port < 1 || address.port > 65535) bad();
+  if (address.host.front() == '[' && address.host.back() == ']') {
+    address.host = address.host.substr(1, address.host.size() - 2);
+  }
+  if (address.host.empty()) bad();
+  return address;
+}
+
+}  // namespace serried::launch

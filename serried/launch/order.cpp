@@ -1,0 +1,70 @@
+// Orders and hellos on the wire.
+#include "serried/launch/order.h"
+
+#include <stdexcept>
+
+namespace serried::launch {
+namespace {
+
+void expect_fields(const Message& message, size_t count) {
+  if (message.size() != count) throw std::runtime_error("message " + message[0] + " has a wrong number of fields");
+}
+
+Message start_message(const Assignment& a) {
+  Message message = {"start"};
+  for (int number :
+       {a.attempt, a.max_restarts, a.num_local, a.first_rank, a.world_size, a.node_rank, a.num_nodes, a.master_port}) {
+    message.push_back(std::to_string(number));
+  }
+  message.push_back(a.run_id);
+  message.push_back(a.job_secret);
+  return message;
+}
+
+Assignment assignment_from(const Message& message) {
+  expect_fields(message, 11);
+  const auto number = [&](size_t i) { return number_in(message[i]); };
+  return {.attempt = number(1),
+          .max_restarts = number(2),
+          .num_local = number(3),
+          .first_rank = number(4),
+          .world_size = number(5),
+          .node_rank = number(6),
+          .num_nodes = number(7),
+          .master_port = number(8),
+          .run_id = message[9],
+          .job_secret = message[10]};
+}
+
+}  // namespace
+
+Message to_message(const Order& order) {
+  if (order.kind == Order::Kind::start) return start_message(order.assignment);
+  if (order.kind == Order::Kind::exit) return {"exit", std::to_string(order.exit_code)};
+  Message message = to_fields(order.cause);
+  message.insert(message.begin(), "stop");
+  return message;
+}
+
+Order order_from(const Message& message) {
+  if (message[0] == "start") return {.kind = Order::Kind::start, .assignment = assignment_from(message)};
+  if (message[0] == "stop") return {.kind = Order::Kind::stop, .cause = cause_from_fields(message, 1)};
+  if (message[0] != "exit") throw std::runtime_error("unknown message " + message[0]);
+  expect_fields(message, 2);
+  return {.kind = Order::Kind::exit, .exit_code = number_in(message[1])};
+}
+
+Message to_message(const Hello& hello) {
+  return {"hello", std::to_string(hello.node), std::to_string(hello.num_nodes), std::to_string(hello.num_local),
+          hello.host};
+}
+
+Hello hello_from(const Message& message) {
+  expect_fields(message, 5);
+  return {.node = number_in(message[1]),
+          .num_nodes = number_in(message[2]),
+          .num_local = number_in(message[3]),
+          .host = message[4]};
+}
+
+}  // namespace serried::launch

@@ -1,0 +1,42 @@
+// What launchers tell each other, as values and as messages.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "serried/launch/cause.h"
+#include "serried/launch/plan.h"
+#include "serried/launch/wire.h"
+
+namespace serried::launch {
+
+/// What a node's launcher is told to do.
+struct Order {
+  enum class Kind { start, stop, exit };
+
+  Kind kind = Kind::exit;
+  Assignment assignment = {};  // start
+  Cause cause = {};            // stop: end your ranks, say `ended`
+  int exit_code = 0;           // exit
+};
+
+struct NodeOrder {
+  int node;
+  Order order;
+};
+
+/// How a launcher introduces itself to node 0's.
+struct Hello {
+  int node = 0;
+  int num_nodes = 0;
+  int num_local = 0;
+  std::string host;
+};
+
+/// Values as messages and back; std::runtime_error if a message makes no sense.
+Message to_message(const Order& order);
+Order order_from(const Message& message);
+Message to_message(const Hello& hello);
+Hello hello_from(const Message& message);
+
+}  // namespace serried::launch

@@ -1,0 +1,161 @@
+// Processes of one node. An ended rank stays a zombie until the attempt is over, so that its process group's number
+// cannot be reused before the last signal to that group is sent.
+#include "serried/launch/ranks.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <time.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+
+#include "serried/launch/error.h"
+#include "serried/launch/spawn.h"
+
+namespace serried::launch {
+
+class LocalRank {
+ public:
+  LocalRank(const Surroundings& surroundings, int rank, const std::string& log, const SpawnRequest& request)
+      : rank(rank),
+        out(surroundings.screen, Stream::out, rank, log.empty() ? "" : log + ".out"),
+        err(surroundings.screen, Stream::err, rank, log.empty() ? "" : log + ".err"),
+        child(spawn(request)),
+        guard_(surroundings.guard) {
+    guard_.add(child.pid);
+  }
+
+  ~LocalRank() {
+    ::kill(-child.pid, SIGKILL);
+    guard_.remove(child.pid);
+    reap_group();
+    pump();
+    out.finish();
+    err.finish();
+  }
+
+  void pump() {
+    if (child.out && !out.pump(child.out.get())) child.out.reset();
+    if (child.err && !err.pump(child.err.get())) child.err.reset();
+  }
+
+  /// Whether it has ended since the last call.
+  bool look() {
+    if (ended) return false;
+    siginfo_t info{};
+    if (::waitid(P_PID, static_cast<id_t>(child.pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0) return false;
+    if (info.si_pid == 0) return false;
+    ended = true;
+    by_signal = info.si_code != CLD_EXITED;
+    status = info.si_status;
+    pump();
+    // Its last words are often cut off in the middle of a line: they belong to the report.
+    out.finish();
+    err.finish();
+    return true;
+  }
+
+  bool failed() const { return ended && (by_signal || status != 0); }
+
+  Cause cause() const {
+    return {.kind = Cause::Kind::rank_failed,
+            .rank = rank,
+            .pid = child.pid,
+            .exit_code = by_signal ? 0 : status,
+            .signal = by_signal ? status : 0,
+            .tail = {err.tail().begin(), err.tail().end()}};
+  }
+
+  int rank;
+  RankStream out;
+  RankStream err;
+  Child child;
+  bool ended = false;
+  bool by_signal = false;
+  int status = 0;
+
+ private:
+  // Killed processes end at once, save those stuck in a file system: they are not waited for.
+  void reap_group() const {
+    const timespec pause{.tv_sec = 0, .tv_nsec = 1'000'000};
+    for (int i = 0; i < 1000; ++i) {
+      pid_t reaped;
+      do reaped = ::waitpid(-child.pid, nullptr, WNOHANG);
+      while (reaped > 0);
+      if (reaped < 0) return;
+      ::nanosleep(&pause, nullptr);
+    }
+  }
+
+  Guard& guard_;
+};
+
+namespace {
+
+std::string attempt_folder(const Options& options, int attempt) {
+  if (options.log_dir.empty()) return "";
+  const std::filesystem::path folder = std::filesystem::path(options.log_dir) / ("attempt_" + std::to_string(attempt));
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error) {
+    throw LaunchError(kExitUsage, "cannot make the folder " + folder.string() + ": " + error.message(),
+                      "pass a --log-dir that you may write to");
+  }
+  return folder.string();
+}
+
+}  // namespace
+
+LocalRanks::LocalRanks(const Surroundings& surroundings, const Assignment& assignment) : screen_(surroundings.screen) {
+  const std::string folder = attempt_folder(surroundings.options, assignment.attempt);
+  const std::vector<std::string> inherited = inherited_environment();
+  for (int local_rank = 0; local_rank < assignment.num_local; ++local_rank) {
+    const int rank = assignment.first_rank + local_rank;
+    const std::string log = folder.empty() ? "" : folder + "/rank_" + std::to_string(rank);
+    const SpawnRequest request{.path = surroundings.program,
+                               .arguments = surroundings.options.command,
+                               .environment = rank_environment(assignment, local_rank, inherited),
+                               .keep_fd = rank == 0 ? assignment.listen_fd : -1};
+    ranks_.push_back(std::make_unique<LocalRank>(surroundings, rank, log, request));
+  }
+}
+
+LocalRanks::~LocalRanks() {
+  // All at once first: ranks that wait for each other then end together.
+  for (const auto& rank : ranks_) ::kill(-rank->child.pid, SIGKILL);
+}
+
+void LocalRanks::watch(std::vector<Watch>& watches) {
+  if (screen_.full()) return;
+  for (const auto& rank : ranks_) {
+    LocalRank* r = rank.get();
+    if (r->child.out) watches.push_back({r->child.out.get(), POLLIN, [r] { r->pump(); }});
+    if (r->child.err) watches.push_back({r->child.err.get(), POLLIN, [r] { r->pump(); }});
+  }
+}
+
+void LocalRanks::look() {
+  const LocalRank* culprit = nullptr;
+  for (const auto& rank : ranks_) {
+    if (!rank->look() || !rank->failed()) continue;
+    // Found dead together: a killed rank makes its peers fail, seldom the other way round.
+    if (culprit == nullptr || (rank->by_signal && !culprit->by_signal)) culprit = rank.get();
+  }
+  if (culprit != nullptr && !failure_) failure_ = culprit->cause();
+}
+
+bool LocalRanks::all_ended() const {
+  return std::all_of(ranks_.begin(), ranks_.end(), [](const auto& rank) { return rank->ended; });
+}
+
+bool LocalRanks::has(pid_t pid) const {
+  return std::any_of(ranks_.begin(), ranks_.end(), [&](const auto& rank) { return rank->child.pid == pid; });
+}
+
+void LocalRanks::send(int signal) {
+  for (const auto& rank : ranks_) ::kill(-rank->child.pid, signal);
+}
+
+}  // namespace serried::launch

@@ -1,0 +1,236 @@
+// The event loop of a launcher: signals, output, ranks, and the other nodes.
+#include "serried/launch/run.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+
+#include "serried/launch/error.h"
+#include "serried/launch/leader.h"
+#include "serried/launch/member.h"
+#include "serried/launch/orphans.h"
+#include "serried/launch/program.h"
+#include "serried/launch/ranks.h"
+#include "serried/launch/signals.h"
+
+namespace serried::launch {
+namespace {
+
+// A launcher started with closed standard streams would get its own sockets under their numbers.
+void open_standard_streams() {
+  for (int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (::fcntl(fd, F_GETFD) < 0) ::open("/dev/null", fd == STDIN_FILENO ? O_RDONLY : O_WRONLY);
+  }
+}
+
+class Job {
+ public:
+  Job(const Options& options, Signals& signals, Screen& screen)
+      : options_(options),
+        signals_(signals),
+        screen_(screen),
+        surroundings_{options, find_program(options.command[0]), screen, guard_},
+        link_(make_link(options, screen)) {}
+
+  int run();
+
+ private:
+  using Link = std::variant<std::unique_ptr<Leader>, std::unique_ptr<Member>>;
+
+  static Link make_link(const Options& options, Screen& screen) {
+    if (options.node_rank == 0) return std::make_unique<Leader>(options, screen);
+    return std::make_unique<Member>(options, screen);
+  }
+
+  template <class Fn>
+  auto with_link(Fn fn) {
+    return std::visit([&](auto& link) { return fn(*link); }, link_);
+  }
+
+  void turn();
+  bool advance();
+  void obey(const Order& order);
+  void start(const Assignment& assignment);
+  void on_signal(const Caught& caught);
+  void interrupt(int signal);
+  void end_ranks(int signal);
+  void kill_late_ranks();
+  void report();
+  void show_rest();
+
+  const Options& options_;
+  Signals& signals_;
+  Screen& screen_;
+  Guard guard_;
+  Surroundings surroundings_;
+  Link link_;
+  std::optional<LocalRanks> ranks_;
+  Assignment assignment_{.world_size = 0};  // no ranks until the first start
+  std::optional<Cause> stop_ordered_;
+  std::optional<int> exit_code_;
+  int num_interrupts_ = 0;
+  bool ending_ = false;  // the ranks have been told to end
+  Time kill_at_ = kNever;
+};
+
+int Job::run() {
+  while (!exit_code_) {
+    with_link([](auto& link) { link.tick(); });
+    const std::vector<Order> orders = with_link([](auto& link) { return link.take_orders(); });
+    for (const Order& order : orders) obey(order);
+    if (orders.empty() && !advance()) turn();
+  }
+  ranks_.reset();
+  show_rest();
+  return *exit_code_;
+}
+
+void Job::turn() {
+  std::vector<Watch> watches;
+  watches.push_back({signals_.fd(), POLLIN, [this] {
+                       for (const Caught& caught : signals_.take()) on_signal(caught);
+                     }});
+  screen_.watch(watches);
+  if (ranks_) ranks_->watch(watches);
+  with_link([&](auto& link) { link.watch(watches); });
+  const Time deadline = with_link([](auto& link) { return link.deadline(); });
+  poll_once(watches, std::min(deadline, kill_at_));
+  if (screen_.reader_gone() && num_interrupts_ == 0) interrupt(SIGPIPE);
+  kill_late_ranks();
+}
+
+// Draws the conclusions from the ranks' state; true if something was told to the link.
+bool Job::advance() {
+  if (ranks_ && ranks_->failure() && !ending_) {
+    end_ranks(SIGTERM);
+    with_link([&](auto& link) { link.failed(*ranks_->failure()); });
+    return true;
+  }
+  if (ranks_ && ranks_->all_ended()) {
+    ranks_.reset();
+    kill_at_ = kNever;
+    if (ending_) return true;
+    with_link([](auto& link) { link.done(); });
+    return true;
+  }
+  if (!stop_ordered_ || ranks_) return false;
+  report();
+  stop_ordered_.reset();
+  with_link([](auto& link) { link.ended(); });
+  return true;
+}
+
+void Job::obey(const Order& order) {
+  if (order.kind == Order::Kind::start) return start(order.assignment);
+  if (order.kind == Order::Kind::exit) {
+    if (stop_ordered_) report();
+    exit_code_ = order.exit_code;
+    return;
+  }
+  stop_ordered_ = order.cause;
+  const bool forwarded = order.cause.kind == Cause::Kind::interrupted && order.cause.signal != SIGPIPE;
+  if (!ending_) end_ranks(forwarded ? order.cause.signal : SIGTERM);
+}
+
+void Job::start(const Assignment& assignment) {
+  if (num_interrupts_ > 0) return;  // node 0 has been told and will order the stop
+  assignment_ = assignment;
+  ending_ = false;
+  if (assignment.attempt > 0) {
+    screen_.write(Stream::err, "[run] restart " + std::to_string(assignment.attempt) + " of " +
+                                   std::to_string(assignment.max_restarts) + ": all ranks start again\n");
+  }
+  try {
+    ranks_.emplace(surroundings_, assignment);
+  } catch (const LaunchError& error) {
+    const Cause cause{.kind = Cause::Kind::launch_failed, .exit_code = error.exit_code(), .text = error.what()};
+    with_link([&](auto& link) { link.failed(cause); });
+  }
+  with_link([](auto& link) { link.started(); });
+}
+
+void Job::on_signal(const Caught& caught) {
+  if (is_ending(caught.signal)) return interrupt(caught.signal);
+  if (caught.signal == SIGCHLD) {
+    if (ranks_) ranks_->look();
+    return reap_orphans(caught.from, [this](pid_t child) { return ranks_ && ranks_->has(child); });
+  }
+  if (!ranks_) return;
+  if (caught.signal != SIGTSTP) return ranks_->send(caught.signal);
+  // Ctrl-Z reaches only the launcher's process group: stop and continue the ranks with it.
+  ranks_->send(SIGSTOP);
+  ::kill(::getpid(), SIGSTOP);
+  ranks_->send(SIGCONT);
+}
+
+void Job::interrupt(int signal) {
+  ++num_interrupts_;
+  if (num_interrupts_ == 1) {
+    end_ranks(signal == SIGPIPE ? SIGTERM : signal);
+    with_link([&](auto& link) { link.failed({.kind = Cause::Kind::interrupted, .signal = signal}); });
+    return;
+  }
+  if (ranks_) return ranks_->send(SIGKILL);
+  exit_code_ = kExitSignalBase + signal;  // nothing left here; do not wait for the other nodes
+}
+
+void Job::end_ranks(int signal) {
+  ending_ = true;
+  if (!ranks_) return;
+  ranks_->send(signal);
+  ranks_->send(SIGCONT);  // a stopped rank hears nothing else
+  kill_at_ = std::min(kill_at_, after(options_.grace));
+}
+
+void Job::kill_late_ranks() {
+  if (!ranks_ || Clock::now() < kill_at_) return;
+  kill_at_ = kNever;
+  screen_.write(Stream::err, "[run] not all ranks ended within " + to_text(options_.grace) + ": killing them\n");
+  ranks_->send(SIGKILL);
+}
+
+void Job::report() {
+  screen_.write(Stream::err, describe(*stop_ordered_, assignment_.world_size, options_.num_nodes));
+}
+
+// The reader may be slow, or stuck: then a signal ends the waiting.
+void Job::show_rest() {
+  bool interrupted = false;
+  const Time deadline = num_interrupts_ > 0 ? after(Seconds(1)) : kNever;
+  while (!screen_.empty() && !interrupted && Clock::now() < deadline) {
+    std::vector<Watch> watches;
+    watches.push_back({signals_.fd(), POLLIN, [&] {
+                         for (const Caught& caught : signals_.take())
+                           interrupted = interrupted || is_ending(caught.signal);
+                       }});
+    screen_.watch(watches);
+    poll_once(watches, deadline);
+  }
+}
+
+}  // namespace
+
+int run(const Options& options) {
+  open_standard_streams();
+  Signals signals;
+  check(options);
+  // Children of ranks that lose their parent come to the launcher, which can then wait for their end.
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+  Screen screen(STDOUT_FILENO, STDERR_FILENO);
+  try {
+    return Job(options, signals, screen).run();
+  } catch (const LaunchError&) {
+    screen.flush(after(Seconds(1)));
+    throw;
+  }
+}
+
+}  // namespace serried::launch

@@ -1,0 +1,191 @@
+// CommDebugMode: observers of a thread that write down what they are told.
+#include "serried/tensor/debug/comm_debug.h"
+
+#include <algorithm>
+#include <array>
+
+#include <torch/csrc/autograd/function.h>
+
+#include "serried/base/error.h"
+#include "serried/comm/collectives/watch.h"
+#include "serried/tensor/debug/comm_debug_state.h"
+#include "serried/tensor/debug/regions.h"
+#include "serried/tensor/redistribute/step_bytes.h"
+#include "serried/tensor/meta.h"
+#include "serried/tensor/redistribute/redistribute.h"
+
+namespace serried {
+namespace {
+
+constexpr std::array kNames{"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast",
+                            "reduce",     "send",       "recv",           "barrier"};
+
+constinit thread_local CommDebugMode::State* newest = nullptr;
+
+void check_name(std::string_view where, std::string_view name) {
+  if (std::find(kNames.begin(), kNames.end(), name) != kNames.end()) return;
+  std::vector<std::string> known(kNames.begin(), kNames.end());
+  raise<c10::ValueError>({where, c10::str("there is no collective \"", name, "\"; known: ", c10::Join(", ", known)),
+                          "pass one of the known names"});
+}
+
+bool has_dtensor(c10::ArrayRef<const c10::IValue> values) {
+  for (const c10::IValue& value : values) {
+    if (value.isTensor() && value.toTensor().defined() && dtensor_meta(value.toTensor()) != nullptr) return true;
+    if (!value.isTensorList()) continue;
+    for (const c10::IValue& item : value.toListRef()) {
+      if (item.isTensor() && item.toTensor().defined() && dtensor_meta(item.toTensor()) != nullptr) return true;
+    }
+  }
+  return false;
+}
+
+// Recorded functions that are no ops of the dispatcher (autograd nodes, user ranges) have no operator name.
+std::unique_ptr<at::ObserverContext> note_op(const at::RecordFunction& call) {
+  const std::optional<c10::OperatorName> op = call.operator_name();
+  if (!op) return nullptr;
+  const std::string name = c10::toString(*op);
+  const bool distributed = has_dtensor(call.inputs());
+  for (CommDebugMode::State* state = newest; state != nullptr; state = state->outer) {
+    if (!state->op_callback) continue;
+    CommDebugMode::OpCount& count = state->ops[name];
+    ++(distributed ? count.distributed : count.plain);
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+CommDebugMode::Region& CommDebugMode::State::region(const std::string& path, bool backward) {
+  for (Region& each : regions) {
+    if (each.path == path && each.backward == backward) return each;
+  }
+  regions.push_back({path, backward, {}});
+  return regions.back();
+}
+
+std::map<std::string, CommDebugMode::Tally> CommDebugMode::State::totals() const {
+  std::map<std::string, Tally> sums;
+  for (const Region& each : regions) {
+    for (const auto& [name, tally] : each.calls) {
+      sums[name].count += tally.count;
+      sums[name].bytes += tally.bytes;
+    }
+  }
+  return sums;
+}
+
+CommDebugMode::CommDebugMode(CommDebugOptions options) : state_(std::make_unique<State>()) {
+  State* state = state_.get();
+  state->observer.emplace([state](const observe::Call& call) {
+    const detail::Where where = detail::current_region();
+    Tally& tally = state->region(where.path, where.backward).calls[call.name];
+    tally.count += 1;
+    tally.bytes += call.bytes;
+  });
+  // One callback serves all nested modes: each op is told once, whoever asked.
+  const bool counted_already = [] {
+    for (State* each = newest; each != nullptr; each = each->outer) {
+      if (each->op_callback) return true;
+    }
+    return false;
+  }();
+  if (options.ops) {
+    state->op_callback = counted_already
+                             ? at::INVALID_CALLBACK_HANDLE
+                             : at::addThreadLocalCallback(at::RecordFunctionCallback(note_op).needsInputs(true).scopes(
+                                   {at::RecordScope::FUNCTION}));
+  }
+  state->outer = newest;
+  newest = state;
+  detail::keep_region_history();
+}
+
+CommDebugMode::~CommDebugMode() {
+  State** place = &newest;
+  while (*place != nullptr && *place != state_.get()) place = &(*place)->outer;
+  if (*place != nullptr) *place = state_->outer;
+  if (state_->op_callback && *state_->op_callback != at::INVALID_CALLBACK_HANDLE) {
+    at::removeCallback(*state_->op_callback);
+  }
+  detail::drop_region_history();
+}
+
+int64_t CommDebugMode::count(std::string_view name) const {
+  check_name("CommDebugMode::count", name);
+  return state_->totals()[std::string(name)].count;
+}
+
+int64_t CommDebugMode::count() const {
+  int64_t sum = 0;
+  for (const auto& [name, tally] : state_->totals()) sum += tally.count;
+  return sum;
+}
+
+std::map<std::string, int64_t> CommDebugMode::counts() const {
+  std::map<std::string, int64_t> result;
+  for (const auto& [name, tally] : state_->totals()) result[name] = tally.count;
+  return result;
+}
+
+int64_t CommDebugMode::bytes(std::string_view name) const {
+  check_name("CommDebugMode::bytes", name);
+  return state_->totals()[std::string(name)].bytes;
+}
+
+int64_t CommDebugMode::bytes() const {
+  int64_t sum = 0;
+  for (const auto& [name, tally] : state_->totals()) sum += tally.bytes;
+  return sum;
+}
+
+const std::vector<CommDebugMode::Region>& CommDebugMode::regions() const {
+  return state_->regions;
+}
+
+const std::vector<CommDebugMode::Redistribution>& CommDebugMode::redistributions() const {
+  return state_->redistributions;
+}
+
+const std::map<std::string, int64_t>& CommDebugMode::defaults() const {
+  return state_->defaults;
+}
+
+const std::map<std::string, CommDebugMode::OpCount>& CommDebugMode::ops() const {
+  return state_->ops;
+}
+
+CommDebugMode::Scope::Scope(std::string name) : first_node_(detail::enter_region(name)) {}
+
+CommDebugMode::Scope::~Scope() {
+  detail::leave_region(first_node_);
+}
+
+namespace comm_debug {
+
+void note_redistribution(const std::string& op, const Spec& from, const Placements& to, bool implicit) {
+  if (newest == nullptr) [[likely]]
+    return;
+  const detail::Where where = detail::current_region();
+  std::string tensor = from.to_string();
+  tensor.resize(std::min(tensor.size(), tensor.find(' ')));
+  const CommDebugMode::Redistribution record{
+      .op = op,
+      .tensor = tensor,
+      .from = from.placements,
+      .to = to,
+      .bytes = detail::step_bytes(redistribution(from, to), from.sizes, from.dtype, from.mesh.shape()),
+      .implicit = implicit,
+      .backward = where.backward,
+      .path = where.path};
+  for (CommDebugMode::State* state = newest; state != nullptr; state = state->outer) {
+    state->redistributions.push_back(record);
+  }
+}
+
+void note_default(const std::string& op) {
+  for (CommDebugMode::State* state = newest; state != nullptr; state = state->outer) ++state->defaults[op];
+}
+
+}  // namespace comm_debug
+}  // namespace serried

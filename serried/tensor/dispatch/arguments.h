@@ -1,0 +1,59 @@
+// The tensors among the arguments of a boxed call, flattened.
+#pragma once
+
+#include <ATen/core/stack.h>
+#include <c10/util/SmallVector.h>
+
+#include "serried/spmd/call.h"
+#include "serried/tensor/dispatch/op_info.h"
+#include "serried/tensor/meta.h"
+
+namespace serried::detail {
+
+/// A defined tensor: an argument, or an element of one.
+struct TensorSlot {
+  int argument;
+  int list_index;  // -1: not in a list
+  c10::TensorImpl* impl;
+  const DTensorMeta* meta;  // null: plain
+};
+
+struct Arguments {
+  c10::SmallVector<TensorSlot, 8> tensors;  // in schema order, out= ones left out
+  c10::SmallVector<uint64_t, 24> key;       // op, specs and static arguments: what decides the plan
+  const Spec* first = nullptr;              // of the first DTensor
+  bool cacheable = true;
+  bool has_out_dtensor = false;
+  bool has_copied_view = false;
+};
+
+/// The words of a key, one value at a time; what `collect` does for boxed values. `impl` null: no tensor there.
+void add_tensor(Arguments& arguments, c10::TensorImpl* impl, int argument, int list_index);
+void add_integer(Arguments& arguments, int64_t value);
+void add_integers(Arguments& arguments, c10::IntArrayRef values);
+void add_flag(Arguments& arguments, bool value);
+void add_number(Arguments& arguments, double value);
+void add_text(Arguments& arguments, std::string_view value);
+void add_none(Arguments& arguments);
+/// A number that no plan depends on.
+void add_any_number(Arguments& arguments);
+
+/// Raises where a plain tensor stands beside DTensors, meshes differ, or a copied view is stale.
+void check_together(const OpInfo& info, const Arguments& arguments);
+
+/// Reads the top of `stack` and checks it.
+void collect(const OpInfo& info, const torch::jit::Stack& stack, Arguments& arguments);
+
+/// The same as rules see it. Views `values`, the call's arguments.
+spmd::Call describe(const OpInfo& info, const Arguments& arguments, c10::ArrayRef<c10::IValue> values);
+
+/// Placements of each tensor; plain ones are replicated.
+std::vector<Placements> current_placements(const Arguments& arguments);
+
+/// The spec of a tensor; for a plain one that of a replicated tensor on `mesh`.
+SpecPtr spec_of(const TensorSlot& slot, const DeviceMesh& mesh);
+
+/// The local part of a tensor, the tensor itself where it is plain.
+at::Tensor local_of(const TensorSlot& slot);
+
+}  // namespace serried::detail

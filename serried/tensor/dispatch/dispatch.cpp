@@ -1,0 +1,82 @@
+// The one boxed fallback at the home key: kind of tensor, handler, plan, run.
+#include "serried/tensor/dispatch/dispatch.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
+
+#include "serried/base/error.h"
+#include "serried/tensor/making/born_sharded.h"
+#include "serried/tensor/dispatch/cached_plan.h"
+#include "serried/tensor/dispatch/local_only.h"
+#include "serried/tensor/dispatch/local_ops.h"
+
+namespace serried {
+namespace {
+
+using c10::DispatchKey;
+using torch::jit::Stack;
+
+// No DTensor among the arguments: the key came from a scope that includes it.
+void run_plain(const c10::OperatorHandle& op, const detail::OpInfo& info, Stack& stack) {
+  if (!detail::is_local_only() && make_born_sharded(op, stack)) return;
+  // A tap sees what composites are made of.
+  if (info.is_composite && local_op_tap() != nullptr) {
+    return op.callBoxedForDispatchKey(DispatchKey::CompositeImplicitAutograd, stack);
+  }
+  execute_local(op, stack);
+}
+
+void run_by_rules(const c10::OperatorHandle& op, detail::OpInfo& info, const detail::Arguments& arguments,
+                  Stack& stack) {
+  std::unique_ptr<detail::CachedPlan> uncached;
+  const detail::CachedPlan& plan = detail::plan_for(info, arguments, stack, uncached);
+  if (plan.is_fast) return detail::run_fast(op, info, plan, arguments, stack);
+  c10::impl::ExcludeDispatchKeyGuard below(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+  detail::run_planned(op, info, plan, arguments, stack);
+}
+
+void introduce(const detail::Arguments& arguments) {
+  for (const detail::TensorSlot& slot : arguments.tensors) {
+    if (slot.meta != nullptr) local_op_tap()->meet(slot.impl);
+  }
+}
+
+void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) {
+  detail::OpInfo& info = detail::op_info(op);
+  detail::Arguments arguments;
+  detail::collect(info, *stack, arguments);
+  if (C10_UNLIKELY(local_op_tap() != nullptr)) introduce(arguments);
+  if (C10_LIKELY(info.goes_by_rules && arguments.first != nullptr)) return run_by_rules(op, info, arguments, *stack);
+  if (arguments.first == nullptr && !arguments.has_out_dtensor) return run_plain(op, info, *stack);
+  c10::impl::ExcludeDispatchKeyGuard below(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+  if (info.handler != nullptr && info.handler(op, *stack)) return;
+  if (arguments.first == nullptr) {
+    raise<c10::TypeError>({info.name, "the out= tensor is a DTensor but no input is",
+                           "call the op without out= and distribute the result"});
+  }
+  // Composites arrive whole only where autograd is off: they decompose here as they would there.
+  if (info.is_composite) return op.callBoxedForDispatchKey(DispatchKey::CompositeImplicitAutograd, *stack);
+  run_by_rules(op, info, arguments, *stack);
+}
+
+// Two owners of one key would silently take each other's tensors.
+bool home_key_is_free() {
+  return !c10::Dispatcher::singleton().hasBackendFallbackForDispatchKey(kHomeKey);
+}
+
+}  // namespace
+
+void detail::run_boxed(const c10::OperatorHandle& op, Stack& stack) {
+  fallback(op, {}, &stack);
+}
+
+TORCH_LIBRARY_IMPL(_, Fake, m) {
+  if (!home_key_is_free()) {
+    raise<c10::Error>({"serried", "another library has registered a fallback for the dispatch key Fake",
+                       "load only one library that uses this key in a process"});
+  }
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+}
+
+}  // namespace serried

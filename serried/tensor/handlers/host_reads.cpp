@@ -1,0 +1,70 @@
+// Ops that give the host a value: numbers, truths, comparisons. Every rank of the mesh calls them and gets the same.
+#include <ATen/ATen.h>
+
+#include "serried/comm/collectives/collectives.h"
+#include "serried/tensor/dispatch/handler_call.h"
+#include "serried/tensor/making/like.h"
+#include "serried/tensor/dispatch/local_only.h"
+#include "serried/tensor/making/placing.h"
+
+namespace serried {
+namespace {
+
+using detail::HandlerCall;
+using detail::LocalOnly;
+using torch::jit::Stack;
+
+bool run_item(const c10::OperatorHandle& op, Stack& stack) {
+  HandlerCall call(op, stack);
+  const LocalOnly guard;
+  return call.finish({detail::whole_local(*dtensor_meta(call.tensor(0))).item()});
+}
+
+// What the first tensor lies by, with Partial reduced: the second is brought there, so each rank compares its part.
+bool parts_are_equal(const DTensorMeta& self, const DTensorMeta& other) {
+  const Placements placements = without_partial(self.spec->placements);
+  const LocalOnly guard;
+  const bool here = at::equal(detail::local_as(self, placements), detail::local_as(other, placements));
+  const at::Tensor everywhere = at::full({1}, int64_t(here), at::kLong);
+  all_reduce_(everywhere, detail::whole_group(self.spec->mesh), c10d::ReduceOp::MIN);
+  return everywhere.item<int64_t>() != 0;
+}
+
+bool run_equal(const c10::OperatorHandle& op, Stack& stack) {
+  HandlerCall call(op, stack);
+  const DTensorMeta* self = dtensor_meta(call.tensor(0));
+  const DTensorMeta* other = dtensor_meta(call.tensor(1));
+  if (self == nullptr || other == nullptr) return false;
+  if (self->spec->sizes != other->spec->sizes) return call.finish({false});
+  return call.finish({parts_are_equal(*self, *other)});
+}
+
+bool run_allclose(const c10::OperatorHandle& op, Stack& stack) {
+  HandlerCall call(op, stack);
+  const spmd::Call& given = call.call();
+  const at::Tensor close = at::isclose(call.tensor(0), call.tensor(1), given.number("rtol", 1e-5),
+                                       given.number("atol", 1e-8), given.flag("equal_nan"));
+  return call.finish({at::all(close).item<bool>()});
+}
+
+bool run_is_same_size(const c10::OperatorHandle& op, Stack& stack) {
+  HandlerCall call(op, stack);
+  return call.finish({call.tensor(0).sizes() == call.tensor(1).sizes()});
+}
+
+bool run_is_pinned(const c10::OperatorHandle& op, Stack& stack) {
+  HandlerCall call(op, stack);
+  const LocalOnly guard;
+  return call.finish({dtensor_meta(call.tensor(0))->local.is_pinned()});
+}
+
+}  // namespace
+
+std::vector<HandlerEntry> host_read_handlers() {
+  return {
+      {"aten::_local_scalar_dense", run_item}, {"aten::allclose", run_allclose},         {"aten::equal", run_equal},
+      {"aten::is_pinned", run_is_pinned},      {"aten::is_same_size", run_is_same_size},
+  };
+}
+
+}  // namespace serried

@@ -1,0 +1,56 @@
+// One autograd node whose backward is a closure.
+#include "serried/tensor/making/gradient.h"
+
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/variable.h>
+
+namespace serried::detail {
+namespace {
+
+using torch::autograd::variable_list;
+
+class ClosureNode final : public torch::autograd::Node {
+ public:
+  ClosureNode(const char* name, Backward backward) : name_(name), backward_(std::move(backward)) {}
+  std::string name() const override { return name_; }
+
+ private:
+  variable_list apply(variable_list&& grads) override {
+    if (!grads[0].defined()) return {at::Tensor()};
+    return {backward_(grads[0])};
+  }
+
+  const char* name_;
+  Backward backward_;
+};
+
+c10::VariableVersion version_of(const at::Tensor& local, const at::Tensor& whole) {
+  return whole.is_inference() ? local.unsafeGetTensorImpl()->version_counter()
+                              : whole.unsafeGetTensorImpl()->version_counter();
+}
+
+}  // namespace
+
+bool wants_gradient(const at::Tensor& input) {
+  return at::GradMode::is_enabled() && input.requires_grad();
+}
+
+void record_gradient(const char* name, const at::Tensor& input, const at::Tensor& output, Backward backward) {
+  auto node = c10::make_intrusive<ClosureNode>(name, std::move(backward));
+  node->set_next_edges(torch::autograd::collect_next_edges(input));
+  torch::autograd::set_history(output, c10::intrusive_ptr<torch::autograd::Node>(node));
+}
+
+at::Tensor alias_of_local(const at::Tensor& local, const at::Tensor& whole) {
+  const c10::intrusive_ptr<c10::TensorImpl> copy =
+      local.unsafeGetTensorImpl()->shallow_copy_and_detach(version_of(local, whole), true);
+  at::Tensor alias(copy);
+  if (!wants_gradient(whole)) return alias;
+  const at::Tensor base = whole.is_view() ? at::Tensor(whole._base()) : whole;
+  return torch::autograd::make_variable_differentiable_view(alias, torch::autograd::ViewInfo(base, nullptr, nullptr),
+                                                            std::nullopt, /*shared_view_info=*/true,
+                                                            torch::autograd::CreationMeta::IN_CUSTOM_FUNCTION);
+}
+
+}  // namespace serried::detail

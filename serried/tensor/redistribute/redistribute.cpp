@@ -1,0 +1,97 @@
+// Runs redistributions on one mesh, and keeps the steps once computed.
+#include "serried/tensor/redistribute/redistribute.h"
+
+#include <unordered_map>
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/util/hash.h>
+
+#include "serried/spmd/cost.h"
+#include "serried/tensor/redistribute/steps.h"
+
+namespace serried {
+namespace {
+
+struct Key {
+  uint64_t spec;
+  const spmd::CostModel* model;  // another model, other plans
+  Placements to;
+};
+
+// The same without owning the placements: a look-up allocates nothing.
+struct KeyView {
+  uint64_t spec;
+  const spmd::CostModel* model;
+  const Placements& to;
+
+  KeyView(uint64_t spec_, const spmd::CostModel* model_, const Placements& to_) : spec(spec_), model(model_), to(to_) {}
+  KeyView(const Key& key) : spec(key.spec), model(key.model), to(key.to) {}
+};
+
+struct KeyHash {
+  using is_transparent = void;
+  size_t operator()(const KeyView& key) const {
+    size_t hash = c10::hash_combine(key.spec, reinterpret_cast<size_t>(key.model));
+    for (const Placement& p : key.to) hash = c10::hash_combine(hash, p.bits());
+    return hash;
+  }
+};
+
+struct KeyEqual {
+  using is_transparent = void;
+  bool operator()(const KeyView& a, const KeyView& b) const {
+    return a.spec == b.spec && a.model == b.model && a.to == b.to;
+  }
+};
+
+// Two generations: when the young one is full it becomes the old one, so what is in use survives and references stay
+// good for at least kCapacity further plans.
+class Plans {
+ public:
+  const std::vector<spmd::Step>& find(const Spec& from, const Placements& to) {
+    const KeyView view(from.id, &spmd::cost_model(), to);
+    const auto young = young_.find(view);
+    if (young != young_.end()) return young->second;
+    Key key{view.spec, view.model, to};
+    auto found = old_.extract(key);
+    if (!found.empty()) return insert(std::move(key), std::move(found.mapped()));
+    return insert(std::move(key), spmd::redistribution(from.sizes, from.placements, to, from.mesh.shape()));
+  }
+
+ private:
+  static constexpr size_t kCapacity = 4096;
+  using Map = std::unordered_map<Key, std::vector<spmd::Step>, KeyHash, KeyEqual>;
+
+  const std::vector<spmd::Step>& insert(Key key, std::vector<spmd::Step> steps) {
+    if (young_.size() >= kCapacity) {
+      old_ = std::move(young_);
+      young_ = Map();
+    }
+    return young_.emplace(std::move(key), std::move(steps)).first->second;
+  }
+
+  Map young_;
+  Map old_;
+};
+
+}  // namespace
+
+const std::vector<spmd::Step>& redistribution(const Spec& from, const Placements& to) {
+  thread_local Plans plans;
+  return plans.find(from, to);
+}
+
+at::Tensor run_steps(const at::Tensor& local, const Spec& from, const std::vector<spmd::Step>& steps) {
+  if (steps.empty()) return local;
+  // No gradients here: whoever calls records them for the redistribution as a whole.
+  const at::AutoDispatchBelowADInplaceOrView below;
+  at::Tensor part = detail::run_step(local, /*owned=*/false, from, steps.front());
+  for (size_t i = 1; i < steps.size(); ++i) part = detail::run_step(part, /*owned=*/true, from, steps[i]);
+  return part;
+}
+
+at::Tensor redistribute_local(const at::Tensor& local, const Spec& from, const Placements& to) {
+  return run_steps(local, from, redistribution(from, to));
+}
+
+}  // namespace serried
