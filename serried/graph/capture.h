@@ -15,8 +15,8 @@
 
 #include "serried/graph/error.h"
 #include "serried/graph/graph.h"
-#include "serried/graph/replay/guards.h"
 #include "serried/graph/passes/passes.h"
+#include "serried/graph/replay/call.h"
 #include "serried/graph/replay/plain_value.h"
 #include "serried/tensor/visit.h"
 

@@ -5,8 +5,8 @@
 #include <limits>
 #include <map>
 
-#include "serried/graph/text/text.h"
 #include "serried/base/bytes_text.h"
+#include "serried/graph/text/text.h"
 
 namespace serried::graph {
 namespace {

@@ -6,11 +6,11 @@
 #include "serried/base/error.h"
 #include "serried/comm/collectives/watch.h"
 #include "serried/spmd/redistribute.h"
+#include "serried/tensor/debug/comm_debug.h"
 #include "serried/tensor/dispatch/copied_view.h"
 #include "serried/tensor/making/from_local.h"
 #include "serried/tensor/making/gradient.h"
 #include "serried/tensor/making/placing.h"
-#include "serried/tensor/debug/comm_debug.h"
 #include "serried/tensor/meta.h"
 #include "serried/tensor/redistribute/redistribute.h"
 

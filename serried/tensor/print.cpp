@@ -3,9 +3,9 @@
 
 #include <ostream>
 
-#include "serried/tensor/text.h"
 #include "serried/tensor/dtensor.h"
 #include "serried/tensor/meta.h"
+#include "serried/tensor/text.h"
 
 namespace serried {
 

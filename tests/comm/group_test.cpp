@@ -11,8 +11,8 @@
 #include <thread>
 
 #include "serried/base/error.h"
-#include "serried/comm/backends/fake/fake.h"
 #include "serried/base/listen.h"
+#include "serried/comm/backends/fake/fake.h"
 #include "tests/support/each_rank.h"
 #include "tests/support/environment.h"
 #include "tests/support/errors.h"

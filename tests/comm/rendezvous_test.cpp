@@ -15,11 +15,11 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "serried/base/error.h"
+#include "serried/base/listen.h"
 #include "serried/comm/agree/exchange.h"
 #include "serried/comm/agree/host.h"
-#include "serried/base/listen.h"
-#include "serried/comm/rendezvous/signature.h"
 #include "serried/comm/rendezvous/launch_environment.h"
+#include "serried/comm/rendezvous/signature.h"
 #include "serried/comm/rendezvous/url.h"
 #include "serried/comm/rendezvous/world_store.h"
 #include "tests/support/each_rank.h"

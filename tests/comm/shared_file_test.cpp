@@ -14,8 +14,8 @@
 #include <c10/util/StringUtil.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "serried/comm/backends/shm/segment.h"
 #include "serried/comm/agree/board.h"
+#include "serried/comm/backends/shm/segment.h"
 #include "tests/support/errors.h"
 
 namespace serried::detail {

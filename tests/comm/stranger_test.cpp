@@ -9,11 +9,11 @@
 #include <c10/util/StringUtil.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "serried/comm/collectives/collectives.h"
 #include "serried/comm/agree/board.h"
 #include "serried/comm/agree/host.h"
-#include "serried/comm/rendezvous/signed_store.h"
+#include "serried/comm/collectives/collectives.h"
 #include "serried/comm/groups/group.h"
+#include "serried/comm/rendezvous/signed_store.h"
 #include "tests/support/each_rank.h"
 #include "tests/support/errors.h"
 #include "tests/support/meddling_store.h"

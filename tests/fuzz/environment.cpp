@@ -8,9 +8,9 @@
 
 #include "serried/base/env.h"
 #include "serried/base/log.h"
-#include "serried/comm/rendezvous/launch_environment.h"
 #include "serried/comm/collectives/nan_check.h"
 #include "serried/comm/groups/group.h"
+#include "serried/comm/rendezvous/launch_environment.h"
 
 namespace serried::fuzz {
 namespace {

@@ -3,10 +3,10 @@
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "serried/comm/backends/shm/card.h"
 #include "serried/comm/agree/agree.h"
 #include "serried/comm/agree/board.h"
 #include "serried/comm/agree/exchange.h"
+#include "serried/comm/backends/shm/card.h"
 #include "serried/graph/record/notice.h"
 
 namespace serried::fuzz {

@@ -6,8 +6,8 @@
 #include <optional>
 
 #include "serried/comm/collectives/collectives.h"
-#include "serried/graph/record/agree.h"
 #include "serried/graph/capture.h"
+#include "serried/graph/record/agree.h"
 #include "serried/graph/record/notice.h"
 #include "serried/parallel/ddp/ddp.h"
 #include "tests/support/errors.h"

@@ -9,8 +9,8 @@
 #include "serried/parallel/ddp/ddp.h"
 #include "serried/parallel/sync_batchnorm.h"
 #include "serried/tensor/dtensor.h"
-#include "serried/tensor/meta.h"
 #include "serried/tensor/making/modules.h"
+#include "serried/tensor/meta.h"
 #include "serried/tensor/random/random.h"
 #include "tests/support/on_ranks.h"
 

@@ -3,11 +3,11 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "serried/graph/record/call_hook.h"
 #include "serried/graph/capture.h"
+#include "serried/graph/record/call_hook.h"
 #include "serried/parallel/ddp/ddp.h"
-#include "serried/tensor/meta.h"
 #include "serried/tensor/making/modules.h"
+#include "serried/tensor/meta.h"
 #include "tests/support/errors.h"
 #include "tests/support/on_ranks.h"
 

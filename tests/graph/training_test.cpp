@@ -9,8 +9,8 @@
 #include "serried/optim/adam.h"
 #include "serried/optim/sgd.h"
 #include "serried/parallel/ddp/ddp.h"
-#include "serried/tensor/meta.h"
 #include "serried/tensor/making/modules.h"
+#include "serried/tensor/meta.h"
 #include "serried/tensor/random/random.h"
 
 namespace serried {

@@ -2,8 +2,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "serried/spmd/rules/reshape.h"
 #include "serried/spmd/registry.h"
+#include "serried/spmd/rules/reshape.h"
 #include "tests/support/rule_verifier.h"
 #include "tests/support/sample_call.h"
 

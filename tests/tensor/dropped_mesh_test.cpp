@@ -9,8 +9,8 @@
 
 #include "serried/comm/collectives/collectives.h"
 #include "serried/tensor/dispatch/dispatch.h"
-#include "serried/tensor/dtensor.h"
 #include "serried/tensor/dispatch/explain.h"
+#include "serried/tensor/dtensor.h"
 #include "serried/tensor/random/random.h"
 #include "tests/support/close.h"
 #include "tests/support/on_mesh.h"

@@ -2,12 +2,12 @@
 #include <gmock/gmock.h>
 
 #include "serried/comm/collectives/collectives.h"
-#include "serried/tensor/random/owned_runs.h"
-#include "serried/tensor/random/philox_fill.h"
-#include "serried/tensor/random/stream_fill.h"
 #include "serried/tensor/making/factories.h"
 #include "serried/tensor/meta.h"
+#include "serried/tensor/random/owned_runs.h"
+#include "serried/tensor/random/philox_fill.h"
 #include "serried/tensor/random/random.h"
+#include "serried/tensor/random/stream_fill.h"
 #include "tests/support/close.h"
 #include "tests/support/errors.h"
 #include "tests/support/on_ranks.h"

@@ -6,8 +6,8 @@
 #include "serried/base/error.h"
 #include "serried/comm/collectives/cut.h"
 #include "serried/comm/collectives/ops.h"
-#include "serried/comm/collectives/transport.h"
 #include "serried/comm/collectives/started.h"
+#include "serried/comm/collectives/transport.h"
 
 namespace serried::detail {
 namespace {

@@ -5,14 +5,14 @@
 #include <array>
 
 #include "serried/base/log.h"
+#include "serried/comm/agree/exchange.h"
+#include "serried/comm/agree/host.h"
 #include "serried/comm/backends/fake/fake.h"
 #include "serried/comm/backends/gloo/gloo.h"
 #include "serried/comm/backends/mpi/mpi.h"
 #include "serried/comm/backends/nccl/nccl.h"
 #include "serried/comm/backends/shm/shm.h"
 #include "serried/comm/backends/threads/threads.h"
-#include "serried/comm/agree/exchange.h"
-#include "serried/comm/agree/host.h"
 
 namespace serried::detail {
 namespace {

@@ -15,8 +15,8 @@
 #include "serried/comm/groups/backend_registry.h"
 #include "serried/comm/groups/live_groups.h"
 #include "serried/comm/groups/named_group.h"
-#include "serried/comm/rendezvous/store_errors.h"
 #include "serried/comm/rendezvous/rendezvous.h"
+#include "serried/comm/rendezvous/store_errors.h"
 
 namespace serried {
 namespace {

@@ -24,8 +24,8 @@
 #include "serried/base/env.h"
 #include "serried/base/error.h"
 #include "serried/base/fork.h"
-#include "serried/comm/agree/host.h"
 #include "serried/base/listen.h"
+#include "serried/comm/agree/host.h"
 #include "serried/comm/rendezvous/signature.h"
 #include "serried/comm/rendezvous/signed_store.h"
 

@@ -5,9 +5,9 @@
 #include <set>
 
 #include "serried/base/error.h"
-#include "serried/graph/passes/passes.h"
 #include "serried/graph/passes/access.h"
 #include "serried/graph/passes/collectives.h"
+#include "serried/graph/passes/passes.h"
 #include "serried/graph/passes/plan.h"
 
 namespace serried::passes {

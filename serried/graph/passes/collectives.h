@@ -3,8 +3,8 @@
 
 #include <string>
 
-#include "serried/graph/text/custom_class.h"
 #include "serried/graph/graph.h"
+#include "serried/graph/text/custom_class.h"
 
 namespace serried::graph {
 

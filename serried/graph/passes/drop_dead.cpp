@@ -3,9 +3,9 @@
 #include <array>
 #include <string_view>
 
-#include "serried/graph/passes/passes.h"
 #include "serried/graph/passes/access.h"
 #include "serried/graph/passes/names.h"
+#include "serried/graph/passes/passes.h"
 
 namespace serried::passes {
 namespace {

@@ -6,8 +6,8 @@
 #include <unordered_map>
 
 #include "serried/base/error.h"
-#include "serried/graph/passes/passes.h"
 #include "serried/graph/passes/access.h"
+#include "serried/graph/passes/passes.h"
 #include "serried/graph/passes/peak.h"
 #include "serried/graph/passes/plan.h"
 

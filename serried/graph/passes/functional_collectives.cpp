@@ -1,6 +1,6 @@
 // Writes collectives of c10d that are waited for at once as ours, so that other passes know them.
-#include "serried/graph/passes/passes.h"
 #include "serried/graph/passes/pairs.h"
+#include "serried/graph/passes/passes.h"
 
 namespace serried::passes {
 

@@ -2,8 +2,8 @@
 #include <string>
 #include <unordered_map>
 
-#include "serried/graph/passes/passes.h"
 #include "serried/graph/passes/access.h"
+#include "serried/graph/passes/passes.h"
 #include "serried/graph/passes/plan.h"
 #include "serried/graph/text/text.h"
 

@@ -3,8 +3,8 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/stack.h>
 
-#include "serried/graph/passes/passes.h"
 #include "serried/graph/passes/access.h"
+#include "serried/graph/passes/passes.h"
 
 namespace serried::passes {
 namespace {

@@ -4,10 +4,10 @@
 #include <optional>
 
 #include "serried/base/error.h"
-#include "serried/graph/passes/passes.h"
 #include "serried/graph/passes/access.h"
 #include "serried/graph/passes/collectives.h"
 #include "serried/graph/passes/pairs.h"
+#include "serried/graph/passes/passes.h"
 #include "serried/graph/passes/plan.h"
 
 namespace serried::passes {

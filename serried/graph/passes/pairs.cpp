@@ -11,9 +11,9 @@
 
 #include "serried/comm/collectives/direct.h"
 #include "serried/comm/groups/group.h"
-#include "serried/graph/record/factories.h"
 #include "serried/graph/passes/access.h"
 #include "serried/graph/passes/collectives.h"
+#include "serried/graph/record/factories.h"
 
 namespace serried::graph {
 namespace {

@@ -3,8 +3,8 @@
 #include <map>
 #include <sstream>
 
-#include "serried/graph/passes/passes.h"
 #include "serried/graph/passes/access.h"
+#include "serried/graph/passes/passes.h"
 #include "serried/graph/passes/plan.h"
 
 namespace serried::graph {

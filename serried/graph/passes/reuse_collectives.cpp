@@ -6,10 +6,10 @@
 #include <string_view>
 #include <unordered_map>
 
-#include "serried/graph/passes/passes.h"
 #include "serried/graph/passes/access.h"
 #include "serried/graph/passes/collectives.h"
 #include "serried/graph/passes/names.h"
+#include "serried/graph/passes/passes.h"
 #include "serried/graph/text/text.h"
 
 namespace serried::passes {

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "serried/graph/replay/program.h"
 #include "serried/graph/record/recorder.h"
+#include "serried/graph/replay/program.h"
 #include "serried/tensor/spec.h"
 
 namespace serried::graph {

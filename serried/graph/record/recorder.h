@@ -12,13 +12,13 @@
 #include <vector>
 
 #include "serried/comm/groups/group.h"
-#include "serried/graph/record/call_hook.h"
 #include "serried/graph/error.h"
-#include "serried/graph/record/generator_watch.h"
 #include "serried/graph/graph.h"
+#include "serried/graph/record/call_hook.h"
+#include "serried/graph/record/generator_watch.h"
 #include "serried/graph/replay/place.h"
-#include "serried/tensor/weak_tensor.h"
 #include "serried/tensor/dispatch/local_ops.h"
+#include "serried/tensor/weak_tensor.h"
 
 namespace serried::graph {
 

@@ -8,9 +8,9 @@
 #include <optional>
 #include <set>
 
-#include "serried/graph/text/custom_class.h"
 #include "serried/graph/error.h"
 #include "serried/graph/replay/sharing.h"
+#include "serried/graph/text/custom_class.h"
 #include "serried/graph/text/text.h"
 #include "serried/tensor/parts.h"
 

@@ -9,8 +9,8 @@
 
 #include <algorithm>
 
-#include "serried/graph/replay/plain_value.h"
 #include "serried/graph/record/user_hooks.h"
+#include "serried/graph/replay/plain_value.h"
 #include "serried/mesh/mesh.h"
 #include "serried/tensor/meta.h"
 

@@ -9,34 +9,10 @@
 
 #include "serried/comm/groups/group.h"
 #include "serried/graph/record/recorder.h"
+#include "serried/graph/replay/call.h"
 #include "serried/tensor/spec.h"
 
 namespace serried::graph {
-
-/// One condition, for readers.
-struct Guard {
-  std::string name;      // "input 0 sizes", "grad mode", "group dp"
-  std::string expected;  // "[8, 64]"
-};
-
-/// A watched variable at the time of a call.
-struct WatchedText {
-  const std::string* name;  // of CaptureOptions
-  std::string text;
-  bool operator==(const WatchedText&) const = default;
-};
-
-/// What a function takes or returns, taken apart: tensors in order, and all other values as text.
-struct FlatValues {
-  std::vector<at::Tensor> tensors;
-  std::vector<std::string> constants;
-};
-
-/// One call.
-struct CallArguments : FlatValues {
-  std::vector<WatchedText> watched;
-  const void* types = nullptr;  // those that the caller gave: 2 is not 2.0, though both may be "2"
-};
 
 /// How this thread computes: what else decides which ops run.
 struct Ambient {

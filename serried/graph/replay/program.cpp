@@ -6,8 +6,8 @@
 #include <algorithm>
 
 #include "serried/base/error.h"
-#include "serried/graph/replay/arena.h"
 #include "serried/graph/passes/access.h"
+#include "serried/graph/replay/arena.h"
 
 namespace serried::graph {
 namespace {

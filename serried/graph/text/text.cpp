@@ -3,9 +3,9 @@
 
 #include <ATen/core/jit_type.h>
 
+#include "serried/base/bytes_text.h"
 #include "serried/comm/collectives/watch.h"
 #include "serried/graph/text/literal.h"
-#include "serried/base/bytes_text.h"
 
 namespace serried::graph {
 namespace {

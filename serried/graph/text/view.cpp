@@ -6,11 +6,11 @@
 #include <map>
 #include <sstream>
 
-#include "serried/graph/text/literal.h"
-#include "serried/graph/report.h"
-#include "serried/graph/text/text.h"
 #include "serried/base/bytes_text.h"
 #include "serried/base/markup.h"
+#include "serried/graph/report.h"
+#include "serried/graph/text/literal.h"
+#include "serried/graph/text/text.h"
 
 namespace serried::graph {
 namespace {

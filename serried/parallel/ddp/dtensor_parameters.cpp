@@ -4,8 +4,8 @@
 #include <algorithm>
 
 #include "serried/base/error.h"
-#include "serried/tensor/making/placing.h"
 #include "serried/tensor/dtensor.h"
+#include "serried/tensor/making/placing.h"
 
 namespace serried::detail {
 namespace {

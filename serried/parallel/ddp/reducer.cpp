@@ -18,8 +18,8 @@
 #include "serried/comm/collectives/direct.h"
 #include "serried/parallel/ddp/backward_end.h"
 #include "serried/parallel/ddp/dtensor_parameters.h"
-#include "serried/tensor/library_hook.h"
 #include "serried/tensor/dispatch/local_ops.h"
+#include "serried/tensor/library_hook.h"
 
 namespace serried::detail {
 namespace {

@@ -7,8 +7,8 @@
 #include <sstream>
 
 #include "serried/base/error.h"
-#include "serried/comm/collectives/watch.h"
 #include "serried/comm/agree/rank_texts.h"
+#include "serried/comm/collectives/watch.h"
 
 namespace serried::detail {
 

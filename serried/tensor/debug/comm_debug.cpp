@@ -10,9 +10,9 @@
 #include "serried/comm/collectives/watch.h"
 #include "serried/tensor/debug/comm_debug_state.h"
 #include "serried/tensor/debug/regions.h"
-#include "serried/tensor/redistribute/step_bytes.h"
 #include "serried/tensor/meta.h"
 #include "serried/tensor/redistribute/redistribute.h"
+#include "serried/tensor/redistribute/step_bytes.h"
 
 namespace serried {
 namespace {

@@ -4,8 +4,8 @@
 #include <iomanip>
 #include <sstream>
 
-#include "serried/base/error.h"
 #include "serried/base/bytes_text.h"
+#include "serried/base/error.h"
 #include "serried/tensor/debug/comm_debug_state.h"
 
 namespace serried {

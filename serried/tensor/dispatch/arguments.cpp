@@ -7,8 +7,8 @@
 
 #include "serried/base/error.h"
 #include "serried/tensor/dispatch/copied_view.h"
-#include "serried/tensor/text.h"
 #include "serried/tensor/guards.h"
+#include "serried/tensor/text.h"
 
 namespace serried::detail {
 namespace {

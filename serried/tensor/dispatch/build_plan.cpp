@@ -6,9 +6,9 @@
 #include "serried/base/error.h"
 #include "serried/base/log.h"
 #include "serried/spmd/registry.h"
-#include "serried/tensor/text.h"
 #include "serried/tensor/dispatch/view_strides.h"
 #include "serried/tensor/redistribute/redistribute.h"
+#include "serried/tensor/text.h"
 
 namespace serried::detail {
 namespace {

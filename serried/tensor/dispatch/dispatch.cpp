@@ -6,10 +6,10 @@
 #include <torch/library.h>
 
 #include "serried/base/error.h"
-#include "serried/tensor/making/born_sharded.h"
 #include "serried/tensor/dispatch/cached_plan.h"
 #include "serried/tensor/dispatch/local_only.h"
 #include "serried/tensor/dispatch/local_ops.h"
+#include "serried/tensor/making/born_sharded.h"
 
 namespace serried {
 namespace {

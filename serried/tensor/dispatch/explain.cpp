@@ -6,14 +6,14 @@
 #include <cstdio>
 #include <sstream>
 
+#include "serried/base/bytes_text.h"
 #include "serried/comm/collectives/watch.h"
 #include "serried/spmd/plan.h"
 #include "serried/spmd/redistribute.h"
 #include "serried/spmd/registry.h"
-#include "serried/base/bytes_text.h"
+#include "serried/tensor/dispatch/handlers.h"
 #include "serried/tensor/redistribute/step_bytes.h"
 #include "serried/tensor/text.h"
-#include "serried/tensor/dispatch/handlers.h"
 
 namespace serried {
 namespace {

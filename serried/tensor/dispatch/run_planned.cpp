@@ -15,8 +15,8 @@
 #include "serried/tensor/debug/comm_debug.h"
 #include "serried/tensor/dispatch/cached_plan.h"
 #include "serried/tensor/dispatch/copied_view.h"
-#include "serried/tensor/guards.h"
 #include "serried/tensor/dispatch/local_ops.h"
+#include "serried/tensor/guards.h"
 #include "serried/tensor/random/random.h"
 #include "serried/tensor/redistribute/redistribute.h"
 

@@ -7,8 +7,8 @@
 
 #include <algorithm>
 
-#include "serried/tensor/handlers/loss_scaling.h"
 #include "serried/tensor/dispatch/handlers.h"
+#include "serried/tensor/handlers/loss_scaling.h"
 #include "serried/tensor/meta.h"
 #include "serried/tensor/redistribute/redistribute.h"
 

@@ -10,8 +10,8 @@
 #include <ATen/ops/var_mean.h>
 #include <ATen/ops/zeros.h>
 
-#include "serried/tensor/handlers/batch_layout.h"
 #include "serried/tensor/dispatch/handlers.h"
+#include "serried/tensor/handlers/batch_layout.h"
 
 namespace serried {
 namespace {

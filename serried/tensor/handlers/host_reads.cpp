@@ -3,8 +3,8 @@
 
 #include "serried/comm/collectives/collectives.h"
 #include "serried/tensor/dispatch/handler_call.h"
-#include "serried/tensor/making/like.h"
 #include "serried/tensor/dispatch/local_only.h"
+#include "serried/tensor/making/like.h"
 #include "serried/tensor/making/placing.h"
 
 namespace serried {

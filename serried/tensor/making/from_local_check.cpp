@@ -4,10 +4,10 @@
 #include "serried/base/error.h"
 #include "serried/comm/collectives/collectives.h"
 #include "serried/comm/collectives/watch.h"
+#include "serried/tensor/dispatch/local_ops.h"
 #include "serried/tensor/making/from_local.h"
 #include "serried/tensor/making/placing.h"
 #include "serried/tensor/text.h"
-#include "serried/tensor/dispatch/local_ops.h"
 
 namespace serried::detail {
 namespace {

@@ -5,8 +5,8 @@
 
 #include "serried/base/error.h"
 #include "serried/tensor/dispatch/local_only.h"
-#include "serried/tensor/random/random_fill.h"
 #include "serried/tensor/random/random.h"
+#include "serried/tensor/random/random_fill.h"
 #include "serried/tensor/redistribute/redistribute.h"
 
 namespace serried::detail {

@@ -6,9 +6,9 @@
 
 #include "serried/base/error.h"
 #include "serried/comm/collectives/watch.h"
+#include "serried/tensor/library_hook.h"
 #include "serried/tensor/making/distribute.h"
 #include "serried/tensor/making/placing.h"
-#include "serried/tensor/library_hook.h"
 #include "serried/tensor/meta.h"
 
 namespace serried {

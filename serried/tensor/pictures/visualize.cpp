@@ -5,8 +5,8 @@
 
 #include "serried/base/error.h"
 #include "serried/comm/collectives/watch.h"
-#include "serried/tensor/pictures/sharding_picture.h"
 #include "serried/tensor/meta.h"
+#include "serried/tensor/pictures/sharding_picture.h"
 
 namespace serried {
 

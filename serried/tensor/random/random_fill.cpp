@@ -5,8 +5,8 @@
 #include <torch/library.h>
 
 #include "serried/base/error.h"
-#include "serried/tensor/random/philox_fill.h"
 #include "serried/tensor/dispatch/local_ops.h"
+#include "serried/tensor/random/philox_fill.h"
 
 namespace serried::detail {
 namespace {

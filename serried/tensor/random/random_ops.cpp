@@ -6,13 +6,13 @@
 
 #include "serried/base/error.h"
 #include "serried/tensor/dispatch/copied_view.h"
-#include "serried/tensor/making/like.h"
-#include "serried/tensor/dispatch/local_only.h"
-#include "serried/tensor/random/random_fill.h"
 #include "serried/tensor/dispatch/handlers.h"
+#include "serried/tensor/dispatch/local_only.h"
 #include "serried/tensor/dispatch/local_ops.h"
+#include "serried/tensor/making/like.h"
 #include "serried/tensor/meta.h"
 #include "serried/tensor/random/random.h"
+#include "serried/tensor/random/random_fill.h"
 #include "serried/tensor/redistribute/redistribute.h"
 
 namespace serried {

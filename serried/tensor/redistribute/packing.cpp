@@ -6,8 +6,8 @@
 
 #include <cstring>
 
-#include "serried/tensor/redistribute/scratch.h"
 #include "serried/tensor/dispatch/local_ops.h"
+#include "serried/tensor/redistribute/scratch.h"
 
 namespace serried::detail {
 namespace {

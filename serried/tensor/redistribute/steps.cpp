@@ -6,11 +6,11 @@
 #include <ATen/ATen.h>
 
 #include "serried/comm/collectives/ops.h"
-#include "serried/tensor/redistribute/packing.h"
 #include "serried/tensor/redistribute/exchange.h"
+#include "serried/tensor/redistribute/packing.h"
+#include "serried/tensor/redistribute/redistribute.h"
 #include "serried/tensor/redistribute/reduce.h"
 #include "serried/tensor/redistribute/scratch.h"
-#include "serried/tensor/redistribute/redistribute.h"
 
 namespace serried::detail {
 namespace {

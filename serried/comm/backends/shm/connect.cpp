@@ -9,9 +9,9 @@
 #include <c10/util/StringUtil.h>
 
 #include "serried/base/error.h"
-#include "serried/comm/backends/shm/card.h"
 #include "serried/comm/agree/exchange.h"
 #include "serried/comm/agree/host.h"
+#include "serried/comm/backends/shm/card.h"
 #include "serried/comm/rendezvous/world_store.h"
 
 namespace serried::shm {

@@ -10,9 +10,9 @@
 
 #include "serried/base/env.h"
 #include "serried/base/error.h"
+#include "serried/comm/agree/shared_file.h"
 #include "serried/comm/backends/shm/backend.h"
 #include "serried/comm/backends/shm/card.h"
-#include "serried/comm/agree/shared_file.h"
 
 namespace serried {
 Group make_shm_group(const FactoryArgs& args) {
