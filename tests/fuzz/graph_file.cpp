@@ -3,7 +3,6 @@
 #include "tests/fuzz/target.h"
 
 #include <ATen/ops/zeros.h>
-#include <torch/csrc/jit/serialization/pickle.h>
 
 #include <charconv>
 #include <cstdio>
@@ -11,6 +10,7 @@
 #include <memory>
 #include <unistd.h>
 
+#include "serried/graph/text/archive.h"
 #include "serried/graph/text/serialize.h"
 
 namespace serried::fuzz {
@@ -30,31 +30,34 @@ class ScratchFile {
 };
 
 // "ids 0 3 -1\n<text>": an archive of the text with a tensor of two elements for each id.
-std::vector<char> packed(std::string_view bytes) {
+graph::Archive archive_of(std::string_view bytes) {
   const size_t end = std::min(bytes.find('\n'), bytes.size());
   std::string_view numbers = bytes.substr(kIds.size(), end - std::min(end, kIds.size()));
-  c10::List<int64_t> ids;
-  c10::List<at::Tensor> tensors;
+  graph::Archive archive;
   while (!numbers.empty()) {
     int64_t id = 0;
     const auto [stop, error] = std::from_chars(numbers.data(), numbers.data() + numbers.size(), id);
     if (error == std::errc()) {
-      ids.push_back(id);
-      tensors.push_back(at::zeros({2}));
+      archive.ids.push_back(id);
+      archive.tensors.push_back(at::zeros({2}));
     }
     numbers.remove_prefix(std::max<size_t>(size_t(stop - numbers.data()), 1));
   }
-  const std::string text(bytes.substr(std::min(end + 1, bytes.size())));
-  return torch::jit::pickle_save(c10::ivalue::Tuple::create(text, ids, tensors));
+  archive.text = bytes.substr(std::min(end + 1, bytes.size()));
+  return archive;
 }
 
 }  // namespace
 
 void run_graph_file(std::string_view bytes) {
   static const ScratchFile file;
-  const bool is_packed = bytes.starts_with(kIds);
-  const std::vector<char> content = is_packed ? packed(bytes) : std::vector<char>(bytes.begin(), bytes.end());
-  std::ofstream(file.path(), std::ios::binary).write(content.data(), std::streamsize(content.size()));
+  std::ofstream out(file.path(), std::ios::binary);
+  if (bytes.starts_with(kIds)) {
+    graph::pack(archive_of(bytes), out);
+  } else {
+    out << bytes;
+  }
+  out.close();
   std::optional<graph::Graph> graph;
   if (!succeeds<c10::ValueError>([&] { graph = graph::load(file.path()); })) return;
   for (const graph::Value& value : graph->values()) {

@@ -1,14 +1,12 @@
-// Text and tensors in one archive.
+// Graphs as text, and what goes with it into a file.
 #include "serried/graph/text/serialize.h"
-
-#include <torch/csrc/jit/serialization/pickle.h>
 
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <optional>
 
 #include "serried/base/error.h"
+#include "serried/graph/text/archive.h"
 #include "serried/graph/text/literal.h"
 #include "serried/graph/text/text.h"
 #include "serried/tensor/parts.h"
@@ -70,10 +68,10 @@ bool has_saved_data(const Value& value, const SaveOptions& options) {
   return value.kind == ValueKind::constant || (value.kind == ValueKind::persistent && options.persistent_data);
 }
 
-void write_file(const std::string& path, const std::vector<char>& data) {
+void write_file(const std::string& path, const Archive& archive) {
   const std::string partial = path + ".partial";
   std::ofstream out(partial, std::ios::binary);
-  out.write(data.data(), std::streamsize(data.size()));
+  pack(archive, out);
   out.close();
   std::error_code error;
   if (out) std::filesystem::rename(partial, path, error);
@@ -82,32 +80,15 @@ void write_file(const std::string& path, const std::vector<char>& data) {
   raise<c10::ValueError>({"save", "cannot write " + path, "give the path of a file in a folder that can be written"});
 }
 
-struct Archive {
-  std::string text;
-  std::vector<int64_t> ids;
-  std::vector<at::Tensor> tensors;  // one for each id
-};
-
-// None where the data is not what `save` writes.
-std::optional<Archive> unpacked(const std::vector<char>& data) {
-  try {
-    const IValue content = torch::jit::pickle_load(data);
-    const auto& parts = content.toTupleRef().elements();
-    return Archive{parts.at(0).toStringRef(), parts.at(1).toIntVector(), parts.at(2).toTensorVector()};
-  } catch (const std::exception&) {
-    return std::nullopt;  // whatever LibTorch says of it: not ours, or not whole
-  }
-}
-
 Archive read_archive(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
-  const std::vector<char> data{std::istreambuf_iterator<char>(in), {}};
   const std::string fix = "give the path of a file that serried::graph::save wrote";
-  if (!in) raise<c10::ValueError>({"load", "cannot read " + path, fix});
-  std::optional<Archive> archive = unpacked(data);
+  if (!in || std::filesystem::is_directory(path)) raise<c10::ValueError>({"load", "cannot read " + path, fix});
+  std::optional<Archive> archive = unpack(in);
   if (archive && archive->ids.size() == archive->tensors.size()) return std::move(*archive);
   raise<c10::ValueError>(
-      {"load", c10::str(path, " (", data.size(), " bytes) is no saved graph, or only a part of one"), fix});
+      {"load", c10::str(path, " (", std::filesystem::file_size(path), " bytes) is no saved graph, or a damaged one"),
+       fix});
 }
 
 std::string name_of(const Graph& graph, ValueId id) {
@@ -169,15 +150,14 @@ std::string to_text(const Graph& graph) {
 }
 
 void save(const Graph& graph, const std::string& path, const SaveOptions& options) {
-  c10::List<int64_t> ids;
-  c10::List<at::Tensor> tensors;
+  Archive archive{.text = to_text(graph)};
   for (size_t id = 0; id < graph.values().size(); ++id) {
     const Value& value = graph.value(ValueId(id));
     if (!value.tensor.defined() || !has_saved_data(value, options)) continue;
-    ids.push_back(int64_t(id));
-    tensors.push_back(value.tensor.detach());
+    archive.ids.push_back(int64_t(id));
+    archive.tensors.push_back(value.tensor.detach());
   }
-  write_file(path, torch::jit::pickle_save(c10::ivalue::Tuple::create(to_text(graph), ids, tensors)));
+  write_file(path, archive);
 }
 
 Graph load(const std::string& path) {

@@ -29,8 +29,3 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   chosen->run({reinterpret_cast<const char*>(data), size});
   return 0;
 }
-
-// LibTorch's reader of archives forgets what it has read of one that it then refuses.
-extern "C" const char* __lsan_default_suppressions() {
-  return "leak:mz_zip_reader_init\nleak:mz_zip_reader_read_central_dir\n";
-}
