@@ -1,12 +1,14 @@
 // A rank that makes one kind of call over and over, while one of the ranks is killed, stopped, slowed or starved:
 // `fault_worker <call> <fault> <backend> <victim> <step> <delay_us> <timeout_ms>`, started by `serried run`.
 #include <dirent.h>
+#include <malloc.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
+#include <cstdlib>
+#include <new>
 #include <string>
 #include <thread>
 
@@ -61,14 +63,28 @@ void limit_memory(rlim_t bytes) {
   setrlimit(RLIMIT_AS, &limit);
 }
 
+constexpr size_t kLargeBytes = 1 << 16;
+
+/// Before any thread is there. All are to feel the lack of memory, so they share one heap; and the stack, which cannot
+/// grow then either, is made as large as it will be.
+void prepare_lack_of_memory() {
+  mallopt(M_ARENA_MAX, 1);
+  constexpr size_t kStackBytes = 1 << 20;
+  volatile char stack[kStackBytes];
+  for (size_t i = 0; i < kStackBytes; i += 1024) stack[i] = 0;
+}
+
+/// From now on the system gives nothing, and the heap has no room for tensors of more than kLargeBytes.
+void lack_memory() {
+  limit_memory(0);
+  static void* taken = nullptr;  // a list through the blocks themselves
+  while (void* block = std::malloc(kLargeBytes)) taken = new (block) void*(taken);
+}
+
 void begin(const std::string& fault) {
   if (fault == "kill") kill(getpid(), SIGKILL);
   if (fault == "stop") kill(getpid(), SIGSTOP);
-  if (fault == "memory") {
-    size_t pages = 0;
-    std::ifstream("/proc/self/statm") >> pages;
-    limit_memory(pages * size_t(getpagesize()));
-  }
+  if (fault == "memory") lack_memory();
   if (fault != "slow") return;
   const pid_t self = getpid();
   if (fork() == 0) {
@@ -133,6 +149,7 @@ int run(const Plan& plan) {
 int main(int argc, char** argv) {
   if (argc != 8) return 2;
   signal(SIGTERM, SIG_IGN);  // the launcher ends the others as soon as one has failed: these are to be heard first
+  serried::testing::prepare_lack_of_memory();
   at::set_num_threads(1);
   return serried::testing::run({.call = argv[1],
                                 .fault = argv[2],
