@@ -15,6 +15,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "serried/comm/agree/board.h"
+#include "serried/comm/agree/shared_mapping.h"
 #include "serried/comm/backends/shm/segment.h"
 #include "tests/support/errors.h"
 
@@ -73,6 +74,34 @@ TEST(SharedFile, WhatOneRankMakesAnotherMaps) {
   ::munmap(here, kBytes);
   ::munmap(there, kBytes);
   ::close(file.fd);
+}
+
+TEST(SharedMapping, IsOneForAllThreadsOfAProcess) {
+  const Offered mine(make_shared_file("test", kBytes));
+  const SharedFile file = open_shared_file(mine.place(), kBytes);
+  std::shared_ptr<char> first = map_shared_file(mine.fd(), kBytes);
+  const std::shared_ptr<char> second = map_shared_file(file.fd, kBytes);
+  EXPECT_EQ(first, second);
+  ::close(file.fd);
+  first.get()[kBytes - 1] = 'x';
+  first.reset();
+  EXPECT_EQ(second.get()[kBytes - 1], 'x');
+  const Offered other(make_shared_file("test", kBytes));
+  EXPECT_NE(map_shared_file(other.fd(), kBytes), second);
+}
+
+TEST(SharedMapping, EndsWithItsLastOwner) {
+  const Offered mine(make_shared_file("test", kBytes));
+  const char* const address = map_shared_file(mine.fd(), kBytes).get();
+  unsigned char resident[kBytes / 4096];
+  EXPECT_EQ(::mincore(const_cast<char*>(address), kBytes, resident), -1);
+  EXPECT_EQ(errno, ENOMEM);
+  EXPECT_NE(map_shared_file(mine.fd(), kBytes), nullptr);
+}
+
+TEST(SharedMapping, SaysWhatCannotBeMapped) {
+  EXPECT_EQ(map_shared_file(-1, kBytes), nullptr);
+  EXPECT_EQ(errno, EBADF);
 }
 
 TEST(SharedFile, ItsSizeStays) {

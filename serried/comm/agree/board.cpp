@@ -1,7 +1,6 @@
 // The shared page: rings of records, the sticky failure, and how ranks agree to share it.
 #include "serried/comm/agree/board.h"
 
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -22,6 +21,7 @@
 #include "serried/comm/agree/exchange.h"
 #include "serried/comm/agree/host.h"
 #include "serried/comm/agree/shared_file.h"
+#include "serried/comm/agree/shared_mapping.h"
 #include "serried/comm/agree/stopped.h"
 #include "serried/comm/rendezvous/world_store.h"
 
@@ -106,7 +106,6 @@ void Board::say_left() {
 
 Board::~Board() {
   say_left();
-  munmap(page_, bytes());
   if (fd_ >= 0) close(fd_);
 }
 
@@ -169,13 +168,12 @@ bool Board::attach(const std::string& text) {
 }
 
 void Board::map(int fd) {
-  const int flags = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
-  void* page = mmap(nullptr, bytes(), PROT_READ | PROT_WRITE, flags | MAP_NORESERVE, fd, 0);
-  if (page == MAP_FAILED) {
+  memory_ = fd < 0 ? map_private_zeros(int64_t(bytes())) : map_shared_file(fd, int64_t(bytes()));
+  if (!memory_) {
     raise<c10::DistBackendError>({"new_group", c10::str("cannot map ", bytes(), " bytes: ", std::strerror(errno)),
                                   "raise the limit on address space (ulimit -v)"});
   }
-  page_ = static_cast<Page*>(page);  // zeros are the start of every field
+  page_ = reinterpret_cast<Page*>(memory_.get());  // zeros are the start of every field
   shared_ = fd >= 0;
 }
 

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -89,6 +90,7 @@ class Board {
   bool one_host_ = false;
   bool shared_ = false;
   int fd_ = -1;  // rank 0 keeps it open: peers come through /proc
+  std::shared_ptr<char> memory_;
   Page* page_ = nullptr;
 };
 

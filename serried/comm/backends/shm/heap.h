@@ -7,7 +7,7 @@
 
 namespace serried::shm {
 
-/// First fit over [0, bytes). Own code: the memory is mapped at a different address in every rank, and no allocator
+/// First fit over [0, bytes). Own code: the memory is mapped at a different address in every process, and no allocator
 /// of LibTorch takes a foreign region. Thread-safe.
 class Heap {
  public:

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "serried/base/error.h"
+#include "serried/comm/agree/shared_mapping.h"
 
 #include <c10/util/StringUtil.h>
 
@@ -85,13 +86,13 @@ Segment Segment::attach(const SegmentShape& shape, const detail::SharedFilePlace
 }
 
 void Segment::map() {
-  void* base = mmap(nullptr, offsets_.total, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_, 0);
-  if (base == MAP_FAILED) {
+  memory_ = detail::map_shared_file(fd_, offsets_.total);
+  if (!memory_) {
     raise<c10::DistBackendError>(
         {"shm", c10::str("cannot map ", offsets_.total, " bytes of shared memory: ", std::strerror(errno)),
          "lower SERRIED_SHM_HEAP_MB, or raise the limit on address space (ulimit -v)"});
   }
-  base_ = static_cast<char*>(base);
+  base_ = memory_.get();
   // A hint: where the kernel gives huge pages to shared memory, the heap takes fewer faults.
   madvise(base_ + offsets_.heaps, offsets_.total - offsets_.heaps, MADV_HUGEPAGE);
 }
@@ -99,11 +100,11 @@ void Segment::map() {
 Segment::Segment(Segment&& other) noexcept
     : shape_(other.shape_),
       offsets_(other.offsets_),
+      memory_(std::move(other.memory_)),
       base_(std::exchange(other.base_, nullptr)),
       fd_(std::exchange(other.fd_, -1)) {}
 
 Segment::~Segment() {
-  if (base_ != nullptr) munmap(base_, offsets_.total);
   close_fd();
 }
 

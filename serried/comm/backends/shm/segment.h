@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 
 namespace serried::shm {
@@ -135,6 +136,7 @@ class Segment {
 
   SegmentShape shape_;
   Offsets offsets_;
+  std::shared_ptr<char> memory_;  // one for all ranks of a process
   char* base_ = nullptr;
   int fd_ = -1;
 };
