@@ -75,8 +75,8 @@ void Engine::reduce_in_place_of_all(Op& op) {
   c10::SmallVector<const void*, 16> sources(n);
   const int64_t block = kBlockBytes / op.element_bytes;
   for (int64_t begin = mine.begin; begin < mine.end; begin += block) {
-    // Peers that have given up on this rank have their outputs back.
-    sync_.check_usable();
+    // One per block: a peer that gives up meanwhile waits no longer than for that.
+    const Visit visit(sync_);
     const int64_t count = std::min(block, mine.end - begin);
     const int64_t offset = begin * op.element_bytes;
     for (int peer = 0; peer < n; ++peer) sources[peer] = inputs[peer] + offset;
@@ -132,7 +132,10 @@ void Engine::reduce_in_chunks(Op& op) {
       sources[peer] = contribution + mine_offset;
     }
     char* result = segment_.result(rank_) + mine_offset;
-    op.kernel(result, sources.data(), n, mine.end - mine.begin);
+    {
+      const std::optional<Visit> visit = visit_for(op);
+      op.kernel(result, sources.data(), n, mine.end - mine.begin);
+    }
     finish_reading();
     char* output = op.output + begin * op.element_bytes;
     std::memcpy(output + mine_offset, result, (mine.end - mine.begin) * op.element_bytes);

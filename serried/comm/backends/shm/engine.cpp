@@ -56,6 +56,15 @@ bool Engine::all_have_arrived(const Op& op) const {
 }
 
 void Engine::complete(Op& op) {
+  try {
+    complete_kind(op);
+  } catch (...) {
+    sync_.give_up(memory_.one_process());
+    throw;
+  }
+}
+
+void Engine::complete_kind(Op& op) {
   switch (op.kind) {
     case Op::Kind::all_reduce: return complete_all_reduce(op);
     case Op::Kind::exchange: return complete_exchange(op);
@@ -104,6 +113,12 @@ const char* Engine::reach_slot(int peer, const Op& op, uint64_t offset, int64_t 
 void Engine::fail_for_wild_offer(int peer) {
   sync_.fail(c10::str("rank ", peer, " offers memory that it does not share in ", watch::describe(sync_.current())),
              "look at that rank: its memory is overwritten, or another program writes to the group's");
+}
+
+/// Where some of what this rank is about to use lies in memory of its peers.
+std::optional<Visit> Engine::visit_for(const Op& op) {
+  if (!any_offer_has(kInPlace, op)) return std::nullopt;
+  return std::optional<Visit>(std::in_place, sync_);
 }
 
 /// Tells the peers that this rank has read what lies in their own memory. Those that have given up on this rank,

@@ -7,6 +7,7 @@
 
 #include <c10/util/SmallVector.h>
 
+#include <optional>
 #include <vector>
 
 namespace serried::shm {
@@ -64,7 +65,8 @@ class Engine {
   /// Whether `complete` would find every peer there. Never blocks.
   bool all_have_arrived(const Op& op) const;
 
-  /// Blocks until this rank may use its outputs and reuse its inputs. Raises on mismatch, death of a peer, timeout.
+  /// Blocks until this rank may use its outputs and reuse its inputs. Raises on mismatch, death of a peer, timeout;
+  /// also then no thread of this process uses them any more.
   void complete(Op& op);
 
   int rank() const { return rank_; }
@@ -76,6 +78,7 @@ class Engine {
   void publish(Op& op, uint32_t flags, uint64_t address, uint64_t extent);
   /// As it is now: a peer that is out of its mind may change it at any time, so each use works on one copy.
   Offer offer_of(int peer, const Op& op) const { return read_once(segment_.line(peer).offers[op.parity]); }
+  void complete_kind(Op& op);
   void check_fingerprint(int peer, const Op& op);
   void wait_for_all(const Op& op);
   bool any_offer_has(uint32_t flag, const Op& op) const;
@@ -84,6 +87,7 @@ class Engine {
   char* reach(int peer, uint64_t location, int64_t bytes);
   const char* reach_slot(int peer, const Op& op, uint64_t offset, int64_t bytes);
   [[noreturn]] void fail_for_wild_offer(int peer);
+  std::optional<Visit> visit_for(const Op& op);
 
   void arrive_all_reduce(Op& op);
   void complete_all_reduce(Op& op);

@@ -123,8 +123,12 @@ void Engine::pull(int peer, const Op& op) {
   check_size(peer, offered.bytes, sink.bytes);
   if (sink.bytes == 0 || (offer.flags & kInStage) != 0) return;
   const uint64_t location = reinterpret_cast<uint64_t>(offered.data);
-  const char* from =
-      (offer.flags & kInSlot) != 0 ? reach_slot(peer, op, location, sink.bytes) : reach(peer, location, sink.bytes);
+  if ((offer.flags & kInSlot) != 0) {
+    std::memcpy(sink.data, reach_slot(peer, op, location, sink.bytes), sink.bytes);
+    return;
+  }
+  const char* from = reach(peer, location, sink.bytes);
+  const Visit visit(sync_);
   std::memcpy(sink.data, from, sink.bytes);
 }
 
@@ -187,6 +191,7 @@ void Engine::reduce_block(const Op& op, int64_t begin, int64_t end) {
   if (begin == end) return;
   c10::SmallVector<const void*, 16> sources(world_size());
   for (int peer = 0; peer < world_size(); ++peer) sources[peer] = contribution(peer, op, begin, end - begin);
+  const std::optional<Visit> visit = visit_for(op);
   op.kernel(op.sinks.at(rank_).data + begin, sources.data(), world_size(), (end - begin) / op.element_bytes);
 }
 

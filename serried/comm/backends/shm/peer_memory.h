@@ -19,6 +19,8 @@ class PeerMemory {
   PeerMemory(const Segment& segment, int rank, bool one_process)
       : segment_(segment), rank_(rank), one_process_(one_process) {}
 
+  bool one_process() const { return one_process_; }
+
   uint64_t locate(const void* data) const;
 
   /// Whether every peer can use the location. All ranks see the same.

@@ -27,6 +27,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
+constexpr milliseconds kVisitPatience{100};
 constexpr const char* kNewGroupFix = "make a new group with the ranks that are left";
 
 // A yield that takes longer went to a program that computes: it keeps the core for milliseconds each time, while a rank
@@ -234,6 +235,29 @@ void PhaseSync::fail(const std::string& what, const std::string& fix) {
   abort(what);
   log::line(log::Topic::comm, what);
   raise<c10::DistBackendError>({where(), what, fix});
+}
+
+void PhaseSync::begin_visit() {
+  segment_.info(rank_).visits.store(1, std::memory_order_seq_cst);
+  // In one order with give_up: this rank sees the abort, or the rank that gives up sees the visit.
+  if (segment_.header().aborted.load(std::memory_order_seq_cst) == 0) return;
+  end_visit();
+  check_usable();
+}
+
+void PhaseSync::end_visit() {
+  segment_.info(rank_).visits.store(0, std::memory_order_release);
+}
+
+void PhaseSync::give_up(bool peers_are_threads) {
+  abort(c10::str("rank ", rank_, " gave up in ", watch::describe(current_)));
+  const auto deadline = steady_clock::now() + kVisitPatience;
+  for (int peer = 0; peer < segment_.world_size(); ++peer) {
+    while (segment_.info(peer).visits.load(std::memory_order_seq_cst) != 0) {
+      if (!peers_are_threads && (is_gone(peer) || steady_clock::now() > deadline)) break;
+      sched_yield();
+    }
+  }
 }
 
 void PhaseSync::check_usable() const {

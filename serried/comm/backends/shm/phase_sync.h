@@ -60,6 +60,11 @@ class PhaseSync {
   /// Aborts with `what` and raises it.
   [[noreturn]] void fail(const std::string& what, const std::string& fix);
 
+  /// For the end of a collective that failed, which gives its memory back to the caller: aborts the group, so that no
+  /// visit begins, and waits until all have ended. Threads of this process end theirs soon; a peer that is a process
+  /// may be dead or stopped in the middle of one, so it gets 100 ms.
+  void give_up(bool peers_are_threads);
+
   /// Raises if the group was aborted.
   void check_usable() const;
 
@@ -83,6 +88,10 @@ class PhaseSync {
   const watch::Record& current() const { return current_; }
 
  private:
+  friend class Visit;
+
+  void begin_visit();
+  void end_visit();
   void wait_slowly(int peer, uint32_t phase);
   bool yield_until(int peer, uint32_t phase);
   [[noreturn]] void fail_for_timeout(std::chrono::milliseconds waited);
@@ -99,6 +108,19 @@ class PhaseSync {
   std::chrono::milliseconds timeout_{};
   uint32_t phase_ = 0;
   int waits_without_yield_ = 0;  // the machine is busy with something else
+};
+
+/// While it lives, this rank uses memory of its peers that is not the segment's own, and none of them takes it back.
+/// Raises if the group was aborted: then some have. Nothing waits for a peer in between.
+class Visit {
+ public:
+  explicit Visit(PhaseSync& sync) : sync_(sync) { sync_.begin_visit(); }
+  ~Visit() { sync_.end_visit(); }
+  Visit(const Visit&) = delete;
+  Visit& operator=(const Visit&) = delete;
+
+ private:
+  PhaseSync& sync_;
 };
 
 /// Sleeps until `word` differs from `seen`, somebody wakes it, or 50 ms have passed: the period of health checks.

@@ -42,6 +42,7 @@ struct alignas(128) RankInfo {
   std::atomic<int32_t> pid;
   std::atomic<uint32_t> left;    // the rank has closed the group in order
   std::atomic<uint64_t> newest;  // sequence of the newest record
+  std::atomic<uint32_t> visits;  // the rank is in the memory of its peers; see Visit
   std::array<watch::Record, 2> records;
 };
 
