@@ -6,7 +6,7 @@ import re
 import sys
 
 # A layer may include itself and every layer of a smaller number.
-LAYERS = {"base": 0, "launch": 1, "comm": 1, "mesh": 2, "spmd": 3, "tensor": 4, "parallel": 5, "graph": 5, "optim": 5, "checkpoint": 5}
+LAYERS = {"base": 0, "tape": 1, "launch": 2, "comm": 2, "mesh": 3, "spmd": 4, "tensor": 5, "parallel": 6, "graph": 6, "optim": 6, "checkpoint": 6}
 MAX_LINES = 600
 FOLDERS = ["serried", "tools", "tests", "benchmarks", "examples"]
 SCRIPTS = ["scripts", "cmake"]

@@ -12,13 +12,12 @@
 #include "serried/graph/record/agree.h"
 #include "serried/graph/record/effects.h"
 #include "serried/graph/record/handles.h"
-#include "serried/graph/record/module_contents.h"
 #include "serried/graph/record/settle.h"
 #include "serried/graph/replay/guards.h"
 #include "serried/graph/replay/program.h"
 #include "serried/graph/replay/sharing.h"
+#include "serried/tape/facts.h"
 #include "serried/tensor/parts.h"
-#include "serried/tensor/training_mode.h"
 
 namespace serried::graph {
 namespace {
@@ -157,7 +156,7 @@ struct CaptureState::Entry {
   // laid out anew, a module in another mode: another program, and no reason to refuse this one.
   bool may_be_like(const CallArguments& arguments) const {
     if (!same_gradients(before) || !recording) return same_gradients(before);
-    if (!all_hold(recording->reliances) || !is_in_place(*recording)) return false;
+    if (!all_hold(recording->facts) || !is_in_place(*recording)) return false;
     return keeps_inputs ? has_memory_of_inputs(*recording, arguments.tensors) : is_apart(*recording, arguments.tensors);
   }
 };
@@ -182,7 +181,7 @@ struct CaptureState::Impl {
   Outcome replay(Entry& entry, const CallArguments& arguments);
   void record(Entry& entry, const CallArguments& arguments, Run run, MakeForm make_form);
   std::vector<GradientState> known_gradients() const;
-  std::vector<Reliance> known_reliances() const;
+  std::vector<RecordedFact> known_facts() const;
   void finish(Entry& entry, Recorder& recorder, const CallArguments& arguments, const std::vector<at::Tensor>& outputs);
   void keep_apart(Entry& entry);
   void confirm(Entry& entry, const CallArguments& arguments);
@@ -215,7 +214,7 @@ void CaptureState::Impl::check_caller() {
     raise<c10::ValueError>({"capture", "a captured function was called from another thread than before",
                             "capture the function once per thread; ranks that are threads each capture their own"});
   }
-  if (is_busy || local_op_tap() != nullptr) {
+  if (is_busy || tape::is_recording()) {
     raise<c10::ValueError>({"capture", "a captured function was called inside of a captured function",
                             "capture the outer function only, and let it call the plain inner one"});
   }
@@ -280,12 +279,12 @@ std::vector<GradientState> CaptureState::Impl::known_gradients() const {
 }
 
 // How the surroundings are before a recording runs.
-std::vector<Reliance> CaptureState::Impl::known_reliances() const {
-  std::vector<Reliance> known;
+std::vector<RecordedFact> CaptureState::Impl::known_facts() const {
+  std::vector<RecordedFact> known;
   for (const Entry& entry : entries) {
     if (!entry.recording) continue;
-    for (const Reliance& reliance : entry.recording->reliances) {
-      known.push_back({reliance.witness, reliance.witness.value()});
+    for (const RecordedFact& known_then : entry.recording->facts) {
+      known.push_back({known_then.fact, known_then.fact.value()});
     }
   }
   return known;
@@ -382,7 +381,7 @@ void CaptureState::Impl::compare(Entry& entry, Recording recording, MakeForm mak
   if (!entry.recording || !difference.empty()) return keep_pending(std::move(recording));
   // A call that changed its own surroundings need not be like the next: DDP lays its buckets out anew. Nor need one
   // that was to confirm a graph.
-  const bool may_differ = (entry.confirms || !all_hold(recording.reliances)) && entry.num_recordings < kMaxRecordings;
+  const bool may_differ = (entry.confirms || !all_hold(recording.facts)) && entry.num_recordings < kMaxRecordings;
   Recording last = recording;
   try {
     if (make_ready(entry, std::move(recording))) {
@@ -399,11 +398,11 @@ void CaptureState::Impl::compare(Entry& entry, Recording recording, MakeForm mak
 
 void CaptureState::Impl::rely_on_listed(Recorder& recorder) const {
   for (const auto& module : options.modules) {
-    recorder.rely_on_now(training_mode("the module " + module->name(), module));
-    recorder.rely_on_now(contents_of("the module " + module->name(), module));
+    recorder.rely_on_now(tape::training_mode("the module " + module->name(), module));
+    recorder.rely_on_now(tape::contents_of("the module " + module->name(), module));
   }
   for (size_t i = 0; i < options.optimizers.size(); ++i) {
-    recorder.rely_on_now(groups_of(c10::str("optimizers[", i, "]"), *options.optimizers[i]));
+    recorder.rely_on_now(tape::groups_of(c10::str("optimizers[", i, "]"), *options.optimizers[i]));
   }
 }
 
@@ -411,13 +410,13 @@ void CaptureState::Impl::record(Entry& entry, const CallArguments& arguments, Ru
   ++recordings_in_a_row;
   entry.before_last = std::exchange(entry.before, known_gradients());
   if (entry.recording) entry.handles = HandleCounts(*entry.recording);
-  Recorder recorder(arguments.tensors, known_reliances());
+  Recorder recorder(arguments.tensors, known_facts());
   recorder.graph().input_spreads() = spreads_of(arguments.tensors);
   rely_on_listed(recorder);
   try {
     FlatValues result;
     {
-      const TapGuard tap(recorder);
+      const tape::Scope scope(recorder);
       result = run();
     }
     recorder.raise_refusal();

@@ -8,8 +8,8 @@
 #include <ATen/ops/empty.h>
 
 #include "serried/base/error.h"
-#include "serried/base/witness.h"
 #include "serried/mesh/mesh_root.h"
+#include "serried/tape/tape.h"
 
 namespace serried {
 namespace {
@@ -34,8 +34,7 @@ void check_inside(std::string_view where, const DeviceMesh& mesh) {
 
 // Answers become constants of a recorded function.
 void note_question(const DeviceMesh& mesh, const std::shared_ptr<const detail::MeshState>& state) {
-  WitnessListener* listener = witness_listener();
-  if (C10_UNLIKELY(listener != nullptr)) listener->rely_on_life(mesh.to_string(), state);
+  if (C10_UNLIKELY(tape::is_recording())) tape::rely_on_life(mesh.to_string(), state);
 }
 
 // The one slot that MeshGuard writes.

@@ -8,6 +8,7 @@
 
 #include "serried/base/error.h"
 #include "serried/base/hash.h"
+#include "serried/tape/facts.h"
 
 namespace serried::detail {
 namespace {
@@ -140,9 +141,9 @@ uint64_t AdamLike<Options, State>::state_identity(const at::Tensor& param) const
   const auto found = state_.find(param.unsafeGetTensorImpl());
   if (found == state_.end()) return 0;
   const auto& state = static_cast<const State&>(*found->second);
-  uint64_t hash = address_of(counts_.tensor_of(param, state.step()));
+  uint64_t hash = tape::identity_of(counts_.tensor_of(param, state.step()));
   for (const at::Tensor* t : {&state.exp_avg(), &state.exp_avg_sq(), &state.max_exp_avg_sq()}) {
-    hash = mix_hash(hash, address_of(*t));
+    hash = mix_hash(hash, tape::identity_of(*t));
   }
   return hash;
 }

@@ -10,6 +10,8 @@
 
 #include "serried/base/error.h"
 #include "serried/base/hash.h"
+#include "serried/tape/facts.h"
+#include "serried/tape/tape.h"
 #include "serried/tensor/dtensor.h"
 #include "serried/tensor/meta.h"
 
@@ -23,14 +25,6 @@ bool has_gradient(const at::Tensor& param) {
 bool got_gradient(const WeakTensor& idle) {
   const at::Tensor param = idle.lock();
   return param.defined() && has_gradient(param);
-}
-
-// Enough to tell two states apart.
-std::string fingerprint(uint64_t value) {
-  constexpr const char* kDigits = "0123456789abcdef";
-  std::string text = value == 0 ? "gone" : "fingerprint ";
-  for (int shift = 12; value != 0 && shift >= 0; shift -= 4) text += kDigits[(value >> shift) % 16];
-  return text;
 }
 
 // Fused kernels walk through memory without a look at strides: all operands have to lie as the parameter does. Parts of
@@ -63,12 +57,15 @@ at::Tensor CapturableOptimizer::step(LossClosure closure) {
       if (!batch.values[i].is_same(batch.params[i])) batch.params[i].copy_(batch.values[i]);
     }
   }
-  if (LocalOpTap* tap = local_op_tap()) tell(*tap, all, host_work);
+  if (tape::is_recording()) {
+    repeat_at_replays(host_work);
+    rely_on_state(all);
+  }
   return loss;
 }
 
 void CapturableOptimizer::sync_options() {
-  const PauseTap off_tape;
+  const tape::Pause off_tape;
   while (learning_rates_.size() < param_groups_.size()) {
     learning_rates_.push_back({at::empty({}, at::kDouble), std::numeric_limits<double>::quiet_NaN()});
   }
@@ -111,7 +108,7 @@ void CapturableOptimizer::add_to(std::vector<Batch>& batches, size_t group, cons
 }
 
 at::Tensor CapturableOptimizer::state_tensor(const at::Tensor& saved, const at::Tensor& value, const char* what) const {
-  const PauseTap off_tape;
+  const tape::Pause off_tape;
   if (!saved.defined()) return at::zeros_like(value);
   if (saved.sizes() != value.sizes()) {
     raise<c10::ValueError>(
@@ -126,32 +123,34 @@ at::Tensor CapturableOptimizer::state_tensor(const at::Tensor& saved, const at::
   return laid_out_as(value, saved);
 }
 
-void CapturableOptimizer::tell(LocalOpTap& tap, const std::vector<Batch>& batches,
-                               const std::vector<HostWork>& host_work) {
-  const std::weak_ptr<bool> alive = alive_;
-  const auto while_alive = [alive](std::function<void()> action) {
+void CapturableOptimizer::repeat_at_replays(const std::vector<HostWork>& host_work) {
+  const auto while_alive = [alive = std::weak_ptr<bool>(alive_)](std::function<void()> action) {
     return [alive, action = std::move(action)] {
       if (!alive.expired()) action();
     };
   };
-  tap.before_replay(while_alive([this] { sync_options(); }));
+  tape::before_replay(while_alive([this] { sync_options(); }));
   for (const HostWork& work : host_work) {
-    if (work.before) tap.before_replay(while_alive(work.before));
-    if (work.after) tap.after_replay(while_alive(work.after));
+    if (work.before) tape::before_replay(while_alive(work.before));
+    if (work.after) tape::after_replay(while_alive(work.after));
   }
-  tap.rely_on({.name = "options of " + name_,
-               .value = [this, alive] { return alive.expired() ? 0 : options_witness(); },
-               .subject = this,
-               .text = fingerprint});
+}
+
+void CapturableOptimizer::rely_on_state(const std::vector<Batch>& batches) {
+  const std::weak_ptr<bool> alive = alive_;
+  tape::rely_on({.name = "options of " + name_,
+                 .value = [this, alive] { return alive.expired() ? 0 : hash_of_options(); },
+                 .subject = this,
+                 .text = tape::fingerprint_text});
   std::vector<WeakTensor> stepped;
   for (const Batch& batch : batches) stepped.insert(stepped.end(), batch.params.begin(), batch.params.end());
-  tap.rely_on(
+  tape::rely_on(
       {.name = "parameters and state of " + name_,
-       .value = [this, alive, stepped = std::move(stepped)] { return alive.expired() ? 0 : state_witness(stepped); },
+       .value = [this, alive, stepped = std::move(stepped)] { return alive.expired() ? 0 : hash_of_state(stepped); },
        .subject = this,
-       .text = fingerprint});
-  // Those of the others come and go with backward, which a recorder sees.
-  tap.rely_on(
+       .text = tape::fingerprint_text});
+  // Those of the others come and go with backward, which is recorded.
+  tape::rely_on(
       {.name = "parameters without gradients of " + name_,
        .value = [idle =
                      without_gradients()] { return uint64_t(std::count_if(idle.begin(), idle.end(), got_gradient)); },
@@ -167,19 +166,16 @@ std::vector<WeakTensor> CapturableOptimizer::without_gradients() const {
   return found;
 }
 
-uint64_t CapturableOptimizer::options_witness() const {
+uint64_t CapturableOptimizer::hash_of_options() const {
   uint64_t hash = 1;
   for (const auto& group : param_groups_) hash = mix_hash(hash, constants(group.options()));
   return hash;
 }
 
-uint64_t CapturableOptimizer::state_witness(const std::vector<WeakTensor>& stepped) const {
+uint64_t CapturableOptimizer::hash_of_state(const std::vector<WeakTensor>& stepped) const {
   uint64_t hash = 1;
   for (const WeakTensor& param : stepped) hash = mix_hash(hash, state_identity(param.lock()));
-  for (const auto& group : param_groups_) {
-    hash = mix_hash(hash, group.params().size());
-    for (const at::Tensor& param : group.params()) hash = mix_hash(hash, detail::address_of(param));
-  }
+  for (const auto& group : param_groups_) hash = mix_hash(hash, tape::parameters_of(group));
   return hash;
 }
 

@@ -10,7 +10,6 @@
 #include <string>
 #include <vector>
 
-#include "serried/tensor/dispatch/local_ops.h"
 #include "serried/tensor/weak_tensor.h"
 
 namespace serried {
@@ -79,10 +78,11 @@ class CapturableOptimizer : public torch::optim::Optimizer {
   std::vector<Batch> batches() const;
   void add_to(std::vector<Batch>& batches, size_t group, const at::Tensor& param) const;
   /// Holds parameters weakly: how many handles they have shows a recorder who uses them.
-  void tell(LocalOpTap& tap, const std::vector<Batch>& batches, const std::vector<HostWork>& host_work);
+  void rely_on_state(const std::vector<Batch>& batches);
+  void repeat_at_replays(const std::vector<HostWork>& host_work);
   std::vector<WeakTensor> without_gradients() const;
-  uint64_t options_witness() const;
-  uint64_t state_witness(const std::vector<WeakTensor>& stepped) const;
+  uint64_t hash_of_options() const;
+  uint64_t hash_of_state(const std::vector<WeakTensor>& stepped) const;
 
   std::string name_;
   std::vector<LearningRate> learning_rates_;                // one per group
@@ -90,11 +90,6 @@ class CapturableOptimizer : public torch::optim::Optimizer {
 };
 
 namespace detail {
-
-/// Tells tensors apart, as long as both live.
-inline uint64_t address_of(const at::Tensor& t) {
-  return reinterpret_cast<uint64_t>(t.unsafeGetTensorImpl());
-}
 
 /// Complex tensors as pairs of real numbers, others as they are: fused ops take real ones only.
 std::vector<at::Tensor> as_real(const std::vector<at::Tensor>& tensors);

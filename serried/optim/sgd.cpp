@@ -8,6 +8,7 @@
 
 #include "serried/base/error.h"
 #include "serried/base/hash.h"
+#include "serried/tape/facts.h"
 
 namespace serried {
 namespace {
@@ -32,7 +33,7 @@ void check_sgd(const SGDOptions& options) {
 void start_momentum(const at::Tensor& buffer, const at::Tensor& value, const at::Tensor& grad,
                     const SGDOptions& options) {
   if (options.dampening() == 0) return;
-  const PauseTap off_tape;
+  const tape::Pause off_tape;
   const double share = options.dampening() / options.momentum();
   buffer.add_(grad, share);
   if (options.weight_decay() != 0) buffer.add_(value, share * options.weight_decay());
@@ -134,7 +135,7 @@ uint64_t SGD::constants(const torch::optim::OptimizerOptions& base) const {
 uint64_t SGD::state_identity(const at::Tensor& param) const {
   const auto found = state_.find(param.unsafeGetTensorImpl());
   if (found == state_.end()) return 0;
-  return detail::address_of(static_cast<const SGDParamState&>(*found->second).momentum_buffer());
+  return tape::identity_of(static_cast<const SGDParamState&>(*found->second).momentum_buffer());
 }
 
 void SGD::save(torch::serialize::OutputArchive& archive) const {

@@ -3,18 +3,18 @@
 
 #include <ATen/ATen.h>
 
-#include "serried/tensor/dispatch/local_ops.h"
+#include "serried/tape/tape.h"
 
 namespace serried::detail {
 
 StepCount::StepCount(int64_t value, at::Device device) : value_(value) {
-  const PauseTap off_tape;
+  const tape::Pause off_tape;
   tensor_ = at::full({}, double(value), at::TensorOptions(at::kFloat).device(device));
 }
 
 void StepCount::begin() {
   if (!is_written_) {
-    const PauseTap off_tape;
+    const tape::Pause off_tape;
     tensor_.fill_(double(value_));
   }
   is_written_ = false;

@@ -12,7 +12,7 @@
 #include "serried/base/error.h"
 #include "serried/base/log.h"
 #include "serried/comm/collectives/collectives.h"
-#include "serried/tensor/dispatch/local_ops.h"
+#include "serried/tape/tape.h"
 
 namespace serried {
 namespace {
@@ -95,15 +95,15 @@ void average_parameters(const std::vector<at::Tensor>& parameters, const Group& 
 }
 
 int64_t detail::AveragerSteps::next(const char* averager, const std::function<uint64_t(int64_t)>& action) {
-  if (LocalOpTap* tap = local_op_tap()) {
+  if (tape::is_recording()) {
     const std::weak_ptr<int64_t> count = count_;
     const auto value = [count, action] {
       const auto alive = count.lock();
       return alive ? action(*alive) : UINT64_MAX;
     };
-    tap->rely_on(
+    tape::rely_on(
         {.name = c10::str("averaging of ", averager), .value = value, .subject = count_.get(), .text = level_text});
-    tap->after_replay([count] {
+    tape::after_replay([count] {
       if (const auto alive = count.lock()) ++*alive;
     });
   }

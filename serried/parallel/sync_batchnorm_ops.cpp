@@ -6,7 +6,7 @@
 
 #include "serried/base/error.h"
 #include "serried/comm/collectives/collectives.h"
-#include "serried/tensor/dispatch/local_ops.h"
+#include "serried/tape/tape.h"
 
 namespace serried::detail {
 namespace {
@@ -48,7 +48,7 @@ void check_input(const Tensor& input, const BatchNormArguments& arguments) {
 
 // For checks only: nothing that is computed may depend on it.
 int64_t count_on_host(const Statistics& all) {
-  const PauseTap no_part_of_a_step;
+  const tape::Pause no_part_of_a_step;
   return int64_t(all.count.item<double>());
 }
 

@@ -7,6 +7,7 @@
 
 #include <memory>
 
+#include "serried/base/home_key.h"
 #include "serried/tensor/spec.h"
 
 namespace serried {
@@ -15,10 +16,6 @@ namespace detail {
 struct CopiedFrom;
 }
 using CopiedFromPtr = std::shared_ptr<const detail::CopiedFrom>;
-
-/// The key whose one boxed fallback sees every op on our tensors: below autograd, above all backends, in no composite
-/// alias set. Nothing else in LibTorch 2.13 uses it; a start-up check says so if that ever changes.
-inline constexpr c10::DispatchKey kHomeKey = c10::DispatchKey::Fake;
 
 /// What strategy a tensor of ours follows: the fallback's first question.
 enum class MetaKind : uint8_t { dtensor };

@@ -11,7 +11,7 @@
 
 #include "serried/base/error.h"
 #include "serried/graph/graph.h"
-#include "serried/tensor/dispatch/local_ops.h"
+#include "serried/tape/recorder.h"
 #include "serried/tensor/meta.h"
 
 namespace serried::graph {
@@ -35,7 +35,7 @@ class AsOutside {
   explicit AsOutside(c10::impl::LocalDispatchKeySet keys)
       : keys_(keys.included_,
               keys.excluded_ - c10::autograd_dispatch_keyset_with_ADInplaceOrView - c10::DispatchKeySet(kHomeKey)) {}
-  const PauseTap pause_;
+  const tape::Pause pause_;
   const c10::impl::ForceDispatchKeyGuard keys_;
 };
 

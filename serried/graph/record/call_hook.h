@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "serried/tensor/library_hook.h"
+#include "serried/tape/library_hook.h"
 #include "serried/tensor/spec.h"
 
 namespace serried::graph {

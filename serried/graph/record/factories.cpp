@@ -6,7 +6,7 @@
 #include <cstring>
 #include <string_view>
 
-#include "serried/tensor/dispatch/local_ops.h"
+#include "serried/tape/recorder.h"
 
 namespace serried::graph {
 namespace {
@@ -46,9 +46,9 @@ bool makes_by_constants(const c10::OperatorHandle& op) {
 
 bool is_as_made(const Node& maker, const at::Tensor& whole) {
   if (!whole.device().is_cpu() || int64_t(whole.nbytes()) > kMaxCheckedBytes) return true;
-  const PauseTap pause;
+  const tape::Pause pause;
   torch::jit::Stack stack = arguments_for(maker, whole);
-  run_untapped(maker.op, stack);
+  tape::run_unrecorded(maker.op, stack);
   const at::Tensor made = stack.at(0).toTensor().contiguous(), now = whole.contiguous();
   return made.nbytes() == now.nbytes() && std::memcmp(made.const_data_ptr(), now.const_data_ptr(), now.nbytes()) == 0;
 }

@@ -22,14 +22,14 @@ class Recorder::RecordedWork final : public c10d::Work {
       : inner_(std::move(inner)), link_(std::move(link)), id_(id) {}
 
   bool wait(std::chrono::milliseconds timeout) override {
-    const PauseTap pause;
+    const tape::Pause pause;
     const bool done = inner_->wait(timeout);
     note();
     return done;
   }
   /// Who was told so goes on as after a wait.
   bool isCompleted() override {
-    const PauseTap pause;
+    const tape::Pause pause;
     const bool done = inner_->isCompleted();
     if (done) note();
     return done;
@@ -38,7 +38,7 @@ class Recorder::RecordedWork final : public c10d::Work {
   std::exception_ptr exception() const override { return inner_->exception(); }
   int sourceRank() const override { return inner_->sourceRank(); }
   std::vector<at::Tensor> result() override {
-    const PauseTap pause;
+    const tape::Pause pause;
     return inner_->result();
   }
   void synchronize() override { wait(kNoTimeout); }
@@ -48,7 +48,7 @@ class Recorder::RecordedWork final : public c10d::Work {
   /// added.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
     wait(kNoTimeout);
-    const PauseTap pause;
+    const tape::Pause pause;
     auto future = inner_->getFuture();
     future->wait();
     return future;

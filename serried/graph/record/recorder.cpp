@@ -54,7 +54,7 @@ at::Generator generator_of(const c10::OperatorHandle& op, at::ArrayRef<IValue> a
 
 }  // namespace
 
-Recorder::Recorder(const std::vector<at::Tensor>& arguments, std::vector<Reliance> known)
+Recorder::Recorder(const std::vector<at::Tensor>& arguments, std::vector<RecordedFact> known)
     : known_(std::move(known)), link_(std::make_shared<Link>()) {
   watch_registrations();
   link_->wait = [this](ValueId work) { note_wait(work); };
@@ -275,7 +275,7 @@ std::vector<ValueId> Recorder::results_of(IValue& value) {
 }
 
 void Recorder::run(const c10::OperatorHandle& op, Stack& stack) {
-  if (refusal_) return run_untapped(op, stack);
+  if (refusal_) return tape::run_unrecorded(op, stack);
   running_ = op;
   Node node{op, {}, {}};
   const auto values = torch::jit::last(stack, op.schema().arguments().size());
@@ -285,7 +285,7 @@ void Recorder::run(const c10::OperatorHandle& op, Stack& stack) {
   check_supported(op, node);
   adopt_operands(node);
   recording_.ran_backward |= torch::autograd::get_current_graph_task_id() != -1;
-  run_untapped(op, stack);
+  tape::run_unrecorded(op, stack);
   if (generator.defined()) generators_.note(generator);
   note_writes(node);
   if (keep_results(node, stack)) {

@@ -17,7 +17,7 @@
 #include "serried/graph/record/call_hook.h"
 #include "serried/graph/record/generator_watch.h"
 #include "serried/graph/replay/place.h"
-#include "serried/tensor/dispatch/local_ops.h"
+#include "serried/tape/recorder.h"
 #include "serried/tensor/weak_tensor.h"
 
 namespace serried::graph {
@@ -46,15 +46,15 @@ struct Resident {
 };
 
 /// A fact that the function relied on, and how it was when the call began.
-struct Reliance {
-  Witness witness;
+struct RecordedFact {
+  tape::Fact fact;
   uint64_t value;
 
-  bool holds() const { return witness.value() == value; }
-  bool is_about(const Witness& other) const;
+  bool holds() const { return fact.value() == value; }
+  bool is_about(const tape::Fact& other) const;
 };
 
-bool all_hold(const std::vector<Reliance>& reliances);
+bool all_hold(const std::vector<RecordedFact>& facts);
 
 /// An object whose answers the function relied on.
 struct LiveObject {
@@ -70,7 +70,7 @@ struct Recording {
   std::vector<InputPlace> inputs;  // of the graph
   std::vector<Resident> residents;
   std::vector<HostRead> host_reads;
-  std::vector<Reliance> reliances;
+  std::vector<RecordedFact> facts;
   std::vector<LiveObject> objects;
   std::vector<std::function<void()>> before_replay;
   std::vector<std::function<void()>> after_replay;
@@ -79,18 +79,18 @@ struct Recording {
   bool ran_backward = false;
 };
 
-class Recorder final : public LocalOpTap {
+class Recorder final : public tape::Recorder {
  public:
   /// Undefined arguments are skipped, of DTensors the parts are taken. `known` are facts that earlier recordings relied
   /// on, with their values now: a function may change one on its way before it relies on it.
-  explicit Recorder(const std::vector<at::Tensor>& arguments, std::vector<Reliance> known = {});
+  explicit Recorder(const std::vector<at::Tensor>& arguments, std::vector<RecordedFact> known = {});
   ~Recorder() override;
   Recorder(const Recorder&) = delete;
 
   void run(const c10::OperatorHandle& op, torch::jit::Stack& stack) override;
-  void rely_on(Witness witness) override;
+  void rely_on(tape::Fact fact) override;
   /// As rely_on, of a fact as it is now.
-  void rely_on_now(Witness witness);
+  void rely_on_now(tape::Fact fact);
   void rely_on_life(const std::string& name, std::weak_ptr<const void> object) override;
   void meet(c10::TensorImpl* dtensor) override;
   void before_replay(std::function<void()> action) override { recording_.before_replay.push_back(std::move(action)); }
@@ -165,7 +165,7 @@ class Recorder final : public LocalOpTap {
   std::unordered_set<const c10::TensorImpl*> residents_;
   std::unordered_map<const c10::TensorImpl*, int> arguments_;
   bool all_allocated_ = true;                      // the storages met so far
-  std::vector<Reliance> known_;                    // when the call began
+  std::vector<RecordedFact> known_;                // when the call began
   std::unordered_map<int32_t, size_t> untouched_;  // storages that no op has read or written since the node made them
   std::vector<ValueId> on_their_way_;              // collectives that nobody has waited for
   GeneratorWatch generators_;

@@ -68,7 +68,7 @@ void Recorder::adopt(ValueId id) {
   const ValueId base = maker.results[0][0];
   Value& value = graph().value(base);
   if (!memory || value.meta.num_bytes() == 0) return;
-  const PauseTap pause;
+  const tape::Pause pause;
   at::Tensor whole = at::empty({0}, at::TensorOptions(value.meta.dtype).device(value.meta.device));
   whole.set_(c10::Storage(memory), value.meta.offset, value.meta.sizes, value.meta.strides);
   if (!makes_unwritten(maker.op) && is_as_made(maker, whole)) return;

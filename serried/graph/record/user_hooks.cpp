@@ -8,7 +8,7 @@
 #include <memory>
 
 #include "serried/graph/record/recorder.h"
-#include "serried/tensor/library_hook.h"
+#include "serried/tape/library_hook.h"
 
 namespace serried::graph {
 namespace {
@@ -20,7 +20,7 @@ struct SharedHook {
   std::shared_ptr<const TensorHook> fn;
 
   TensorBase operator()(const TensorBase& grad) const {
-    auto* recorder = dynamic_cast<Recorder*>(local_op_tap());
+    auto* recorder = dynamic_cast<Recorder*>(tape::current_recorder());
     return recorder == nullptr ? (*fn)(grad) : recorder->call_hook(fn, at::Tensor(grad));
   }
 };
@@ -36,7 +36,7 @@ class WatchedHooks final : public VariableHooksInterface {
   explicit WatchedHooks(const VariableHooksInterface& inner) : inner_(inner) {}
 
   unsigned _register_hook(const TensorBase& t, TensorHook hook) const override {
-    return inner_._register_hook(t, local_op_tap() == nullptr ? std::move(hook) : shared(std::move(hook)));
+    return inner_._register_hook(t, tape::is_recording() ? shared(std::move(hook)) : std::move(hook));
   }
 
   TensorBase tensor_data(const TensorBase& t) const override { return inner_.tensor_data(t); }

@@ -131,8 +131,8 @@ std::string input_difference(size_t i, const InputFacts& before, const InputFact
   return input + " came with a hook on its gradient";
 }
 
-std::string witness_text(const Witness& witness, uint64_t value) {
-  return witness.text != nullptr ? witness.text(value) : std::to_string(value);
+std::string fact_text(const tape::Fact& fact, uint64_t value) {
+  return fact.text != nullptr ? fact.text(value) : std::to_string(value);
 }
 
 template <class Live, class Weak>
@@ -250,7 +250,7 @@ StateGuards::StateGuards(const Recording& settled) {
     groups_.push_back({c10::weak_intrusive_ptr<c10d::ProcessGroup>(group), plain_text(group)});
   }
   objects_ = settled.objects;
-  reliances_ = settled.reliances;
+  facts_ = settled.facts;
 }
 
 bool StateGuards::Tenant::is_there() const {
@@ -270,7 +270,7 @@ std::string StateGuards::Tenant::why_not() const {
 
 bool StateGuards::hold() const {
   return std::all_of(tenants_.begin(), tenants_.end(), [](const Tenant& tenant) { return tenant.is_there(); }) &&
-         all_live(groups_, &LiveGroup::group) && all_live(objects_, &LiveObject::object) && all_hold(reliances_);
+         all_live(groups_, &LiveGroup::group) && all_live(objects_, &LiveObject::object) && all_hold(facts_);
 }
 
 bool StateGuards::may_hold_again() const {
@@ -289,9 +289,9 @@ std::string StateGuards::why_not() const {
   for (const LiveObject& live : objects_) {
     if (live.object.expired()) return live.name + " is gone";
   }
-  for (const auto& [witness, value] : reliances_) {
-    const uint64_t now = witness.value();
-    if (now != value) return changed(witness.name, witness_text(witness, value), witness_text(witness, now));
+  for (const auto& [fact, value] : facts_) {
+    const uint64_t now = fact.value();
+    if (now != value) return changed(fact.name, fact_text(fact, value), fact_text(fact, now));
   }
   return "";
 }
@@ -301,7 +301,7 @@ std::vector<Guard> StateGuards::list() const {
   for (const Tenant& tenant : tenants_) guards.push_back({"tensor " + tenant.text, "the same memory"});
   for (const LiveGroup& group : groups_) guards.push_back({"group", group.text});
   for (const LiveObject& live : objects_) guards.push_back({live.name, "still there"});
-  for (const auto& [witness, value] : reliances_) guards.push_back({witness.name, witness_text(witness, value)});
+  for (const auto& [fact, value] : facts_) guards.push_back({fact.name, fact_text(fact, value)});
   return guards;
 }
 

@@ -85,7 +85,7 @@ class StateGuards {
   std::vector<Tenant> tenants_;
   std::vector<LiveGroup> groups_;
   std::vector<LiveObject> objects_;
-  std::vector<Reliance> reliances_;
+  std::vector<RecordedFact> facts_;
 };
 
 }  // namespace serried::graph

@@ -12,8 +12,8 @@
 #include "serried/parallel/ddp/mixed_precision.h"
 #include "serried/parallel/ddp/reducer.h"
 #include "serried/parallel/ddp/verify.h"
-#include "serried/tensor/dispatch/local_ops.h"
-#include "serried/tensor/training_mode.h"
+#include "serried/tape/tape.h"
+#include "serried/tape/facts.h"
 
 namespace serried {
 
@@ -165,10 +165,10 @@ void DataParallelBase::before_forward() {
   if (low_precision_) low_precision_->restore();
   const int source = announce_forward();
   if (c10::GradMode::is_enabled()) {
-    const PauseTap no_part_of_a_step;  // new buckets come once
+    const tape::Pause no_part_of_a_step;  // new buckets come once
     reducer_->prepare_forward(sync_->gradients, source);
   }
-  tell_tap();
+  rely_on_state();
   if (buffer_hook_) {
     run_buffer_hook(BufferHookLocation::pre_forward);
   } else if (sync_->buffers_next && options_.sync_buffers) {
@@ -178,18 +178,16 @@ void DataParallelBase::before_forward() {
   first_node_ = at::sequence_number::peek();
 }
 
-// What decides about the ops of a step and is none itself.
-void DataParallelBase::tell_tap() const {
-  LocalOpTap* tap = local_op_tap();
-  if (tap == nullptr) return;
-  tap->rely_on(training_mode("the module in DistributedDataParallel", wrapped_));
+void DataParallelBase::rely_on_state() const {
+  if (!tape::is_recording()) return;
+  tape::rely_on(tape::training_mode("the module in DistributedDataParallel", wrapped_));
   const auto changes = [reducer = std::weak_ptr<const Reducer>(reducer_)]() -> uint64_t {
     const auto alive = reducer.lock();
     return alive ? alive->num_changes() : UINT64_MAX;
   };
-  tap->rely_on({"changes to buckets, group and hook of DistributedDataParallel", changes, reducer_.get()});
+  tape::rely_on({"changes to buckets, group and hook of DistributedDataParallel", changes, reducer_.get()});
   const auto next = [sync = sync_] { return uint64_t(sync->gradients) + 2 * uint64_t(sync->buffers_next); };
-  tap->rely_on({"what DistributedDataParallel synchronises", next, sync_.get(), sync_text});
+  tape::rely_on({"what DistributedDataParallel synchronises", next, sync_.get(), sync_text});
 }
 
 void DataParallelBase::after_forward(const std::vector<at::Tensor>& outputs) {
@@ -197,8 +195,8 @@ void DataParallelBase::after_forward(const std::vector<at::Tensor>& outputs) {
   if (low_precision_) low_precision_->follow(outputs);
   // Buffers that an unsynchronised forward has changed stay this rank's own until gradients are shared again.
   sync_->buffers_next = c10::GradMode::is_enabled() && sync_->gradients;
-  if (LocalOpTap* tap = local_op_tap()) {
-    tap->after_replay([sync = sync_, next = sync_->buffers_next] { sync->buffers_next = next; });
+  if (tape::is_recording()) {
+    tape::after_replay([sync = sync_, next = sync_->buffers_next] { sync->buffers_next = next; });
   }
   if (!c10::GradMode::is_enabled()) return;
   const auto pass = std::make_shared<const detail::ForwardPass>(outputs, first_node_, sync_->gradients);

@@ -128,7 +128,7 @@ class DataParallelBase : public torch::nn::Module, public Joinable {
   int announce_forward();
   void take_divisor(const JoinNotice& notice);
   void run_buffer_hook(BufferHookLocation location);
-  void tell_tap() const;
+  void rely_on_state() const;
   std::map<std::string, at::Tensor> buffers_to_sync() const;
 
   std::shared_ptr<torch::nn::Module> wrapped_;
@@ -139,7 +139,7 @@ class DataParallelBase : public torch::nn::Module, public Joinable {
   std::shared_ptr<detail::Reducer> reducer_;
   std::shared_ptr<detail::DelayedReducer> delayed_;      // null: nothing is delayed
   std::shared_ptr<detail::LowPrecision> low_precision_;  // null: parameters keep their precision
-  /// Apart, because what a tap was told of them may outlive this.
+  /// Apart, because a graph that relies on them may outlive this.
   struct Switches {
     bool gradients = true;     // off inside no_sync
     bool buffers_next = true;  // in the next forward

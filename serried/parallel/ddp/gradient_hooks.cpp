@@ -1,7 +1,7 @@
 // Post hooks: they run after the gradient has been added.
 #include "serried/parallel/ddp/gradient_hooks.h"
 
-#include "serried/tensor/library_hook.h"
+#include "serried/tape/library_hook.h"
 
 namespace serried::detail {
 

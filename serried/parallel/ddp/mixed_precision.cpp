@@ -6,7 +6,7 @@
 
 #include "serried/base/log.h"
 #include "serried/parallel/ddp/backward_end.h"
-#include "serried/tensor/library_hook.h"
+#include "serried/tape/library_hook.h"
 
 namespace serried::detail {
 namespace {

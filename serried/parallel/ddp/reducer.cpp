@@ -18,8 +18,8 @@
 #include "serried/comm/collectives/direct.h"
 #include "serried/parallel/ddp/backward_end.h"
 #include "serried/parallel/ddp/dtensor_parameters.h"
-#include "serried/tensor/dispatch/local_ops.h"
-#include "serried/tensor/library_hook.h"
+#include "serried/tape/tape.h"
+#include "serried/tape/library_hook.h"
 
 namespace serried::detail {
 namespace {
@@ -271,7 +271,7 @@ bool Reducer::looks_for_unused() const {
 
 // Who uses what decides about this step's ops, and is none of them.
 void Reducer::launch_used_map() {
-  const PauseTap only_decides;
+  const tape::Pause only_decides;
   round_.used_anywhere = at::zeros({int64_t(parameters_.size())}, at::kInt);
   auto* map = round_.used_anywhere.data_ptr<int>();
   for (size_t i = 0; i < parameters_.size(); ++i) map[i] = round_.used[i] ? std::max(1, round_.num_fired[i]) : 0;

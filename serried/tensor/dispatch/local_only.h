@@ -11,7 +11,7 @@
 namespace serried::detail {
 
 /// While alive ops of this thread record no gradients and never make DTensors, not even inside BornSharded. DTensors
-/// cannot be used then. A tap goes on seeing the ops.
+/// cannot be used then. A recorder goes on seeing the ops.
 class LocalOnly {
  public:
   LocalOnly();

@@ -4,7 +4,7 @@
 #include "serried/base/error.h"
 #include "serried/comm/collectives/collectives.h"
 #include "serried/comm/collectives/watch.h"
-#include "serried/tensor/dispatch/local_ops.h"
+#include "serried/tape/tape.h"
 #include "serried/tensor/making/from_local.h"
 #include "serried/tensor/making/placing.h"
 #include "serried/tensor/text.h"
@@ -23,7 +23,7 @@ struct RankPart {
 };
 
 std::vector<RankPart> parts_of_all(const at::Tensor& local, const DeviceMesh& mesh) {
-  const PauseTap only_checks;
+  const tape::Pause only_checks;
   at::Tensor mine = at::zeros({1, 3 + kMaxDims}, at::kLong);
   int64_t* row = mine.data_ptr<int64_t>();
   row[0] = int64_t(local.scalar_type());

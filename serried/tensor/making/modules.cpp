@@ -6,7 +6,7 @@
 
 #include "serried/base/error.h"
 #include "serried/comm/collectives/watch.h"
-#include "serried/tensor/library_hook.h"
+#include "serried/tape/library_hook.h"
 #include "serried/tensor/making/distribute.h"
 #include "serried/tensor/making/placing.h"
 #include "serried/tensor/meta.h"

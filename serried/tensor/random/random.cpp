@@ -15,7 +15,7 @@
 #include "serried/comm/collectives/collectives.h"
 #include "serried/comm/groups/live_groups.h"
 #include "serried/tensor/dispatch/local_only.h"
-#include "serried/tensor/dispatch/local_ops.h"
+#include "serried/tape/tape.h"
 
 namespace serried {
 namespace {
@@ -89,7 +89,7 @@ Group whole_group(const DeviceMesh& mesh) {
 
 // Every rank of the mesh comes here at the same op, so all raise or none.
 void compare(const at::Generator& generator, const DeviceMesh& mesh) {
-  const PauseTap only_checks;
+  const tape::Pause only_checks;
   const detail::LocalOnly local;
   const Group group = whole_group(mesh);
   const int64_t hash = hash_of(generator);

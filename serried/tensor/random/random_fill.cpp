@@ -5,7 +5,7 @@
 #include <torch/library.h>
 
 #include "serried/base/error.h"
-#include "serried/tensor/dispatch/local_ops.h"
+#include "serried/tape/tape.h"
 #include "serried/tensor/random/philox_fill.h"
 
 namespace serried::detail {
@@ -79,28 +79,29 @@ TORCH_LIBRARY_IMPL(serried, CompositeExplicitAutograd, m) {
   m.impl("random_stream_", stream_kernel);
 }
 
-void call_tapped(const char* op, const at::Tensor& local, std::string what, Scalars arguments, const Spec& spec,
-                 const at::Generator& generator) {
+void call_recorded(const char* op, const at::Tensor& local, std::string what, Scalars arguments, const Spec& spec,
+                   const at::Generator& generator) {
   const Position at = spec.mesh.position();
   c10::List<at::Scalar> scalars;
   for (const at::Scalar& argument : arguments) scalars.push_back(argument);
   Stack stack;
   torch::jit::push(stack, local, std::move(what), std::move(scalars), c10::IntArrayRef(spec.sizes),
                    c10::IntArrayRef(spec.strides), to_string(spec.placements), at.mesh_shape, at.coordinate, generator);
-  execute_local(c10::Dispatcher::singleton().findSchemaOrThrow(op, ""), stack);
+  tape::run(c10::Dispatcher::singleton().findSchemaOrThrow(op, ""), stack);
 }
 
 }  // namespace
 
 void fill_by_stream(const at::Tensor& local, const Spec& spec, const StreamOp& op, const at::Generator& generator) {
-  if (local_op_tap() == nullptr) return stream_fill(local, spec, op, generator);
-  call_tapped("serried::random_stream_", local, c10::toString(op.op.operator_name()), as_scalars(op), spec, generator);
+  if (!tape::is_recording()) return stream_fill(local, spec, op, generator);
+  call_recorded("serried::random_stream_", local, c10::toString(op.op.operator_name()), as_scalars(op), spec,
+                generator);
 }
 
 void fill_by_key(const at::Tensor& local, const Spec& spec, std::string_view kind, Scalars arguments,
                  const at::Generator& generator) {
-  if (local_op_tap() == nullptr) return run_by_key(local, spec, kind, arguments, generator);
-  call_tapped("serried::random_fill_", local, std::string(kind), arguments, spec, generator);
+  if (!tape::is_recording()) return run_by_key(local, spec, kind, arguments, generator);
+  call_recorded("serried::random_fill_", local, std::string(kind), arguments, spec, generator);
 }
 
 }  // namespace serried::detail

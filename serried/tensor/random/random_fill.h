@@ -1,4 +1,4 @@
-// The random fills of parts, each as one op where a tap wants to see it.
+// The random fills of parts, each as one op while the thread is recorded.
 #pragma once
 
 #include <ATen/core/Generator.h>

@@ -8,7 +8,7 @@
 #include "serried/tensor/dispatch/copied_view.h"
 #include "serried/tensor/dispatch/handlers.h"
 #include "serried/tensor/dispatch/local_only.h"
-#include "serried/tensor/dispatch/local_ops.h"
+#include "serried/tape/tape.h"
 #include "serried/tensor/making/like.h"
 #include "serried/tensor/meta.h"
 #include "serried/tensor/random/random.h"
@@ -123,7 +123,7 @@ void check_probability(const c10::OperatorHandle& op, double p) {
 
 void check_probabilities(const c10::OperatorHandle& op, const at::Tensor& p) {
   const DTensorMeta* meta = dtensor_meta(p);
-  const PauseTap only_checks;
+  const tape::Pause only_checks;
   const detail::LocalOnly guard;
   const at::Tensor& local = meta != nullptr ? meta->local : p;
   if (!at::is_floating_point(local)) return;

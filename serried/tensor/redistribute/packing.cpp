@@ -1,4 +1,4 @@
-// Copies rows of parts; where a tap is on, as the ops serried::pack_ and serried::unpack_.
+// Copies rows of parts; while the thread is recorded, as the ops serried::pack_ and serried::unpack_.
 #include "serried/tensor/redistribute/packing.h"
 
 #include <ATen/ATen.h>
@@ -6,7 +6,7 @@
 
 #include <cstring>
 
-#include "serried/tensor/dispatch/local_ops.h"
+#include "serried/tape/tape.h"
 #include "serried/tensor/redistribute/scratch.h"
 
 namespace serried::detail {
@@ -80,7 +80,7 @@ TORCH_LIBRARY_IMPL(serried, CompositeExplicitAutograd, m) {
 void call_packing(const char* op, const at::Tensor& to, const at::Tensor& from, int64_t dim, int64_t parts) {
   torch::jit::Stack stack;
   torch::jit::push(stack, to, from, dim, parts);
-  execute_local(c10::Dispatcher::singleton().findSchemaOrThrow(op, ""), stack);
+  tape::run(c10::Dispatcher::singleton().findSchemaOrThrow(op, ""), stack);
 }
 
 }  // namespace
@@ -90,7 +90,7 @@ at::Tensor packed(const at::Tensor& x, int64_t dim, int64_t parts) {
   sizes[dim] /= parts;
   sizes.insert(sizes.begin(), parts);
   at::Tensor buffer = scratch(sizes, x.options());
-  if (local_op_tap() == nullptr) {
+  if (!tape::is_recording()) {
     pack_(buffer, x, dim, parts);
   } else {
     call_packing("serried::pack_", buffer, x, dim, parts);
@@ -99,7 +99,7 @@ at::Tensor packed(const at::Tensor& x, int64_t dim, int64_t parts) {
 }
 
 void unpack(const at::Tensor& x, int64_t dim, int64_t parts, const at::Tensor& buffer) {
-  if (local_op_tap() == nullptr) return unpack_(x, buffer, dim, parts);
+  if (!tape::is_recording()) return unpack_(x, buffer, dim, parts);
   call_packing("serried::unpack_", x, buffer, dim, parts);
 }
 

@@ -4,7 +4,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/CPUAllocator.h>
 
-#include "serried/tensor/dispatch/local_ops.h"
+#include "serried/tape/tape.h"
 
 namespace serried::detail {
 namespace {
@@ -22,8 +22,8 @@ struct KeptMemory {
 at::Tensor scratch(c10::IntArrayRef sizes, const at::TensorOptions& options) {
   const int64_t bytes = c10::multiply_integers(sizes) * int64_t(options.dtype().itemsize());
   if (!options.device().is_cpu() || bytes < kSmallest || bytes > kLargest) return at::empty(sizes, options);
-  // A tap must see where the memory comes from.
-  if (local_op_tap() != nullptr) return at::empty(sizes, options);
+  // A recorder must see where the memory comes from.
+  if (tape::is_recording()) return at::empty(sizes, options);
   thread_local KeptMemory kept;
   if (kept.bytes < bytes) {
     kept = {};  // first give back, so that both never live together

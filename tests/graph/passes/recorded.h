@@ -29,7 +29,7 @@ inline graph::Recording record_once(const Function& fn, const Tensors& inputs) {
   graph::Recorder recorder(inputs);
   Tensors outputs;
   {
-    const TapGuard tap(recorder);
+    const tape::Scope scope(recorder);
     outputs = fn(inputs);
   }
   for (const at::Tensor& t : outputs) recorder.graph().outputs().push_back(recorder.find(t));

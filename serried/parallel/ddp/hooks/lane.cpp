@@ -10,7 +10,7 @@
 
 #include "serried/comm/collectives/collectives.h"
 #include "serried/parallel/ddp/hooks/steps.h"
-#include "serried/tensor/dispatch/local_ops.h"
+#include "serried/tape/tape.h"
 
 namespace serried::hooks::detail {
 
@@ -42,7 +42,7 @@ HookFuture Lane::run(const std::function<HookFuture()>& start) {
 
 int64_t Iterations::before(const Group& group, const c10d::GradBucket& bucket) {
   if (!group_.is(group)) {
-    const PauseTap no_part_of_a_step;  // once per group
+    const tape::Pause no_part_of_a_step;  // once per group
     group_ = KnownGroup(group);
     const at::Tensor count = at::full({1}, count_, at::TensorOptions(bucket.getBuffer().device()).dtype(at::kLong));
     all_reduce_(count, group, c10d::ReduceOp::MAX);

@@ -12,7 +12,7 @@
 
 #include "serried/parallel/ddp/hooks/orthogonalize.h"
 #include "serried/parallel/ddp/hooks/steps.h"
-#include "serried/tensor/dispatch/local_ops.h"
+#include "serried/tape/tape.h"
 
 namespace serried::hooks::detail {
 namespace {
@@ -47,7 +47,7 @@ bool is_one_matrix(const Stack& stack) {
 }  // namespace
 
 void BucketMemory::draw(uint64_t seed, const at::TensorOptions& options) {
-  const PauseTap off_tape;
+  const tape::Pause off_tape;
   const at::NoGradGuard no_grad;
   int64_t count = 0;
   for (const auto& stack : sizes) count += stack[0] * stack[2] * stack[3];
@@ -61,7 +61,7 @@ void BucketMemory::draw(uint64_t seed, const at::TensorOptions& options) {
 }
 
 void BucketMemory::judge(bool warm_start) {
-  const PauseTap off_tape;
+  const tape::Pause off_tape;
   const bool is_finite = at::isfinite(right).all().item<bool>();
   is_warm = is_finite && warm_start;
   if (!is_finite) errors.clear();

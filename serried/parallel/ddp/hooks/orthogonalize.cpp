@@ -9,7 +9,7 @@
 
 #include <torch/library.h>
 
-#include "serried/tensor/dispatch/local_ops.h"
+#include "serried/tape/tape.h"
 
 namespace serried::hooks::detail {
 namespace {
@@ -81,12 +81,12 @@ TORCH_LIBRARY_IMPL(serried, CompositeExplicitAutograd, m) {
 
 }  // namespace
 
-// An op where a tap looks on: it would not see what happens to the numbers on the host.
+// An op while the thread is recorded: what happens to the numbers on the host would not be seen.
 void orthogonalize(const at::Tensor& matrices, double epsilon) {
-  if (local_op_tap() == nullptr) return orthogonalize_(matrices, epsilon);
+  if (!tape::is_recording()) return orthogonalize_(matrices, epsilon);
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("serried::orthogonalize_", "");
   torch::jit::Stack stack = {matrices, epsilon};
-  execute_local(op, stack);
+  tape::run(op, stack);
 }
 
 }  // namespace serried::hooks::detail

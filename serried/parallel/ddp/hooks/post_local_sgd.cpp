@@ -14,7 +14,7 @@
 #include "serried/parallel/ddp/hooks/hooks.h"
 #include "serried/parallel/ddp/hooks/lane.h"
 #include "serried/parallel/ddp/hooks/steps.h"
-#include "serried/tensor/dispatch/local_ops.h"
+#include "serried/tape/tape.h"
 
 namespace serried::hooks {
 namespace {
@@ -44,7 +44,7 @@ class PostLocalSGD : public std::enable_shared_from_this<PostLocalSGD> {
   explicit PostLocalSGD(PostLocalSGDOptions options) : options_(std::move(options)), subgroup_(options_.subgroup) {}
 
   HookFuture operator()(const Group& group, c10d::GradBucket& bucket) {
-    if (LocalOpTap* tap = local_op_tap()) tell(*tap, bucket.isLast());
+    if (tape::is_recording()) rely_on_phase(bucket.isLast());
     const int64_t iteration = iterations_.before(group, bucket);
     const at::Tensor& buffer = bucket.getBuffer();
     if (iteration < options_.start_iter) return detail::average(group, buffer);
@@ -53,15 +53,15 @@ class PostLocalSGD : public std::enable_shared_from_this<PostLocalSGD> {
   }
 
  private:
-  void tell(LocalOpTap& tap, bool is_last_bucket) {
+  void rely_on_phase(bool is_last_bucket) {
     const auto state = weak_from_this();
     const auto phase = [state]() -> uint64_t {
       const auto alive = state.lock();
       return alive ? alive->iterations_.phase(alive->options_.start_iter) : UINT64_MAX;
     };
-    tap.rely_on({.name = "averaging of post_local_sgd", .value = phase, .subject = this, .text = phase_of_local_sgd});
+    tape::rely_on({.name = "averaging of post_local_sgd", .value = phase, .subject = this, .text = phase_of_local_sgd});
     if (!is_last_bucket) return;
-    tap.after_replay([state] {
+    tape::after_replay([state] {
       if (const auto alive = state.lock()) alive->iterations_.next();
     });
   }

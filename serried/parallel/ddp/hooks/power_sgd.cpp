@@ -16,7 +16,7 @@
 #include "serried/parallel/ddp/hooks/lane.h"
 #include "serried/parallel/ddp/hooks/low_rank.h"
 #include "serried/parallel/ddp/hooks/steps.h"
-#include "serried/tensor/dispatch/local_ops.h"
+#include "serried/tape/tape.h"
 
 namespace serried::hooks {
 namespace {
@@ -120,9 +120,8 @@ class PowerSGD : public std::enable_shared_from_this<PowerSGD> {
       : divide_(divide), options_(options), seeds_(options.random_seed) {}
 
   HookFuture operator()(const Group& group, c10d::GradBucket& bucket) {
-    LocalOpTap* tap = local_op_tap();
-    if (tap != nullptr) rely_on_phase(*tap);
-    if (tap != nullptr && !options_.warm_start) check_one_draw(iterations_.num_in_call());
+    if (tape::is_recording()) rely_on_phase();
+    if (tape::is_recording() && !options_.warm_start) check_one_draw(iterations_.num_in_call());
     const int64_t iteration = iterations_.before(group, bucket);
     const at::Tensor& buffer = bucket.getBuffer();
     const bool can_compress = buffer.layout() == at::kStrided && at::isFloatingType(buffer.scalar_type());
@@ -136,7 +135,7 @@ class PowerSGD : public std::enable_shared_from_this<PowerSGD> {
       if (!parts.stacks.empty()) memory = memory_for(bucket.getIndex(), parts);
     }
     count(counted, iteration);
-    if (tap != nullptr) repeat_at_replays(*tap, counted, memory);
+    if (tape::is_recording()) repeat_at_replays(counted, memory);
     if (!memory) return detail::average(group, buffer);
 
     if (!memory->is_warm) memory->draw(seeds_.next(), buffer.options());
@@ -163,7 +162,7 @@ class PowerSGD : public std::enable_shared_from_this<PowerSGD> {
     return memory;
   }
 
-  // What decides about the ops of an iteration and is none itself.
+  // Changes with whatever decides which ops an iteration runs.
   uint64_t phase() {
     uint64_t phase = iterations_.phase(options_.start_iter);
     for (const auto& [bucket, memory] : memories_) {
@@ -173,25 +172,25 @@ class PowerSGD : public std::enable_shared_from_this<PowerSGD> {
     return phase;
   }
 
-  void rely_on_phase(LocalOpTap& tap) {
+  void rely_on_phase() {
     const auto value = [state = weak_from_this()] {
       const auto alive = state.lock();
       return alive ? alive->phase() : UINT64_MAX;
     };
-    tap.rely_on({.name = "what power_sgd does", .value = value, .subject = this, .text = phase_text});
+    tape::rely_on({.name = "what power_sgd does", .value = value, .subject = this, .text = phase_text});
   }
 
   // As in LowRankMean, errors are out of the memory while the iteration runs: if it fails, they are gone.
-  void repeat_at_replays(LocalOpTap& tap, const Counted& counted, const std::shared_ptr<BucketMemory>& memory) {
+  void repeat_at_replays(const Counted& counted, const std::shared_ptr<BucketMemory>& memory) {
     const auto errors = std::make_shared<std::vector<at::Tensor>>();
     const auto state = weak_from_this();
-    tap.before_replay([state, memory, errors] {
+    tape::before_replay([state, memory, errors] {
       const auto alive = state.lock();
       if (!alive || !memory) return;
       *errors = std::exchange(memory->errors, {});
       if (!memory->is_warm) memory->draw(alive->seeds_.next(), {});
     });
-    tap.after_replay([state, memory, errors, counted] {
+    tape::after_replay([state, memory, errors, counted] {
       const auto alive = state.lock();
       if (!alive) return;
       alive->count(counted, alive->iterations_.count());

@@ -1,7 +1,5 @@
-// Whatever DTensors do to memory and generators is an op that a tap sees: what it saw, run again on other data, gives
-// what the program itself gives.
-#include "serried/tensor/dispatch/local_ops.h"
-
+// Whatever DTensors do to memory and generators is an op that a recorder sees: what it saw, run again on other data,
+// gives what the program itself gives.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -12,6 +10,7 @@
 #include "serried/tensor/random/random.h"
 #include "tests/support/close.h"
 #include "tests/support/errors.h"
+#include "tests/support/ignoring_recorder.h"
 #include "tests/support/on_mesh.h"
 
 namespace serried {
@@ -39,26 +38,21 @@ bool shares_memory(const at::Tensor& t, const Stack& values) {
 }
 
 // Keeps all tensors, so that each has memory of its own, and writes there again.
-class Tape final : public LocalOpTap {
+class Tape final : public testing::IgnoringRecorder {
  public:
   void run(const c10::OperatorHandle& op, Stack& stack) override {
     const auto arguments = torch::jit::last(stack, op.schema().arguments().size());
     Step step{op, Stack(arguments.begin(), arguments.end()), {}};
-    run_untapped(op, stack);
+    tape::run_unrecorded(op, stack);
     const auto results = torch::jit::last(stack, op.schema().returns().size());
     step.results.assign(results.begin(), results.end());
     steps_.push_back(std::move(step));
   }
-  void meet(c10::TensorImpl*) override {}
-  void rely_on(Witness) override {}
-  void rely_on_life(const std::string&, std::weak_ptr<const void>) override {}
-  void before_replay(std::function<void()>) override {}
-  void after_replay(std::function<void()>) override {}
 
   void replay() const {
     for (const Step& step : steps_) {
       Stack stack = step.arguments;
-      run_untapped(step.op, stack);
+      tape::run_unrecorded(step.op, stack);
       for (size_t r = 0; r < step.results.size(); ++r) write(step, step.results[r], stack[r]);
     }
   }
@@ -109,7 +103,7 @@ void compare(const Program& program, const DeviceMesh& mesh) {
   Tape tape;
   Tensors results;
   {
-    const TapGuard guard(tape);
+    const tape::Scope scope(tape);
     results = program.run(inputs);
   }
   {
@@ -162,7 +156,7 @@ at::Tensor replicated(const at::Tensor& t) {
 
 const std::vector<Sizes> kMeshes = {{1}, {2}, {3}, {2, 2}};
 
-TEST(LocalOps, RedistributionsOfAllKinds) {
+TEST(Recordable, RedistributionsOfAllKinds) {
   for (const Sizes& shape : {Sizes{3}, Sizes{4}, Sizes{2, 2}}) {
     on_mesh(shape, [&](const DeviceMesh& mesh) {
       const auto all = testing::all_placements(2, shape.size(), /*partial=*/true);
@@ -180,7 +174,7 @@ TEST(LocalOps, RedistributionsOfAllKinds) {
   }
 }
 
-TEST(LocalOps, StridedCuts) {
+TEST(Recordable, StridedCuts) {
   const auto inputs = [](const DeviceMesh& m) {
     return Tensors{place(at::randn({9, 5}), m, parse_placements("S0/2 S0"))};
   };
@@ -190,7 +184,7 @@ TEST(LocalOps, StridedCuts) {
                          }}});
 }
 
-TEST(LocalOps, PartsTooLargeForTheSmallCopy) {
+TEST(Recordable, PartsTooLargeForTheSmallCopy) {
   compare_on({{2}},
              {{"S1 -> R and S0",
                [](const DeviceMesh& m) {
@@ -201,7 +195,7 @@ TEST(LocalOps, PartsTooLargeForTheSmallCopy) {
                }}});
 }
 
-TEST(LocalOps, ColumnAndRowParallelProducts) {
+TEST(Recordable, ColumnAndRowParallelProducts) {
   compare_on(kMeshes, {{"mlp",
                         [](const DeviceMesh& m) {
                           return Tensors{leaf(at::randn({5, 6}), m, Replicate()), leaf(at::randn({6, 7}), m, Shard(1)),
@@ -212,7 +206,7 @@ TEST(LocalOps, ColumnAndRowParallelProducts) {
                         }}});
 }
 
-TEST(LocalOps, LookupsInCutTables) {
+TEST(Recordable, LookupsInCutTables) {
   const auto table_and_index = [](const DeviceMesh& m) {
     return Tensors{leaf(at::randn({7, 4}), m, Shard(0)), place(at::randint(7, {2, 3}), m, on_last(m, Replicate()))};
   };
@@ -227,7 +221,7 @@ TEST(LocalOps, LookupsInCutTables) {
         [](const Tensors& x) { return with_gradients(replicated(at::cross_entropy_loss(x[0], x[1])), {x[0]}); }}});
 }
 
-TEST(LocalOps, NormsAndReductions) {
+TEST(Recordable, NormsAndReductions) {
   for (const int64_t dim : {0, 1}) {
     const auto inputs = [dim](const DeviceMesh& m) {
       return Tensors{leaf(at::randn({5, 6}), m, Shard(dim)), leaf(at::randn({6}), m, Replicate())};
@@ -244,7 +238,7 @@ TEST(LocalOps, NormsAndReductions) {
   }
 }
 
-TEST(LocalOps, RandomNumbersOfAStep) {
+TEST(Recordable, RandomNumbersOfAStep) {
   for (const Placement& placement : {Placement(Replicate()), Placement(Shard(0)), Placement(Shard(1))}) {
     const auto inputs = [placement](const DeviceMesh& m) {
       return Tensors{place(at::rand({5, 7}), m, on_last(m, placement))};
@@ -261,7 +255,7 @@ TEST(LocalOps, RandomNumbersOfAStep) {
   }
 }
 
-TEST(LocalOps, BernoulliOfAPartialMovesEveryGenerator) {
+TEST(Recordable, BernoulliOfAPartialMovesEveryGenerator) {
   compare_on(kMeshes, {{"bernoulli_ of P",
                         [](const DeviceMesh& m) {
                           return Tensors{place(at::rand({5, 7}), m, on_last(m, Partial()))};
@@ -271,7 +265,7 @@ TEST(LocalOps, BernoulliOfAPartialMovesEveryGenerator) {
                         }}});
 }
 
-TEST(LocalOps, InitialisationAndFactories) {
+TEST(Recordable, InitialisationAndFactories) {
   const auto inputs = [](const DeviceMesh& m) { return Tensors{place(at::rand({9, 7}), m, on_last(m, Shard(1)))}; };
   const auto factories = [](const Tensors& x) {
     const DeviceMesh& mesh = DTensor(x[0]).device_mesh();
@@ -294,7 +288,7 @@ TEST(LocalOps, InitialisationAndFactories) {
                        {"factories", inputs, factories}});
 }
 
-TEST(LocalOps, FusedAndForeachOptimizers) {
+TEST(Recordable, FusedAndForeachOptimizers) {
   const auto state = [](const DeviceMesh& m) {
     Tensors all;
     for (int i = 0; i < 4; ++i) all.push_back(place(at::rand({5, 3}), m, on_last(m, Shard(0))));
@@ -316,7 +310,7 @@ TEST(LocalOps, FusedAndForeachOptimizers) {
   compare_on(kMeshes, {{"adamw", state, adamw}, {"sgd", state, sgd}});
 }
 
-TEST(LocalOps, BetweenLocalAndGlobal) {
+TEST(Recordable, BetweenLocalAndGlobal) {
   const auto inputs = [](const DeviceMesh&) { return Tensors{at::randn({4, 3}).requires_grad_(true)}; };
   for (const Sizes& shape : {Sizes{2}, Sizes{3}}) {
     on_mesh(shape, [&](const DeviceMesh& mesh) {
@@ -330,14 +324,14 @@ TEST(LocalOps, BetweenLocalAndGlobal) {
   }
 }
 
-TEST(LocalOps, ChecksAreNoPartOfWhatIsTapped) {
+TEST(Recordable, ChecksAreNoPartOfWhatIsRecorded) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const DTensor table = place(at::ones({6, 2}), mesh, {Shard(0)});
     const DTensor index = place(at::arange(4), mesh, {Replicate()});
     manual_seed(1, mesh);
     Tape tape;
     {
-      const TapGuard guard(tape);
+      const tape::Scope scope(tape);
       at::embedding(table, index);
       at::rand_like(table);
       at::bernoulli(table);
@@ -350,13 +344,13 @@ TEST(LocalOps, ChecksAreNoPartOfWhatIsTapped) {
   });
 }
 
-TEST(LocalOps, AReplayedLookupChecksItsIndices) {
+TEST(Recordable, AReplayedLookupChecksItsIndices) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const DTensor table = place(at::ones({6, 2}), mesh, {Shard(0)});
     const DTensor index = place(at::arange(4), mesh, {Replicate()});
     Tape tape;
     {
-      const TapGuard guard(tape);
+      const tape::Scope scope(tape);
       at::embedding(table, index);
     }
     part(index).fill_(6);
@@ -368,12 +362,12 @@ TEST(LocalOps, AReplayedLookupChecksItsIndices) {
   });
 }
 
-TEST(LocalOps, AWriteThatIsNoOpWouldBeFound) {
+TEST(Recordable, AWriteThatIsNoOpWouldBeFound) {
   const at::Tensor x = at::ones({1});
   Tape tape;
   at::Tensor y;
   {
-    const TapGuard guard(tape);
+    const tape::Scope scope(tape);
     const at::Tensor copy = at::empty({1});
     *copy.mutable_data_ptr<float>() = *x.const_data_ptr<float>();
     y = copy * 2;
@@ -383,35 +377,12 @@ TEST(LocalOps, AWriteThatIsNoOpWouldBeFound) {
   EXPECT_NE(y.item<float>(), 10);
 }
 
-TEST(LocalOps, PausedOpsPassTheTapBy) {
-  Tape tape;
-  const TapGuard guard(tape);
-  const at::Tensor x = at::ones({2});
-  const int64_t before = tape.count("aten::mul");
-  {
-    const PauseTap pause;
-    EXPECT_EQ(local_op_tap(), nullptr);
-    EXPECT_EQ((x * x).sum().item<double>(), 2);
-  }
-  EXPECT_EQ(tape.count("aten::mul"), before);
-  EXPECT_EQ(local_op_tap(), &tape);
-}
-
-TEST(LocalOps, OneTapAtATime) {
-  Tape tape;
-  const TapGuard guard(tape);
-  EXPECT_EQ(error_text<c10::ValueError>([&] { const TapGuard second(tape); }),
-            "[TapGuard] the ops of this thread are tapped already\n"
-            "  fix: end the other scope first");
-  EXPECT_EQ(local_op_tap(), &tape);
-}
-
-TEST(LocalOps, AKindOfFillThatDoesNotExist) {
+TEST(Recordable, AKindOfFillThatDoesNotExist) {
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("serried::random_fill_", "");
   Stack stack;
   torch::jit::push(stack, at::ones({2}), "cauchy", c10::List<at::Scalar>(), Sizes{2}, Sizes{1}, "R", Sizes{1}, Sizes{0},
                    rank_generator());
-  EXPECT_EQ(error_text<c10::ValueError>([&] { run_untapped(op, stack); }),
+  EXPECT_EQ(error_text<c10::ValueError>([&] { tape::run_unrecorded(op, stack); }),
             "[serried::random_fill_] there is no kind \"cauchy\"\n"
             "  fix: pass bernoulli, integers, normal or uniform");
 }

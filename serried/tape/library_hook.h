@@ -23,7 +23,7 @@ std::unique_ptr<torch::autograd::FunctionPostHook> library_post_hook(std::functi
 /// What Tensor::register_hook keeps in a list.
 using TensorHook = std::function<at::TensorBase(const at::TensorBase&)>;
 
-/// Whether the hook is one of these. Their ops are seen by a tap as they run, so a replay has no hook to call.
+/// Whether the hook is one of these. Their ops are recorded as they run, so a replay has no hook to call.
 bool is_library_hook(const TensorHook& hook);
 bool is_library_hook(const torch::autograd::FunctionPostHook& hook);
 

@@ -1,5 +1,5 @@
 // A type of its own makes a hook known.
-#include "serried/tensor/library_hook.h"
+#include "serried/tape/library_hook.h"
 
 #include <ATen/core/VariableHooksInterface.h>
 

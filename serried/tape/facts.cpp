@@ -1,5 +1,5 @@
-// One number for the addresses of many tensors.
-#include "serried/graph/record/module_contents.h"
+// Folds many modes, addresses and options into one number.
+#include "serried/tape/facts.h"
 
 #include <torch/nn/modules.h>
 #include <torch/optim/adagrad.h>
@@ -13,17 +13,20 @@
 
 #include "serried/base/hash.h"
 
-namespace serried::graph {
+namespace serried::tape {
 namespace {
 
-uint64_t address_of(const void* object) {
-  return uint64_t(reinterpret_cast<uintptr_t>(object));
+constexpr int kCountBits = 16;
+constexpr uint64_t kCountMask = (uint64_t(1) << kCountBits) - 1;
+
+std::string mode_text(uint64_t value) {
+  return c10::str("train in ", value & kCountMask, " of ", (value >> kCountBits) & kCountMask, " modules");
 }
 
 template <class Kind, class... Members>
 void add_members(uint64_t& hash, const torch::nn::Module& module, Members... members) {
   const auto* known = dynamic_cast<const Kind*>(&module);
-  if (known != nullptr) ((hash = mix_hash(hash, address_of((known->*members).unsafeGetTensorImpl()))), ...);
+  if (known != nullptr) ((hash = mix_hash(hash, identity_of(known->*members))), ...);
 }
 
 template <class... Kinds>
@@ -63,12 +66,12 @@ uint64_t hash_of_members(const torch::nn::Module& module, uint64_t hash) {
 
 uint64_t hash_of(const torch::nn::Module& module, uint64_t hash) {
   hash = hash_of_members(module, hash);
-  for (const at::Tensor& t : module.parameters(/*recurse=*/false))
-    hash = mix_hash(hash, address_of(t.unsafeGetTensorImpl()));
+  for (const at::Tensor& t : module.parameters(/*recurse=*/false)) hash = mix_hash(hash, identity_of(t));
   hash = mix_hash(hash, 1);
-  for (const at::Tensor& t : module.buffers(/*recurse=*/false))
-    hash = mix_hash(hash, address_of(t.unsafeGetTensorImpl()));
-  for (const auto& child : module.children()) hash = hash_of(*child, mix_hash(hash, address_of(child.get())));
+  for (const at::Tensor& t : module.buffers(/*recurse=*/false)) hash = mix_hash(hash, identity_of(t));
+  for (const auto& child : module.children()) {
+    hash = hash_of(*child, mix_hash(hash, uint64_t(reinterpret_cast<uintptr_t>(child.get()))));
+  }
   return mix_hash(hash, 2);
 }
 
@@ -100,34 +103,51 @@ uint64_t hash_of(const torch::optim::OptimizerOptions& options) {
   return hash_numbers({options.get_lr()});
 }
 
-// Enough to tell two states apart.
-std::string contents_text(uint64_t value) {
+}  // namespace
+
+std::string fingerprint_text(uint64_t value) {
+  if (value == 0) return "gone";
   constexpr const char* kDigits = "0123456789abcdef";
   std::string text = "fingerprint ";
   for (int shift = 12; shift >= 0; shift -= 4) text += kDigits[(value >> shift) % 16];
   return text;
 }
 
-}  // namespace
+Fact training_mode(std::string name, const std::shared_ptr<torch::nn::Module>& module) {
+  const auto value = [modules = module->modules()] {
+    uint64_t which = 1, training = 0;
+    for (const auto& each : modules) {
+      which = which * 31 + uint64_t(each->is_training());
+      training += uint64_t(each->is_training());
+    }
+    // The counts are for readers.
+    return which << 2 * kCountBits | uint64_t(modules.size()) << kCountBits | training;
+  };
+  return {.name = std::move(name), .value = value, .subject = module.get(), .text = mode_text};
+}
 
-Witness contents_of(std::string name, const std::shared_ptr<torch::nn::Module>& module) {
+Fact contents_of(const std::string& name, const std::shared_ptr<torch::nn::Module>& module) {
   return {.name = "tensors and modules in " + name,
           .value = [module] { return hash_of(*module, 1); },
           .subject = module.get(),
-          .text = contents_text};
+          .text = fingerprint_text};
 }
 
-Witness groups_of(std::string name, torch::optim::Optimizer& optimizer) {
+uint64_t parameters_of(const torch::optim::OptimizerParamGroup& group) {
+  uint64_t hash = group.params().size();
+  for (const at::Tensor& t : group.params()) hash = mix_hash(hash, identity_of(t));
+  return hash;
+}
+
+Fact groups_of(const std::string& name, torch::optim::Optimizer& optimizer) {
   const auto value = [&optimizer] {
     uint64_t hash = 1;
     for (const auto& group : optimizer.param_groups()) {
-      hash = mix_hash(hash, hash_of(group.options()));
-      hash = mix_hash(hash, group.params().size());
-      for (const at::Tensor& t : group.params()) hash = mix_hash(hash, address_of(t.unsafeGetTensorImpl()));
+      hash = mix_hash(mix_hash(hash, hash_of(group.options())), parameters_of(group));
     }
     return hash;
   };
-  return {.name = "parameters and options of " + name, .value = value, .subject = &optimizer, .text = contents_text};
+  return {.name = "parameters and options of " + name, .value = value, .subject = &optimizer, .text = fingerprint_text};
 }
 
-}  // namespace serried::graph
+}  // namespace serried::tape

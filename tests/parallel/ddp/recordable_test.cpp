@@ -1,4 +1,4 @@
-// What a tap learns from DistributedDataParallel that no op shows.
+// What a recorder learns from DistributedDataParallel that no op shows.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -6,7 +6,7 @@
 #include "serried/comm/groups/ranks.h"
 #include "serried/parallel/ddp/ddp.h"
 #include "serried/parallel/ddp/reducer.h"
-#include "serried/tensor/dispatch/local_ops.h"
+#include "tests/support/ignoring_recorder.h"
 #include "tests/support/models.h"
 
 namespace serried {
@@ -14,31 +14,27 @@ namespace {
 
 using testing::models::Mlp;
 
-class Listener final : public LocalOpTap {
+class Listener final : public testing::IgnoringRecorder {
  public:
   void run(const c10::OperatorHandle& op, torch::jit::Stack& stack) override {
     ++num_calls[op.operator_name().name];
-    run_untapped(op, stack);
+    tape::run_unrecorded(op, stack);
   }
-  void meet(c10::TensorImpl*) override {}
-  void rely_on(Witness witness) override { witnesses_.push_back(std::move(witness)); }
-  void rely_on_life(const std::string&, std::weak_ptr<const void>) override {}
-  void before_replay(std::function<void()>) override {}
-  void after_replay(std::function<void()>) override {}
+  void rely_on(tape::Fact fact) override { facts_.push_back(std::move(fact)); }
 
   std::map<std::string, uint64_t> values() const {
     std::map<std::string, uint64_t> values;
-    for (const Witness& witness : witnesses_) values[witness.name] = witness.value();
+    for (const tape::Fact& fact : facts_) values[fact.name] = fact.value();
     return values;
   }
 
   std::map<std::string, int> num_calls;
 
  private:
-  std::vector<Witness> witnesses_;
+  std::vector<tape::Fact> facts_;
 };
 
-TEST(DdpTap, IsToldWhatChangesAStepWithoutAnOp) {
+TEST(RecordableDdp, IsToldWhatChangesAStepWithoutAnOp) {
   run_ranks(2, [](const Group& group) {
     Listener told;
     {
@@ -47,7 +43,7 @@ TEST(DdpTap, IsToldWhatChangesAStepWithoutAnOp) {
       const auto step = [&] { Mlp::loss(ddp, group->getRank()).backward(); };
       step();
       {
-        const TapGuard guard(told);
+        const tape::Scope scope(told);
         step();
       }
       const auto before = told.values();
@@ -69,13 +65,13 @@ TEST(DdpTap, IsToldWhatChangesAStepWithoutAnOp) {
   });
 }
 
-TEST(DdpTap, DoesNotSeeTheRebuildOfBuckets) {
+TEST(RecordableDdp, DoesNotSeeTheRebuildOfBuckets) {
   run_ranks(2, [](const Group& group) {
     DistributedDataParallel ddp(std::make_shared<Mlp>(), {.process_group = group});
     const auto step = [&] { Mlp::loss(ddp, group->getRank()).backward(); };
     step();
     Listener told;
-    const TapGuard guard(told);
+    const tape::Scope scope(told);
     step();
     EXPECT_TRUE(ddp.reducer().has_rebuilt_buckets());
     EXPECT_EQ(told.num_calls.count("serried::broadcast_"), 0u);

@@ -6,25 +6,25 @@
 
 namespace serried::graph {
 
-bool Reliance::is_about(const Witness& other) const {
-  return other.subject != nullptr && other.subject == witness.subject && other.name == witness.name;
+bool RecordedFact::is_about(const tape::Fact& other) const {
+  return other.subject != nullptr && other.subject == fact.subject && other.name == fact.name;
 }
 
-bool all_hold(const std::vector<Reliance>& reliances) {
-  return std::all_of(reliances.begin(), reliances.end(), [](const Reliance& reliance) { return reliance.holds(); });
+bool all_hold(const std::vector<RecordedFact>& facts) {
+  return std::all_of(facts.begin(), facts.end(), [](const RecordedFact& fact) { return fact.holds(); });
 }
 
-void Recorder::rely_on(Witness witness) {
-  const auto is_it = [&](const Reliance& reliance) { return reliance.is_about(witness); };
-  if (std::any_of(recording_.reliances.begin(), recording_.reliances.end(), is_it)) return;
+void Recorder::rely_on(tape::Fact fact) {
+  const auto is_it = [&](const RecordedFact& recorded) { return recorded.is_about(fact); };
+  if (std::any_of(recording_.facts.begin(), recording_.facts.end(), is_it)) return;
   const auto known = std::find_if(known_.begin(), known_.end(), is_it);
-  const uint64_t value = known != known_.end() ? known->value : witness.value();
-  recording_.reliances.push_back({std::move(witness), value});
+  const uint64_t value = known != known_.end() ? known->value : fact.value();
+  recording_.facts.push_back({std::move(fact), value});
 }
 
-void Recorder::rely_on_now(Witness witness) {
-  const uint64_t value = witness.value();
-  recording_.reliances.push_back({std::move(witness), value});
+void Recorder::rely_on_now(tape::Fact fact) {
+  const uint64_t value = fact.value();
+  recording_.facts.push_back({std::move(fact), value});
 }
 
 void Recorder::rely_on_life(const std::string& name, std::weak_ptr<const void> object) {

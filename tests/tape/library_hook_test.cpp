@@ -1,5 +1,5 @@
 // The library's own hooks run like those of users, and can be told from them.
-#include "serried/tensor/library_hook.h"
+#include "serried/tape/library_hook.h"
 
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/cpp_hook.h>

@@ -1,0 +1,44 @@
+// The other side of tape.h: who records implements this. Layers that are recorded need not know it.
+#pragma once
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include "serried/tape/tape.h"
+
+namespace serried::tape {
+
+/// Sees every op on plain tensors that its thread runs, those inside DTensors and backward included, below autograd.
+/// Each function is told what the one of the same name in tape.h was.
+class Recorder {
+ public:
+  virtual ~Recorder() = default;
+  /// Has to run the op, by `run_unrecorded`.
+  virtual void run(const c10::OperatorHandle& op, torch::jit::Stack& stack) = 0;
+  virtual void rely_on(Fact fact) = 0;
+  virtual void rely_on_life(const std::string& name, std::weak_ptr<const void> object) = 0;
+  virtual void before_replay(std::function<void()> action) = 0;
+  virtual void after_replay(std::function<void()> action) = 0;
+  virtual void meet(c10::TensorImpl* dtensor) = 0;
+};
+
+/// This thread is recorded by `recorder` while alive. One at a time.
+class Scope {
+ public:
+  explicit Scope(Recorder& recorder);
+  ~Scope();
+  Scope(const Scope&) = delete;
+  Scope& operator=(const Scope&) = delete;
+
+ private:
+  c10::impl::IncludeDispatchKeyGuard include_;  // leads every op to the fallback of the home key, which calls run()
+};
+
+/// Who records this thread; null nearly always.
+inline Recorder* current_recorder() {
+  return detail::current;
+}
+
+/// What `run` does where nobody records.
+void run_unrecorded(const c10::OperatorHandle& op, torch::jit::Stack& stack);
+
+}  // namespace serried::tape
