@@ -6,9 +6,9 @@
 #include <torch/library.h>
 
 #include "serried/base/error.h"
+#include "serried/tape/tape.h"
 #include "serried/tensor/dispatch/cached_plan.h"
 #include "serried/tensor/dispatch/local_only.h"
-#include "serried/tensor/dispatch/local_ops.h"
 #include "serried/tensor/making/born_sharded.h"
 
 namespace serried {
@@ -20,11 +20,11 @@ using torch::jit::Stack;
 // No DTensor among the arguments: the key came from a scope that includes it.
 void run_plain(const c10::OperatorHandle& op, const detail::OpInfo& info, Stack& stack) {
   if (!detail::is_local_only() && make_born_sharded(op, stack)) return;
-  // A tap sees what composites are made of.
-  if (info.is_composite && local_op_tap() != nullptr) {
+  // A recorder sees what composites are made of.
+  if (info.is_composite && tape::is_recording()) {
     return op.callBoxedForDispatchKey(DispatchKey::CompositeImplicitAutograd, stack);
   }
-  execute_local(op, stack);
+  tape::run(op, stack);
 }
 
 void run_by_rules(const c10::OperatorHandle& op, detail::OpInfo& info, const detail::Arguments& arguments,
@@ -38,7 +38,7 @@ void run_by_rules(const c10::OperatorHandle& op, detail::OpInfo& info, const det
 
 void introduce(const detail::Arguments& arguments) {
   for (const detail::TensorSlot& slot : arguments.tensors) {
-    if (slot.meta != nullptr) local_op_tap()->meet(slot.impl);
+    if (slot.meta != nullptr) tape::meet(slot.impl);
   }
 }
 
@@ -46,7 +46,7 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, Stack* stack) 
   detail::OpInfo& info = detail::op_info(op);
   detail::Arguments arguments;
   detail::collect(info, *stack, arguments);
-  if (C10_UNLIKELY(local_op_tap() != nullptr)) introduce(arguments);
+  if (C10_UNLIKELY(tape::is_recording())) introduce(arguments);
   if (C10_LIKELY(info.goes_by_rules && arguments.first != nullptr)) return run_by_rules(op, info, arguments, *stack);
   if (arguments.first == nullptr && !arguments.has_out_dtensor) return run_plain(op, info, *stack);
   c10::impl::ExcludeDispatchKeyGuard below(c10::autograd_dispatch_keyset_with_ADInplaceOrView);

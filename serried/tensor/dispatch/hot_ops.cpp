@@ -8,7 +8,7 @@
 
 #include "serried/tensor/dispatch/cached_plan.h"
 #include "serried/tensor/dispatch/dispatch.h"
-#include "serried/tensor/dispatch/local_ops.h"
+#include "serried/tape/tape.h"
 
 namespace serried {
 namespace {
@@ -108,7 +108,7 @@ struct HotOp<Op, Result(Args...)> {
  private:
   // Only dense CPU tensors, nothing to write but DTensors, and nobody who wants to see the call.
   static bool can_skip_boxing(const Arguments& arguments) {
-    if (C10_UNLIKELY(local_op_tap() != nullptr)) return false;
+    if (C10_UNLIKELY(tape::is_recording())) return false;
     if (std::is_reference_v<Result> && arguments.tensors[0].meta == nullptr) return false;
     for (const detail::TensorSlot& slot : arguments.tensors) {
       const c10::TensorImpl* impl = slot.meta != nullptr ? slot.meta->local.unsafeGetTensorImpl() : slot.impl;

@@ -15,7 +15,7 @@
 #include "serried/tensor/debug/comm_debug.h"
 #include "serried/tensor/dispatch/cached_plan.h"
 #include "serried/tensor/dispatch/copied_view.h"
-#include "serried/tensor/dispatch/local_ops.h"
+#include "serried/tape/tape.h"
 #include "serried/tensor/guards.h"
 #include "serried/tensor/random/random.h"
 #include "serried/tensor/redistribute/redistribute.h"
@@ -356,7 +356,7 @@ void run_fast(const c10::OperatorHandle& op, const OpInfo& info, const CachedPla
   }
   for (const auto& [argument, value] : plan.replaced) stack[base + argument] = value;
   if (C10_UNLIKELY(plan.is_default && info.takes_generator)) put_rank_generator(*info.schema, stack, &first->mesh);
-  execute_local(op, stack);
+  tape::run(op, stack);
   wrap_returns(wrapping, written, stack);
 }
 
@@ -393,7 +393,7 @@ void run_planned(const c10::OperatorHandle& op, const OpInfo& info, const Cached
     if (fixup->before != nullptr) fixup->before(local_call, pattern, local);
   }
   const Stack arguments_of_call = plan.fixups.empty() ? Stack() : local;
-  execute_local(op, local);
+  tape::run(op, local);
   for (const auto& [fixup, pattern] : plan.fixups) {
     if (fixup->after != nullptr) fixup->after(local_call, pattern, arguments_of_call, local);
   }
