@@ -7,6 +7,9 @@ import sys
 
 # A layer may include itself and every layer of a smaller number.
 LAYERS = {"base": 0, "tape": 1, "launch": 2, "comm": 2, "mesh": 3, "spmd": 4, "tensor": 5, "parallel": 6, "graph": 6, "optim": 6, "checkpoint": 6}
+# Within a layer: which rooms a room may include besides itself. A room is a folder, or a file beside the folders by
+# name; all other files beside them lie below every room.
+ROOMS = {"graph": {"text": "", "passes": "text", "record": "text", "replay": "record", "capture": "text passes record replay"}}
 MAX_LINES = 600
 FOLDERS = ["serried", "tools", "tests", "benchmarks", "examples"]
 SCRIPTS = ["scripts", "cmake"]
@@ -21,11 +24,29 @@ def layer_of(path):
     return parts[1] if len(parts) > 2 and parts[0] == "serried" else None
 
 
+def room_of(path):
+    parts = path.split("/")
+    return parts[2].split(".")[0]
+
+
+def check_room(layer, path, included):
+    """As check_include, for two files of one layer."""
+    rooms, mine, other = ROOMS.get(layer, {}), room_of(path), room_of(included)
+    for name in (path, included):
+        if rooms and name.count("/") > 2 and room_of(name) not in rooms:
+            return f"folder serried/{layer}/{room_of(name)}/ is not among the rooms of scripts/check_layers.py"
+    if mine == other or other not in rooms or other in rooms.get(mine, "").split():
+        return None
+    return f"includes {included}: room {other} of {layer} is not below {mine}"
+
+
 def check_include(path, included):
     """The complaint about `path` including `included`, or None."""
     mine, other = layer_of(path), layer_of(included)
-    if mine is None or other is None or mine == other:
+    if mine is None or other is None:
         return "includes the umbrella header, which holds higher layers" if mine and included == "serried/serried.h" else None
+    if mine == other:
+        return check_room(mine, path, included)
     for name in (mine, other):
         if name not in LAYERS:
             return f"folder serried/{name}/ is not in the layer table of scripts/check_layers.py"

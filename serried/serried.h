@@ -13,7 +13,7 @@
 #include "serried/graph/error.h"
 #include "serried/graph/graph.h"
 #include "serried/graph/passes/passes.h"
-#include "serried/graph/report.h"
+#include "serried/graph/text/report.h"
 #include "serried/graph/text/serialize.h"
 #include "serried/graph/text/view.h"
 #include "serried/mesh/mesh.h"

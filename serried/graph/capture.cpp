@@ -10,10 +10,11 @@
 #include "serried/base/error.h"
 #include "serried/base/log.h"
 #include "serried/graph/record/agree.h"
-#include "serried/graph/record/effects.h"
-#include "serried/graph/record/handles.h"
-#include "serried/graph/record/settle.h"
+#include "serried/graph/record/compare.h"
+#include "serried/graph/record/inputs.h"
+#include "serried/graph/replay/effects.h"
 #include "serried/graph/replay/guards.h"
+#include "serried/graph/replay/handles.h"
 #include "serried/graph/replay/program.h"
 #include "serried/graph/replay/sharing.h"
 #include "serried/tape/facts.h"
@@ -297,7 +298,7 @@ void CaptureState::Impl::finish(Entry& entry, Recorder& recorder, const CallArgu
     recorder.graph().outputs().push_back(recorder.find(part_of(t)));
     entry.output_specs.push_back(spec_of(t));
   }
-  recorder.graph().output_spreads() = spreads_of(outputs);
+  recorder.graph().output_layouts() = layouts_of(outputs);
   if (entry.recording) recorder.note_lasting(*entry.recording);
   entry.effects = Effects(recorder, entry.before, arguments.tensors);
 }
@@ -305,7 +306,7 @@ void CaptureState::Impl::finish(Entry& entry, Recorder& recorder, const CallArgu
 // False where another rank is not as far: all begin to replay in the same call.
 bool CaptureState::Impl::make_ready(Entry& entry, Recording recording) {
   std::shared_ptr<Recording> unconfirmed = copy_to_compare(recording);
-  settle(*entry.recording, recording);
+  make_replayable(*entry.recording, recording);
   unconfirmed->inputs = recording.inputs;
   Graph graph = recording.graph;
   for (const Pass& pass : options.passes) pass.run(graph);
@@ -411,7 +412,7 @@ void CaptureState::Impl::record(Entry& entry, const CallArguments& arguments, Ru
   entry.before_last = std::exchange(entry.before, known_gradients());
   if (entry.recording) entry.handles = HandleCounts(*entry.recording);
   Recorder recorder(arguments.tensors, known_facts());
-  recorder.graph().input_spreads() = spreads_of(arguments.tensors);
+  recorder.graph().input_layouts() = layouts_of(arguments.tensors);
   rely_on_listed(recorder);
   try {
     FlatValues result;

@@ -4,6 +4,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <algorithm>
+#include <array>
 
 #include "serried/comm/collectives/watch.h"
 
@@ -72,6 +73,15 @@ bool is_written_by_c10d(const c10::FunctionSchema& schema, size_t i) {
   return name.starts_with("output") || (name == "tensors" && schema.name() != "c10d::send");
 }
 
+// "zeros" for aten::zeros, aten::zeros_like, aten::new_zeros; empty outside of aten.
+std::string_view kind_of_factory(std::string_view name) {
+  if (!name.starts_with("aten::")) return {};
+  name.remove_prefix(6);
+  strip_prefix(name, "new_");
+  strip_suffix(name, "_like");
+  return name;
+}
+
 }  // namespace
 
 int64_t TensorMeta::num_bytes() const {
@@ -99,6 +109,10 @@ TensorMeta meta_of(const at::Tensor& t) {
   if (t.layout() == at::kStrided) meta.strides = c10::DimVector(t.strides());
   if (t.has_storage()) meta.offset = t.storage_offset();
   return meta;
+}
+
+bool is_dense_cpu(const TensorMeta& meta) {
+  return meta.device.is_cpu() && meta.strides.size() == meta.sizes.size() && !c10::isComplexType(meta.dtype);
 }
 
 std::string Node::short_name() const {
@@ -193,6 +207,17 @@ bool is_view(const c10::FunctionSchema& schema) {
 
 bool is_random(const c10::OperatorHandle& op) {
   return op.hasTag(at::Tag::nondeterministic_seeded);
+}
+
+bool makes_unwritten(const c10::OperatorHandle& op) {
+  return kind_of_factory(op.operator_name().name).starts_with("empty");
+}
+
+bool makes_by_constants(const c10::OperatorHandle& op) {
+  static constexpr std::array<std::string_view, 9> kKinds = {"arange", "eye",           "full",  "linspace", "logspace",
+                                                             "ones",   "scalar_tensor", "zeros", "range"};
+  const std::string_view kind = kind_of_factory(op.operator_name().name);
+  return std::find(kKinds.begin(), kKinds.end(), kind) != kKinds.end() && is_functional(op.schema());
 }
 
 }  // namespace serried::graph

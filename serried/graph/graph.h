@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "serried/graph/replay/spread.h"
+#include "serried/graph/dtensor_layout.h"
 
 namespace serried::graph {
 
@@ -33,6 +33,9 @@ struct TensorMeta {
 };
 
 TensorMeta meta_of(const at::Tensor& t);
+
+/// In plain memory on the CPU: what passes know how to lay out, and what a program gives to kernels straight away.
+bool is_dense_cpu(const TensorMeta& meta);
 
 enum class ValueKind : uint8_t {
   input,       // given by the caller, another tensor at each call
@@ -102,11 +105,11 @@ class Graph {
   std::vector<ValueId>& outputs() { return outputs_; }
   const std::vector<ValueId>& outputs() const { return outputs_; }
   /// Of the DTensors among them. Gradients that a replay takes as hidden inputs have none.
-  ///     graph.output_spreads().at(0).placements
-  Spreads& input_spreads() { return input_spreads_; }
-  const Spreads& input_spreads() const { return input_spreads_; }
-  Spreads& output_spreads() { return output_spreads_; }
-  const Spreads& output_spreads() const { return output_spreads_; }
+  ///     graph.output_layouts().at(0).placements
+  DTensorLayouts& input_layouts() { return input_layouts_; }
+  const DTensorLayouts& input_layouts() const { return input_layouts_; }
+  DTensorLayouts& output_layouts() { return output_layouts_; }
+  const DTensorLayouts& output_layouts() const { return output_layouts_; }
   std::vector<Gradient>& gradients() { return gradients_; }
   const std::vector<Gradient>& gradients() const { return gradients_; }
 
@@ -131,8 +134,8 @@ class Graph {
   std::vector<Value> values_;
   std::vector<ValueId> inputs_;
   std::vector<ValueId> outputs_;
-  Spreads input_spreads_;
-  Spreads output_spreads_;
+  DTensorLayouts input_layouts_;
+  DTensorLayouts output_layouts_;
   std::vector<Gradient> gradients_;
   int64_t arena_bytes_ = 0;
 };
@@ -175,5 +178,9 @@ bool is_functional(const c10::FunctionSchema& schema);
 bool is_view(const c10::FunctionSchema& schema);
 /// Whether the op draws random numbers: running it once more or once less changes what follows.
 bool is_random(const c10::OperatorHandle& op);
+/// Whether the op leaves the memory of its result as it finds it: empty and its kin.
+bool makes_unwritten(const c10::OperatorHandle& op);
+/// Whether the op fills one new tensor by its constants, the same way each time: zeros, full, arange, ones_like.
+bool makes_by_constants(const c10::OperatorHandle& op);
 
 }  // namespace serried::graph

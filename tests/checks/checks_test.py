@@ -35,7 +35,22 @@ class Layers(TreeTest):
     def test_a_higher_layer_is_found(self):
         self.write("serried/base/error.cpp", '// Errors.\n#include "serried/comm/groups/group.h"\n')
         self.assertEqual(check_layers.check(self.root),
-                         ["serried/base/error.cpp:2: includes serried/comm/groups/group.h: layer comm (1) is not below base (0)"])
+                         ["serried/base/error.cpp:2: includes serried/comm/groups/group.h: layer comm (2) is not below base (0)"])
+
+    def test_rooms_of_a_layer_include_only_rooms_below(self):
+        self.write("serried/graph/passes/freeze.cpp",
+                   '// One.\n#include "serried/graph/graph.h"\n#include "serried/graph/text/text.h"\n#include "serried/graph/passes/a.h"\n')
+        self.write("serried/graph/capture.cpp", '// One.\n#include "serried/graph/replay/program.h"\n')
+        self.assertEqual(check_layers.check(self.root), [])
+        self.write("serried/graph/replay/program.cpp", '// One.\n#include "serried/graph/passes/access.h"\n')
+        self.write("serried/graph/passes/pairs.cpp", '// One.\n#include "serried/graph/record/recorder.h"\n')
+        self.write("serried/graph/graph.h", '// One.\n#include "serried/graph/text/text.h"\n')
+        self.write("serried/graph/attic/old.cpp", '// One.\n#include "serried/graph/graph.h"\n')
+        self.assertEqual(check_layers.check(self.root), [
+            "serried/graph/attic/old.cpp:2: folder serried/graph/attic/ is not among the rooms of scripts/check_layers.py",
+            "serried/graph/graph.h:2: includes serried/graph/text/text.h: room text of graph is not below graph",
+            "serried/graph/passes/pairs.cpp:2: includes serried/graph/record/recorder.h: room record of graph is not below passes",
+            "serried/graph/replay/program.cpp:2: includes serried/graph/passes/access.h: room passes of graph is not below replay"])
 
     def test_a_sibling_layer_and_the_umbrella_are_found(self):
         self.write("serried/graph/a.h", '// A.\n#include "serried/parallel/b.h"\n#include "serried/serried.h"\n')

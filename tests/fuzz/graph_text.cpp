@@ -5,7 +5,6 @@
 
 #include <optional>
 
-#include "serried/graph/text/parse.h"
 #include "serried/graph/text/serialize.h"
 
 namespace serried::fuzz {

@@ -1,5 +1,5 @@
 // What a graph costs, against sums done by hand.
-#include "serried/graph/report.h"
+#include "serried/graph/text/report.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "serried/graph/graph.h"
-#include "serried/graph/report.h"
+#include "serried/graph/text/report.h"
 
 namespace serried::tools {
 

@@ -156,10 +156,6 @@ bool is_alias(const Graph& graph, const Node& node) {
   return shares;
 }
 
-bool is_dense_cpu(const TensorMeta& meta) {
-  return meta.device.is_cpu() && meta.strides.size() == meta.sizes.size() && !c10::isComplexType(meta.dtype);
-}
-
 bool is_contiguous(const TensorMeta& meta) {
   return meta.strides == c10::contiguous_strides(meta.sizes);
 }

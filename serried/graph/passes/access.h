@@ -21,8 +21,6 @@ bool has_effects(const Node& node);
 /// Whether the results are other names for the memory of the first argument, and nothing is written.
 bool is_alias(const Graph& graph, const Node& node);
 
-/// Dense on the CPU: what the passes know how to lay out.
-bool is_dense_cpu(const TensorMeta& meta);
 bool is_contiguous(const TensorMeta& meta);
 
 /// A number that no value's storage has yet.

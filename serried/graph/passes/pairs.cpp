@@ -13,7 +13,6 @@
 #include "serried/comm/groups/group.h"
 #include "serried/graph/passes/access.h"
 #include "serried/graph/passes/collectives.h"
-#include "serried/graph/record/factories.h"
 
 namespace serried::graph {
 namespace {

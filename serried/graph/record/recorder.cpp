@@ -8,7 +8,6 @@
 
 #include <algorithm>
 
-#include "serried/graph/record/factories.h"
 #include "serried/graph/record/recorded_work.h"
 #include "serried/graph/record/user_hooks.h"
 #include "serried/graph/text/custom_class.h"

@@ -16,7 +16,7 @@
 #include "serried/graph/graph.h"
 #include "serried/graph/record/call_hook.h"
 #include "serried/graph/record/generator_watch.h"
-#include "serried/graph/replay/place.h"
+#include "serried/graph/record/place.h"
 #include "serried/tape/recorder.h"
 #include "serried/tensor/weak_tensor.h"
 

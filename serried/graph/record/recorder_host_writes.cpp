@@ -2,7 +2,8 @@
 #include <ATen/ops/clone.h>
 #include <ATen/ops/empty.h>
 
-#include "serried/graph/record/factories.h"
+#include <cstring>
+
 #include "serried/graph/record/recorder.h"
 
 namespace serried::graph {
@@ -17,6 +18,28 @@ bool reads_no_data(const std::string& name) {
 // add_ and its kin, unlike fill_ and copy_.
 bool reads_what_it_writes(const c10::OperatorHandle& op) {
   return op.hasTag(at::Tag::pointwise) && op.operator_name().name.ends_with('_');
+}
+
+// More than a mask of 4096 x 4096 floats is not made by hand.
+constexpr int64_t kMaxCheckedBytes = int64_t(64) << 20;
+
+// The operand of zeros_like and new_zeros tells dtype and shape; so does the result.
+torch::jit::Stack arguments_for(const Node& maker, const at::Tensor& like) {
+  torch::jit::Stack stack;
+  for (const Argument& argument : maker.arguments) {
+    stack.push_back(argument.ids.empty() ? argument.constant : c10::IValue(like));
+  }
+  return stack;
+}
+
+// Whether `whole`, which `maker` has made by constants, is still as it was made. Runs the op once more. True without a
+// look for other devices than CPUs, and for what is large.
+bool is_as_made(const Node& maker, const at::Tensor& whole) {
+  if (!whole.device().is_cpu() || int64_t(whole.nbytes()) > kMaxCheckedBytes) return true;
+  torch::jit::Stack stack = arguments_for(maker, whole);
+  tape::run_unrecorded(maker.op, stack);
+  const at::Tensor made = stack.at(0).toTensor().contiguous(), now = whole.contiguous();
+  return made.nbytes() == now.nbytes() && std::memcmp(made.const_data_ptr(), now.const_data_ptr(), now.nbytes()) == 0;
 }
 
 }  // namespace

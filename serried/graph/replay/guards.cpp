@@ -238,27 +238,27 @@ std::vector<Guard> CallGuards::list() const {
   return guards;
 }
 
-StateGuards::StateGuards(const Recording& settled) {
-  for (const Resident& resident : settled.residents) {
+StateGuards::StateGuards(const Recording& replayable) {
+  for (const Resident& resident : replayable.residents) {
     const at::Tensor t = resident.tensor.lock();
     if (!t.defined() || resident.value == kNoValue || !resident.is_of_surroundings()) continue;
-    const ValueKind kind = settled.graph.value(resident.value).kind;
+    const ValueKind kind = replayable.graph.value(resident.value).kind;
     if (kind == ValueKind::constant) continue;
-    tenants_.push_back({t, resident.place, t.requires_grad(), meta_of(t).to_string()});
+    tensors_.push_back({t, resident.place, t.requires_grad(), meta_of(t).to_string()});
   }
-  for (const Group& group : settled.groups) {
+  for (const Group& group : replayable.groups) {
     groups_.push_back({c10::weak_intrusive_ptr<c10d::ProcessGroup>(group), plain_text(group)});
   }
-  objects_ = settled.objects;
-  facts_ = settled.facts;
+  objects_ = replayable.objects;
+  facts_ = replayable.facts;
 }
 
-bool StateGuards::Tenant::is_there() const {
+bool StateGuards::FoundTensor::is_there() const {
   const at::Tensor t = tensor.lock();
   return t.defined() && place.holds(t) && t.requires_grad() == requires_grad;
 }
 
-std::string StateGuards::Tenant::why_not() const {
+std::string StateGuards::FoundTensor::why_not() const {
   const at::Tensor t = tensor.lock();
   if (!t.defined()) return "the tensor " + text + " that the step used is gone";
   if (t.requires_grad() != requires_grad) {
@@ -269,19 +269,19 @@ std::string StateGuards::Tenant::why_not() const {
 }
 
 bool StateGuards::hold() const {
-  return std::all_of(tenants_.begin(), tenants_.end(), [](const Tenant& tenant) { return tenant.is_there(); }) &&
+  return std::all_of(tensors_.begin(), tensors_.end(), [](const FoundTensor& found) { return found.is_there(); }) &&
          all_live(groups_, &LiveGroup::group) && all_live(objects_, &LiveObject::object) && all_hold(facts_);
 }
 
 bool StateGuards::may_hold_again() const {
-  return std::all_of(tenants_.begin(), tenants_.end(),
-                     [](const Tenant& tenant) { return tenant.tensor.lock().defined(); }) &&
+  return std::all_of(tensors_.begin(), tensors_.end(),
+                     [](const FoundTensor& found) { return found.tensor.lock().defined(); }) &&
          all_live(groups_, &LiveGroup::group) && all_live(objects_, &LiveObject::object);
 }
 
 std::string StateGuards::why_not() const {
-  for (const Tenant& tenant : tenants_) {
-    if (!tenant.is_there()) return tenant.why_not();
+  for (const FoundTensor& found : tensors_) {
+    if (!found.is_there()) return found.why_not();
   }
   for (const LiveGroup& live : groups_) {
     if (live.group.expired()) return "the group " + live.text + " is gone";
@@ -298,7 +298,7 @@ std::string StateGuards::why_not() const {
 
 std::vector<Guard> StateGuards::list() const {
   std::vector<Guard> guards;
-  for (const Tenant& tenant : tenants_) guards.push_back({"tensor " + tenant.text, "the same memory"});
+  for (const FoundTensor& found : tensors_) guards.push_back({"tensor " + found.text, "the same memory"});
   for (const LiveGroup& group : groups_) guards.push_back({"group", group.text});
   for (const LiveObject& live : objects_) guards.push_back({live.name, "still there"});
   for (const auto& [fact, value] : facts_) guards.push_back({fact.name, fact_text(fact, value)});

@@ -60,8 +60,8 @@ class CallGuards {
 /// Conditions on what the function found by itself: parameters, groups, and what code reported with rely_on.
 class StateGuards {
  public:
-  /// `settled` is the recording that the graph was made of.
-  explicit StateGuards(const Recording& settled);
+  /// `replayable` is the recording that the graph was made of.
+  explicit StateGuards(const Recording& replayable);
   bool hold() const;
   /// False once something that the graph needs is gone for good.
   bool may_hold_again() const;
@@ -69,7 +69,7 @@ class StateGuards {
   std::vector<Guard> list() const;
 
  private:
-  struct Tenant {  // a tensor that must still be where it was
+  struct FoundTensor {  // must still be where it was
     WeakTensor tensor;
     Place place;
     bool requires_grad;
@@ -82,7 +82,7 @@ class StateGuards {
     std::string text;
   };
 
-  std::vector<Tenant> tenants_;
+  std::vector<FoundTensor> tensors_;
   std::vector<LiveGroup> groups_;
   std::vector<LiveObject> objects_;
   std::vector<RecordedFact> facts_;

@@ -2,12 +2,11 @@
 #include "serried/graph/replay/program.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
 
 #include <algorithm>
 
 #include "serried/base/error.h"
-#include "serried/graph/passes/access.h"
-#include "serried/graph/replay/arena.h"
 
 namespace serried::graph {
 namespace {
@@ -15,6 +14,22 @@ namespace {
 using c10::IValue;
 
 constexpr c10::DispatchKeySet kCpuKernel(c10::DispatchKey::CPU);
+
+// The memory that a graph's buffers share.
+class Arena {
+ public:
+  explicit Arena(int64_t num_bytes) : bytes_(at::empty({num_bytes}, at::kByte)) {}
+
+  /// A tensor of its own (no autograd view) on the arena's memory, which it keeps alive.
+  at::Tensor tensor_at(int64_t byte_offset, const TensorMeta& meta) const {
+    at::Tensor t = at::empty({0}, at::TensorOptions(meta.dtype));
+    const int64_t item = int64_t(c10::elementSize(meta.dtype));
+    return t.set_(bytes_.storage(), byte_offset / item + meta.offset, meta.sizes, meta.strides);
+  }
+
+ private:
+  at::Tensor bytes_;
+};
 
 bool is_plain(const Value& value) {
   return value.kind == ValueKind::work || is_dense_cpu(value.meta);

@@ -7,30 +7,13 @@
 #include <string>
 #include <vector>
 
-#include "serried/graph/record/recorder.h"
+#include "serried/graph/record/inputs.h"
 
 namespace serried::graph {
 
-/// Notes in `second.inputs` what differed between two recordings that agree. A function that finds one of its arguments
-/// by itself too looks as if it used the argument twice: so an input counts as one that may change only if it did.
-void compare_inputs(const Recording& first, Recording& second);
-
-/// Whether an input of one recording lies in memory that the function found by itself in the other: they need not run
-/// the same ops.
-bool shares_otherwise(const Recording& a, const Recording& b);
-
-/// Whether `inputs` lie in no memory that the function found by itself in `recording`.
-bool is_apart(const Recording& recording, const std::vector<at::Tensor>& inputs);
-
-/// Whether `arguments` lie in the memory that those of `recording` had.
-bool has_memory_of_inputs(const Recording& recording, const std::vector<at::Tensor>& arguments);
-
-/// Whether what the function found by itself is where it was.
-bool is_in_place(const Recording& recording);
-
 class Sharing {
  public:
-  explicit Sharing(const Recording& settled);
+  explicit Sharing(const Recording& replayable);
 
   /// `inputs` are those of the graph: arguments, and behind `num_arguments` of them gradients that it adds to.
   bool holds(const std::vector<at::Tensor>& inputs, size_t num_arguments) const;

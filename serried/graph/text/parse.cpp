@@ -1,5 +1,5 @@
 // Reads a graph line by line; the schema of an op says what its arguments are.
-#include "serried/graph/text/parse.h"
+#include "serried/graph/text/text.h"
 
 #include <ATen/core/jit_type.h>
 
@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "serried/graph/text/custom_class.h"
+#include "serried/graph/text/layout_text.h"
 #include "serried/graph/text/literal.h"
 #include "serried/graph/text/possible.h"
 
@@ -38,8 +39,8 @@ class GraphReader {
     if (in.accept("node ")) return read_node(in);
     if (in.accept("inputs ")) return read_ids(in, graph_.inputs());
     if (in.accept("outputs ")) return read_ids(in, graph_.outputs());
-    if (in.accept("input ")) return read_placed(in, "input", graph_.inputs().size(), graph_.input_spreads());
-    if (in.accept("output ")) return read_placed(in, "output", graph_.outputs().size(), graph_.output_spreads());
+    if (in.accept("input ")) return read_placed(in, "input", graph_.inputs().size(), graph_.input_layouts());
+    if (in.accept("output ")) return read_placed(in, "output", graph_.outputs().size(), graph_.output_layouts());
     if (in.accept("gradient ")) return read_gradient(in);
     if (in.accept("arena ")) return read_arena(in);
     in.fail(c10::str("there is no such line: \"", in.rest(), "\""));
@@ -117,11 +118,11 @@ class GraphReader {
     read_list(in, "]", [&] { ids.push_back(read_id(in)); });
   }
 
-  static void read_placed(Cursor& in, const char* what, size_t count, Spreads& spreads) {
+  static void read_placed(Cursor& in, const char* what, size_t count, DTensorLayouts& layouts) {
     const int64_t number = read_int(in);
     if (number < 0 || number >= int64_t(count)) in.fail(c10::str("there is no ", what, " ", number));
     in.expect("placed");
-    const bool is_new = spreads.emplace(size_t(number), read_spread(in)).second;
+    const bool is_new = layouts.emplace(size_t(number), read_layout(in)).second;
     if (!is_new) in.fail(c10::str(what, " ", number, " is placed twice"));
   }
 

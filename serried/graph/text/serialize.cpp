@@ -7,8 +7,8 @@
 
 #include "serried/base/error.h"
 #include "serried/graph/text/archive.h"
+#include "serried/graph/text/layout_text.h"
 #include "serried/graph/text/literal.h"
-#include "serried/graph/text/text.h"
 #include "serried/tensor/parts.h"
 
 namespace serried::graph {
@@ -43,11 +43,11 @@ std::string ids_text(const std::vector<ValueId>& ids) {
 }
 
 // One line for each DTensor.
-std::string spread_lines(std::string_view word, const std::vector<ValueId>& ids, const Spreads& spreads) {
+std::string layout_lines(std::string_view word, const std::vector<ValueId>& ids, const DTensorLayouts& layouts) {
   std::string text;
   for (size_t i = 0; i < ids.size(); ++i) {
-    const Spread* spread = find_spread(spreads, i);
-    if (spread != nullptr) text += c10::str(word, i, " placed ", spread_text(*spread), "\n");
+    const DTensorLayout* layout = find_layout(layouts, i);
+    if (layout != nullptr) text += c10::str(word, i, " placed ", layout_text(*layout), "\n");
   }
   return text;
 }
@@ -136,7 +136,7 @@ std::string to_text(const Graph& graph) {
   if (graph.arena_bytes() > 0) text += c10::str("arena ", graph.arena_bytes(), "\n");
   for (size_t id = 0; id < graph.values().size(); ++id) text += value_line(graph.value(ValueId(id)), id);
   text += "inputs " + ids_text(graph.inputs()) + "\n";
-  text += spread_lines("input ", graph.inputs(), graph.input_spreads());
+  text += layout_lines("input ", graph.inputs(), graph.input_layouts());
   for (size_t i = 0; i < graph.nodes().size(); ++i) {
     check_has_text(graph.nodes()[i]);
     text += "node " + line_of(graph, i, LineStyle::complete) + "\n";
@@ -145,7 +145,7 @@ std::string to_text(const Graph& graph) {
     text += "gradient " + id_text(gradient.value) + " of " + quoted_text(gradient.parameter) + "\n";
   }
   text += "outputs " + ids_text(graph.outputs()) + "\n";
-  text += spread_lines("output ", graph.outputs(), graph.output_spreads());
+  text += layout_lines("output ", graph.outputs(), graph.output_layouts());
   return text + std::string(kEnd) + "\n";
 }
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "serried/graph/graph.h"
-#include "serried/graph/text/parse.h"
+#include "serried/graph/text/text.h"
 
 namespace serried::graph {
 

@@ -167,9 +167,9 @@ class LineWriter {
 };
 
 // As a DTensor behind its part; empty for plain tensors.
-std::string whole_of(const Spreads& spreads, size_t number) {
-  const Spread* spread = find_spread(spreads, number);
-  return spread == nullptr ? "" : " = " + spread->to_string();
+std::string whole_of(const DTensorLayouts& layouts, size_t number) {
+  const DTensorLayout* layout = find_layout(layouts, number);
+  return layout == nullptr ? "" : " = " + layout->to_string();
 }
 
 std::string elements_of(const at::Tensor& t) {
@@ -227,7 +227,7 @@ std::string Graph::to_string() const {
   for (size_t i = 0; i < inputs_.size(); ++i) {
     const ValueId id = inputs_[i];
     const std::string part = id == kNoValue ? "" : ": " + value(id).meta.to_string();
-    inputs.push_back(value_text(*this, id) + part + whole_of(input_spreads_, i));
+    inputs.push_back(value_text(*this, id) + part + whole_of(input_layouts_, i));
   }
   std::string text = "graph(" + joined(inputs) + "):\n";
   if (arena_bytes_ > 0) text += "  arena of " + bytes_text(arena_bytes_) + "\n";
@@ -241,7 +241,7 @@ std::string Graph::to_string() const {
     text += "  gradient of " + gradient.parameter + " = " + value_text(*this, gradient.value) + "\n";
   }
   for (size_t i = 0; i < outputs_.size(); ++i) {
-    outputs.push_back(value_text(*this, outputs_[i]) + whole_of(output_spreads_, i));
+    outputs.push_back(value_text(*this, outputs_[i]) + whole_of(output_layouts_, i));
   }
   return text + "  return " + joined(outputs) + "\n";
 }

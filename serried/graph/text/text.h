@@ -1,7 +1,8 @@
-// Graphs as text.
+// Graphs as text, and from it.
 #pragma once
 
 #include <string>
+#include <string_view>
 
 #include "serried/graph/graph.h"
 
@@ -24,5 +25,17 @@ std::string value_text(const Graph& graph, ValueId id);
 
 /// Bytes that this rank gives to a collective; those that it gets, for recv.
 int64_t collective_bytes(const Graph& graph, const Node& node);
+
+/// The graph that `to_text` (serialize.h) wrote, without the data of its tensors. ValueError that names the line for
+/// anything else.
+Graph parse_graph(std::string_view text);
+
+/// The first line of every text.
+inline constexpr std::string_view kFormat = "serried graph 2";
+/// The last one, lest a truncated text pass for a short graph.
+inline constexpr std::string_view kEnd = "end";
+
+/// "computed"
+std::string_view kind_name(ValueKind kind);
 
 }  // namespace serried::graph

@@ -1,4 +1,4 @@
-// Graphs for tests of passes: what a function does, recorded and settled, and how it runs again.
+// Graphs for tests of passes: what a function does, recorded twice, and how it runs again.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 
 #include "serried/graph/passes/passes.h"
 #include "serried/graph/record/recorder.h"
-#include "serried/graph/record/settle.h"
+#include "serried/graph/record/compare.h"
 #include "serried/graph/replay/program.h"
 #include "serried/graph/text/text.h"
 #include "tests/support/close.h"
@@ -40,7 +40,7 @@ inline graph::Recording record_once(const Function& fn, const Tensors& inputs) {
 inline Recorded record(const Function& fn, const Tensors& inputs) {
   const graph::Recording first = record_once(fn, inputs);
   graph::Recording second = record_once(fn, inputs);
-  graph::settle(first, second);
+  graph::make_replayable(first, second);
   return {second.graph, second.groups};
 }
 

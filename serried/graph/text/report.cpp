@@ -1,5 +1,5 @@
 // Counts what a graph does, and walks it once for the memory that lives.
-#include "serried/graph/report.h"
+#include "serried/graph/text/report.h"
 
 #include <algorithm>
 #include <limits>

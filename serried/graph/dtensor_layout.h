@@ -11,10 +11,8 @@
 
 namespace serried::graph {
 
-class Cursor;
-
 /// What a DTensor is apart from its data, without a live mesh: the nodes of a graph see this rank's part only.
-struct Spread {
+struct DTensorLayout {
   Placements placements = {};   // one per axis of the mesh
   c10::DimVector sizes = {};    // of the whole tensor
   c10::DimVector strides = {};  // of the whole tensor
@@ -24,22 +22,16 @@ struct Spread {
   std::string group = {};  // the registered name of the one that the mesh was made over; empty where there is none
 
   std::string to_string() const;  // "S0 R of [7, 5] on mesh dp=2 tp=2"
-  bool operator==(const Spread&) const = default;
+  bool operator==(const DTensorLayout&) const = default;
 };
 
 /// By number of the argument or result; plain tensors have none.
-using Spreads = std::map<size_t, Spread>;
+using DTensorLayouts = std::map<size_t, DTensorLayout>;
 
 /// Communicates nothing.
-Spreads spreads_of(const std::vector<at::Tensor>& tensors);
+DTensorLayouts layouts_of(const std::vector<at::Tensor>& tensors);
 
 /// Null for a plain tensor.
-const Spread* find_spread(const Spreads& spreads, size_t number);
-
-/// The same for files.
-///     "S0 R" of [7, 5] on [2, 2] names ["dp", "tp"] ranks [0, 1, 2, 3] group "threads/1"
-std::string spread_text(const Spread& spread);
-/// What `spread_text` wrote; fails at `in` where it does not agree with itself.
-Spread read_spread(Cursor& in);
+const DTensorLayout* find_layout(const DTensorLayouts& layouts, size_t number);
 
 }  // namespace serried::graph

@@ -1,5 +1,5 @@
 // Gradients and version counts, read after a recording and restored after a replay.
-#include "serried/graph/record/effects.h"
+#include "serried/graph/replay/effects.h"
 
 #include <algorithm>
 #include <set>

@@ -8,8 +8,8 @@ namespace serried::graph {
 /// Where two recordings ran different ops; empty where they did not.
 std::string first_difference(const Recording& first, const Recording& second);
 
-/// Makes `second` replayable: external values become persistent or constant. CaptureError for a scalar or a tensor made
-/// off the tape that changed between the two.
-void settle(const Recording& first, Recording& second);
+/// Makes `second`, which ran the same ops, replayable: external values become persistent or constant. CaptureError for
+/// a scalar that changed between the two, and for a tensor made without an op that did.
+void make_replayable(const Recording& first, Recording& second);
 
 }  // namespace serried::graph

@@ -1,5 +1,5 @@
 // Reads tensors as they are, without an op.
-#include "serried/graph/replay/place.h"
+#include "serried/graph/record/place.h"
 
 #include "serried/tensor/parts.h"
 

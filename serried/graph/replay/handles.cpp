@@ -1,5 +1,5 @@
 // Counts strong references, less the one that autograd takes while a graph lives.
-#include "serried/graph/record/handles.h"
+#include "serried/graph/replay/handles.h"
 
 #include <torch/csrc/autograd/variable.h>
 

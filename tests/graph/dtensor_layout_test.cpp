@@ -1,5 +1,5 @@
 // Graphs keep how DTensor arguments and results lie on their meshes, in text and in files.
-#include "serried/graph/replay/spread.h"
+#include "serried/graph/dtensor_layout.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -41,9 +41,9 @@ Graph graph_of(Fn fn, const Tensors& inputs, CaptureOptions options = {}) {
   return step.graph();
 }
 
-void expect_same_spreads(const Graph& actual, const Graph& expected) {
-  EXPECT_EQ(actual.input_spreads(), expected.input_spreads());
-  EXPECT_EQ(actual.output_spreads(), expected.output_spreads());
+void expect_same_layouts(const Graph& actual, const Graph& expected) {
+  EXPECT_EQ(actual.input_layouts(), expected.input_layouts());
+  EXPECT_EQ(actual.output_layouts(), expected.output_layouts());
   EXPECT_EQ(actual.to_string(), expected.to_string());
   EXPECT_EQ(to_text(actual), to_text(expected));
 }
@@ -56,41 +56,41 @@ Graph loaded_copy(const Graph& graph, int64_t rank) {
   return loaded;
 }
 
-TEST(GraphSpread, IsThatOfTheArgumentsAndResults) {
+TEST(GraphDTensorLayout, IsThatOfTheArgumentsAndResults) {
   on_named_mesh([](const DeviceMesh& mesh) {
     const at::Tensor x = place(iota({7, 5}), mesh, {Shard(0), Replicate()});
     const at::Tensor w = place(iota({5, 3}), mesh, {Replicate(), Shard(1)});
     const auto product = [](const Tensors& in) { return Tensors{in[0].mm(in[2]), in[1].neg(), in[0].t().neg()}; };
     const Graph g = graph_of(product, {x, iota({2}), w});
 
-    const Spread first{.placements = {Shard(0), Replicate()},
-                       .sizes = {7, 5},
-                       .strides = {5, 1},
-                       .mesh_shape = {2, 2},
-                       .mesh_names = {"dp", "tp"},
-                       .mesh_ranks = {0, 1, 2, 3},
-                       .group = mesh.root_group()->getGroupName()};
-    Spread second = first;
+    const DTensorLayout first{.placements = {Shard(0), Replicate()},
+                              .sizes = {7, 5},
+                              .strides = {5, 1},
+                              .mesh_shape = {2, 2},
+                              .mesh_names = {"dp", "tp"},
+                              .mesh_ranks = {0, 1, 2, 3},
+                              .group = mesh.root_group()->getGroupName()};
+    DTensorLayout second = first;
     second.placements = {Replicate(), Shard(1)};
     second.sizes = {5, 3};
     second.strides = {3, 1};
-    EXPECT_EQ(g.input_spreads(), (Spreads{{0, first}, {2, second}}));
+    EXPECT_EQ(g.input_layouts(), (DTensorLayouts{{0, first}, {2, second}}));
 
-    Spread both = first;
+    DTensorLayout both = first;
     both.placements = {Shard(0), Shard(1)};
     both.sizes = {7, 3};
     both.strides = {3, 1};
-    Spread turned = first;
+    DTensorLayout turned = first;
     turned.placements = {Shard(1), Replicate()};
     turned.sizes = {5, 7};
     turned.strides = c10::DimVector(product({x, x, w})[2].strides());
-    EXPECT_EQ(g.output_spreads(), (Spreads{{0, both}, {2, turned}}));
-    expect_same_spreads(parse_graph(to_text(g)), g);
-    expect_same_spreads(loaded_copy(g, mesh.get_rank()), g);
+    EXPECT_EQ(g.output_layouts(), (DTensorLayouts{{0, both}, {2, turned}}));
+    expect_same_layouts(parse_graph(to_text(g)), g);
+    expect_same_layouts(loaded_copy(g, mesh.get_rank()), g);
   });
 }
 
-TEST(GraphSpread, StandsInTheSignatureAndBehindReturn) {
+TEST(GraphDTensorLayout, StandsInTheSignatureAndBehindReturn) {
   on_named_mesh([](const DeviceMesh& mesh) {
     const at::Tensor x = place(iota({7, 5}), mesh, {Shard(0), Partial()});
     const Graph g = graph_of([](const Tensors& in) { return in[0].neg(); }, {x, iota({2})}, {.passes = {}});
@@ -102,13 +102,13 @@ TEST(GraphSpread, StandsInTheSignatureAndBehindReturn) {
   });
   serried::testing::on_mesh({3}, [](const DeviceMesh& mesh) {
     const Graph g = graph_of([](const Tensors& in) { return in[0].sum(); }, {place(iota({7, 5}), mesh, {Shard(0)})});
-    EXPECT_EQ(g.output_spreads().at(0).to_string(), "P of [] on mesh 3");
-    EXPECT_TRUE(g.output_spreads().at(0).mesh_names.empty());
-    expect_same_spreads(parse_graph(to_text(g)), g);
+    EXPECT_EQ(g.output_layouts().at(0).to_string(), "P of [] on mesh 3");
+    EXPECT_TRUE(g.output_layouts().at(0).mesh_names.empty());
+    expect_same_layouts(parse_graph(to_text(g)), g);
   });
 }
 
-TEST(GraphSpread, KeepsEveryPlacementOfACapturedFunction) {
+TEST(GraphDTensorLayout, KeepsEveryPlacementOfACapturedFunction) {
   const auto is_bitwise = [](const Placement& p) { return p.is_partial() && p.reduce() >= ReduceKind::band; };
   const Placements others = {Replicate(),        Shard(1),        StridedShard(0, 2), StridedShard(1, 3),
                              Partial("sum"),     Partial("avg"),  Partial("min"),     Partial("max"),
@@ -124,27 +124,27 @@ TEST(GraphSpread, KeepsEveryPlacementOfACapturedFunction) {
     }
     const Graph g = graph_of([](const Tensors& in) { return in; }, inputs);
     for (size_t i = 0; i < others.size(); ++i) {
-      EXPECT_EQ(g.input_spreads().at(i).placements, (Placements{others[i], Shard(0)}));
-      EXPECT_EQ(g.output_spreads().at(i), g.input_spreads().at(i));
+      EXPECT_EQ(g.input_layouts().at(i).placements, (Placements{others[i], Shard(0)}));
+      EXPECT_EQ(g.output_layouts().at(i), g.input_layouts().at(i));
     }
-    expect_same_spreads(parse_graph(to_text(g)), g);
-    expect_same_spreads(loaded_copy(g, mesh.get_rank()), g);
+    expect_same_layouts(parse_graph(to_text(g)), g);
+    expect_same_layouts(loaded_copy(g, mesh.get_rank()), g);
   });
 }
 
-TEST(GraphSpread, SubMeshesKeepTheirRanks) {
+TEST(GraphDTensorLayout, SubMeshesKeepTheirRanks) {
   on_named_mesh([](const DeviceMesh& mesh) {
     const DeviceMesh tp = mesh["tp"];
     const Graph g = graph_of([](const Tensors& in) { return in[0] * 2; }, {place(iota({3}), tp, {Shard(0)})});
     const int64_t begin = 2 * mesh.get_local_rank("dp");
-    const Spread& spread = g.output_spreads().at(0);
-    EXPECT_EQ(spread.mesh_ranks, (std::vector<int64_t>{begin, begin + 1}));
-    EXPECT_EQ(spread.mesh_names, std::vector<std::string>{"tp"});
-    expect_same_spreads(parse_graph(to_text(g)), g);
+    const DTensorLayout& layout = g.output_layouts().at(0);
+    EXPECT_EQ(layout.mesh_ranks, (std::vector<int64_t>{begin, begin + 1}));
+    EXPECT_EQ(layout.mesh_names, std::vector<std::string>{"tp"});
+    expect_same_layouts(parse_graph(to_text(g)), g);
   });
 }
 
-TEST(GraphSpread, SaysEnoughToPlaceResultsOfALoadedGraph) {
+TEST(GraphDTensorLayout, SaysEnoughToPlaceResultsOfALoadedGraph) {
   on_named_mesh([](const DeviceMesh& mesh) {
     const at::Tensor whole = iota({7, 5});
     const DTensor x = place(whole, mesh, {Shard(0), Shard(1)});
@@ -152,15 +152,15 @@ TEST(GraphSpread, SaysEnoughToPlaceResultsOfALoadedGraph) {
     const Graph g = loaded_copy(graph_of(doubled, {x}), mesh.get_rank());
     Program program(g, {});
     program.run({x.to_local()});
-    const Spread& spread = g.output_spreads().at(0);
-    const DTensor result = DTensor::from_local(program.value(g.outputs()[0]), mesh, spread.placements,
-                                               {.shape = Sizes(spread.sizes.begin(), spread.sizes.end()),
-                                                .stride = Sizes(spread.strides.begin(), spread.strides.end())});
+    const DTensorLayout& layout = g.output_layouts().at(0);
+    const DTensor result = DTensor::from_local(program.value(g.outputs()[0]), mesh, layout.placements,
+                                               {.shape = Sizes(layout.sizes.begin(), layout.sizes.end()),
+                                                .stride = Sizes(layout.strides.begin(), layout.strides.end())});
     EXPECT_TRUE(at::equal(result.full_tensor(), whole * 2));
   });
 }
 
-TEST(GraphSpread, OfATrainingStepOutlivesPassesAndHiddenGradients) {
+TEST(GraphDTensorLayout, OfATrainingStepOutlivesPassesAndHiddenGradients) {
   on_named_mesh([](const DeviceMesh& mesh) {
     at::Tensor w = place(iota({5, 3}) / 10, mesh, {Replicate(), Shard(1)}).detach().requires_grad_();
     const DTensor x = place(iota({7, 5}), mesh, {Shard(0), Replicate()});
@@ -175,29 +175,29 @@ TEST(GraphSpread, OfATrainingStepOutlivesPassesAndHiddenGradients) {
         {.passes = passes});
     for (int i = 0; i < 5; ++i) step(x);
     EXPECT_GT(step.graph().inputs().size(), 1);
-    ASSERT_EQ(step.graph().input_spreads().size(), 1);
-    EXPECT_EQ(step.graph().input_spreads().at(0).placements, x.placements());
-    EXPECT_TRUE(step.graph().output_spreads().at(0).sizes.empty());
-    expect_same_spreads(parse_graph(to_text(step.graph())), step.graph());
+    ASSERT_EQ(step.graph().input_layouts().size(), 1);
+    EXPECT_EQ(step.graph().input_layouts().at(0).placements, x.placements());
+    EXPECT_TRUE(step.graph().output_layouts().at(0).sizes.empty());
+    expect_same_layouts(parse_graph(to_text(step.graph())), step.graph());
   });
 }
 
-TEST(GraphSpread, IsWrittenInFull) {
+TEST(GraphDTensorLayout, IsWrittenInFull) {
   Graph g = sample_graph();
-  g.output_spreads()[0] = {.placements = {StridedShard(0, 2), Partial("max")},
+  g.output_layouts()[0] = {.placements = {StridedShard(0, 2), Partial("max")},
                            .sizes = {7, 2},
                            .strides = {1, 7},
                            .mesh_shape = {2, 1},
                            .mesh_names = {"d\"p", "tp"},
                            .mesh_ranks = {3, 1},
                            .group = "threads/1"};
-  g.output_spreads()[9] = {};  // of a result that is no more
+  g.output_layouts()[9] = {};  // of a result that is no more
   EXPECT_THAT(to_text(g), HasSubstr("outputs [%5]\n"
                                     "output 0 placed \"S0/2 P(max)\" of [7, 2] strides [1, 7] on [2, 1] names "
                                     "[\"d\\\"p\", \"tp\"] ranks [3, 1] group \"threads/1\"\nend\n"));
   const Graph read = parse_graph(to_text(g));
-  EXPECT_EQ(read.output_spreads().size(), 1);
-  EXPECT_EQ(read.output_spreads().at(0), g.output_spreads().at(0));
+  EXPECT_EQ(read.output_layouts().size(), 1);
+  EXPECT_EQ(read.output_layouts().at(0), g.output_layouts().at(0));
 }
 
 // What parse_graph says of a text with this line behind its one input.
@@ -208,7 +208,7 @@ std::string error_of(const std::string& line) {
   return error.ends_with(fix) ? error.substr(0, error.size() - fix.size()) : error;
 }
 
-TEST(GraphSpread, OfADamagedTextIsRefused) {
+TEST(GraphDTensorLayout, OfADamagedTextIsRefused) {
   const std::string mesh = " on [2, 2] ranks [0, 1, 2, 3]";
   EXPECT_EQ(error_of("input 0 placed \"S0 R\" of [7]" + mesh), "no error");
   EXPECT_EQ(error_of("input 0 placed \"S0 Q\" of [7]" + mesh), "[graph] line 4: \"S0 Q\" are no placements");

@@ -1,5 +1,5 @@
 // Compares two recordings of one function.
-#include "serried/graph/record/settle.h"
+#include "serried/graph/record/compare.h"
 
 #include <ATen/core/Generator.h>
 
@@ -9,7 +9,7 @@
 #include <set>
 
 #include "serried/graph/error.h"
-#include "serried/graph/replay/sharing.h"
+#include "serried/graph/record/inputs.h"
 #include "serried/graph/text/custom_class.h"
 #include "serried/graph/text/text.h"
 #include "serried/tensor/parts.h"
@@ -184,7 +184,8 @@ bool is_wrapped_number(const at::Tensor& t) {
   return t.unsafeGetTensorImpl()->is_wrapped_number();
 }
 
-void settle_external(const Recording& first, Recording& second, size_t i) {
+// Of external value `i`: a constant if it was made by hand, the same each time; else it has to be one that stays.
+void decide_kind(const Recording& first, Recording& second, size_t i) {
   const ValueId id = second.externals[i];
   Value& value = second.graph.value(id);
   const at::Tensor& before = first.graph.value(first.externals[i]).tensor;
@@ -274,11 +275,11 @@ std::string first_difference(const Recording& first, const Recording& second) {
   return "";
 }
 
-void settle(const Recording& first, Recording& second) {
+void make_replayable(const Recording& first, Recording& second) {
   compare_inputs(first, second);
   check_views(first, second);
   check_constants(first, second);
-  for (size_t i = 0; i < second.externals.size(); ++i) settle_external(first, second, i);
+  for (size_t i = 0; i < second.externals.size(); ++i) decide_kind(first, second, i);
   drop_makers_of_constants(second.graph);
   copy_written_constants(second.graph);
 }
