@@ -9,14 +9,10 @@
 
 #include "serried/base/error.h"
 #include "serried/base/log.h"
+#include "serried/graph/capture_states.h"
 #include "serried/graph/record/agree.h"
 #include "serried/graph/record/compare.h"
 #include "serried/graph/record/inputs.h"
-#include "serried/graph/replay/effects.h"
-#include "serried/graph/replay/guards.h"
-#include "serried/graph/replay/handles.h"
-#include "serried/graph/replay/program.h"
-#include "serried/graph/replay/sharing.h"
 #include "serried/tape/facts.h"
 #include "serried/tensor/parts.h"
 
@@ -25,13 +21,6 @@ namespace {
 
 constexpr int kMaxRecordings = 4;  // of one program before it counts as a different one each time
 constexpr size_t kMaxPending = 8;  // ways to call a function that were recorded once, and may come again
-
-std::vector<at::Tensor> parts_of(const std::vector<at::Tensor>& tensors) {
-  std::vector<at::Tensor> parts;
-  parts.reserve(tensors.size());
-  for (const at::Tensor& t : tensors) parts.push_back(part_of(t));
-  return parts;
-}
 
 // A replay gives results without an autograd graph, so nobody could call backward on them.
 void check_results(Recorder& recorder, const std::vector<at::Tensor>& outputs) {
@@ -79,14 +68,12 @@ void check_options(const CaptureOptions& options) {
   }
 }
 
-// To be compared once more; what only a replay needs left out.
-std::shared_ptr<Recording> copy_to_compare(const Recording& recording) {
-  auto copy = std::make_shared<Recording>(recording);
-  for (Resident& resident : copy->residents) resident.grad = at::Tensor();
-  copy->groups.clear();
-  copy->before_replay.clear();
-  copy->after_replay.clear();
-  return copy;
+void note_outputs(Recorder& recorder, const std::vector<at::Tensor>& outputs, Attempt& call) {
+  for (const at::Tensor& t : outputs) {
+    recorder.graph().outputs().push_back(recorder.find(part_of(t)));
+    call.output_specs.push_back(spec_of(t));
+  }
+  recorder.graph().output_layouts() = layouts_of(outputs);
 }
 
 // Sets a flag while alive.
@@ -103,70 +90,16 @@ class Busy {
 
 }  // namespace
 
-/// One way the function was called: recorded once, or ready to replay.
-struct CaptureState::Entry {
-  explicit Entry(CallGuards guards) : call_guards(std::move(guards)) {}
-
-  CallGuards call_guards;
-  int num_recordings = 0;
-  std::optional<Recording> recording;        // the last one, until two agree
-  std::vector<GradientState> before;         // that one
-  HandleCounts handles;                      // before that one, of what the one before it found
-  std::vector<std::string> results;          // of that one, besides tensors
-  bool keeps_inputs = false;                 // only a call with the same inputs may be like that one
-  std::vector<GradientState> before_last;    // of the recording before that one
-  std::vector<std::string> results_of_last;  // of that too
-  // Once they do:
-  std::unique_ptr<Program> program;
-  Graph graph;
-  std::optional<StateGuards> state_guards;
-  std::optional<Sharing> sharing;
-  Effects effects;
-  std::vector<SpecPtr> output_specs;
-  std::shared_ptr<void> form;
-  std::shared_ptr<const Recording> unconfirmed;  // the last one, to be compared with one more
-  std::shared_ptr<const Recording> confirms;     // of the entry whose graph this one replaces, if it is like it
-
-  bool is_ready() const { return program != nullptr; }
-  bool state_holds(const CallArguments& arguments) const {
-    if (!is_ready()) return may_be_like(arguments);
-    return state_guards->hold() && effects.hold(arguments.tensors) && inputs_share_as_recorded(arguments) &&
-           handles.hold();
-  }
-  // All that has to hold but that inputs are the tensors that they were, and that nobody has taken or dropped a handle.
-  bool needs_confirmation(const CallArguments& arguments) const {
-    if (!is_ready() || !call_guards.hold(arguments) || !state_guards->hold() || !effects.hold(arguments.tensors)) {
-      return false;
-    }
-    return inputs_share_as_recorded(arguments) ||
-           sharing->fails_by_place(effects.inputs_of(arguments.tensors), arguments.tensors.size());
-  }
-  std::string why_not(const CallArguments& arguments) const {
-    std::string why = state_guards->why_not();
-    if (why.empty()) why = effects.why_not(arguments.tensors);
-    if (why.empty()) why = sharing->why_not(effects.inputs_of(arguments.tensors), arguments.tensors.size());
-    return why.empty() ? handles.why_not() : why;
-  }
-
- private:
-  bool inputs_share_as_recorded(const CallArguments& arguments) const {
-    if (!effects.has_inputs()) return sharing->holds(arguments.tensors, arguments.tensors.size());
-    return sharing->holds(effects.inputs_of(arguments.tensors), arguments.tensors.size());
-  }
-  // With zero_grad() between calls, those that find gradients and those that find none run other ops. Buckets that were
-  // laid out anew, a module in another mode: another program, and no reason to refuse this one.
-  bool may_be_like(const CallArguments& arguments) const {
-    if (!same_gradients(before) || !recording) return same_gradients(before);
-    if (!all_hold(recording->facts) || !is_in_place(*recording)) return false;
-    return keeps_inputs ? has_memory_of_inputs(*recording, arguments.tensors) : is_apart(*recording, arguments.tensors);
-  }
-};
-
 struct CaptureState::Impl {
+  enum class Stage : uint8_t {
+    first_call,  // runs as it is: optimizer state comes to life
+    capturing,
+    eager,  // for good: refused, or recorded too often
+  };
+
   CaptureOptions options;
+  Stage stage = Stage::first_call;
   std::list<Entry> entries;  // the newest used first
-  bool is_warm = false;
-  bool gave_up = false;
   bool is_busy = false;
   std::thread::id owner;
   FunctionNumbers function;
@@ -179,18 +112,17 @@ struct CaptureState::Impl {
   void check_caller();
   Entry* find(const CallArguments& arguments);
   void note_reason(const CallArguments& arguments);
-  Outcome replay(Entry& entry, const CallArguments& arguments);
-  void record(Entry& entry, const CallArguments& arguments, Run run, MakeForm make_form);
+  Outcome replay(Ready& ready, const CallArguments& arguments);
+  Entry& add_entry(const CallArguments& arguments);
   std::vector<GradientState> known_gradients() const;
   std::vector<RecordedFact> known_facts() const;
-  void finish(Entry& entry, Recorder& recorder, const CallArguments& arguments, const std::vector<at::Tensor>& outputs);
-  void keep_apart(Entry& entry);
-  void confirm(Entry& entry, const CallArguments& arguments);
-  void replace_confirmed(Entry& entry);
-  void compare(Entry& entry, Recording recording, MakeForm make_form);
-  bool make_ready(Entry& entry, Recording recording);
   void rely_on_listed(Recorder& recorder) const;
-  Entry* add_entry(const CallArguments& arguments);
+  void record(Entry& entry, const CallArguments& arguments, Run run, MakeForm make_form);
+  void add(Entry& entry, Attempt call, HandleCounts handles, MakeForm make_form);
+  void add_different(Entry& entry, Attempt call, const std::string& difference);
+  void keep_pending(Entry& entry, Pending pending);
+  std::optional<Ready> make_ready(const Recording& before, Attempt call);
+  void put_ready(Entry& entry, Ready ready);
   void drop_oldest();
   bool is_hopeless() const;
   void refuse(const CaptureError& error);
@@ -222,10 +154,10 @@ void CaptureState::Impl::check_caller() {
 }
 
 // One that replays rather than one that has to be recorded once more.
-CaptureState::Entry* CaptureState::Impl::find(const CallArguments& arguments) {
+Entry* CaptureState::Impl::find(const CallArguments& arguments) {
   for (const bool ready : {true, false}) {
     for (auto entry = entries.begin(); entry != entries.end(); ++entry) {
-      if (entry->is_ready() != ready || !entry->call_guards.hold(arguments) || !entry->state_holds(arguments)) continue;
+      if ((entry->ready() != nullptr) != ready || !entry->fits(arguments)) continue;
       entries.splice(entries.begin(), entries, entry);
       return &entries.front();
     }
@@ -235,45 +167,43 @@ CaptureState::Entry* CaptureState::Impl::find(const CallArguments& arguments) {
 
 void CaptureState::Impl::note_reason(const CallArguments& arguments) {
   for (const Entry& entry : entries) {
-    if (!entry.is_ready()) continue;
+    if (entry.ready() == nullptr) continue;
     const std::string why = entry.call_guards.why_not(arguments);
-    reason = why.empty() ? entry.why_not(arguments) : why;
+    reason = why.empty() ? entry.ready()->why_not(arguments) : why;
     return;
   }
 }
 
-CaptureState::Outcome CaptureState::Impl::replay(Entry& entry, const CallArguments& arguments) {
-  for (const auto& action : entry.recording->before_replay) action();
-  Program& program = *entry.program;
-  const HooksGuard hooks(entry.recording->hooks);
-  const std::vector<at::Tensor> inputs = entry.effects.inputs_of(arguments.tensors);
-  entry.effects.free_gradients(inputs);
-  try {
-    program.run(parts_of(inputs));
-  } catch (...) {
-    entry.effects.drop_gradients(inputs);
-    throw;
-  }
-  Outcome outcome{.is_replay = true, .outputs = {}, .form = entry.form};
-  for (size_t i = 0; i < entry.graph.outputs().size(); ++i) {
-    const ValueId id = entry.graph.outputs()[i];
-    at::Tensor t = id == kNoValue ? at::Tensor() : program.value(id);
-    outcome.outputs.push_back(entry.output_specs[i] ? wrap(t, entry.output_specs[i]) : t);
-  }
-  entry.effects.apply(program, inputs);
-  program.clear();
-  for (const auto& action : entry.recording->after_replay) action();
+CaptureState::Outcome CaptureState::Impl::replay(Ready& ready, const CallArguments& arguments) {
+  Outcome outcome{.is_replay = true, .outputs = ready.replay(arguments), .form = ready.form};
   ++replays;
   recordings_in_a_row = 0;
   return outcome;
+}
+
+// Where a graph needs no more than another recording like its own, that one is the first of two.
+Entry& CaptureState::Impl::add_entry(const CallArguments& arguments) {
+  // Graphs of what is gone would keep memory for nothing.
+  entries.remove_if(
+      [](const Entry& entry) { return entry.ready() != nullptr && !entry.ready()->state_guards.may_hold_again(); });
+  Entry added{CallGuards(arguments)};
+  for (const Entry& entry : entries) {
+    const Ready* ready = entry.ready();
+    if (ready == nullptr || !entry.call_guards.hold(arguments) || !ready->lacks_confirmation(arguments)) continue;
+    added.state = Pending{.last = {.recording = *ready->recording, .plain_results = ready->plain_results},
+                          .confirms = ready->recording};
+    break;
+  }
+  return entries.emplace_front(std::move(added));
 }
 
 // Of all parameters met so far: which of them the next recording meets is not known before it.
 std::vector<GradientState> CaptureState::Impl::known_gradients() const {
   std::vector<GradientState> states;
   for (const Entry& entry : entries) {
-    if (!entry.recording) continue;
-    const std::vector<GradientState> more = gradients_of(entry.recording->residents);
+    const Recording* recording = entry.last_recording();
+    if (recording == nullptr) continue;
+    const std::vector<GradientState> more = gradients_of(recording->residents);
     states.insert(states.end(), more.begin(), more.end());
   }
   return states;
@@ -283,118 +213,11 @@ std::vector<GradientState> CaptureState::Impl::known_gradients() const {
 std::vector<RecordedFact> CaptureState::Impl::known_facts() const {
   std::vector<RecordedFact> known;
   for (const Entry& entry : entries) {
-    if (!entry.recording) continue;
-    for (const RecordedFact& known_then : entry.recording->facts) {
-      known.push_back({known_then.fact, known_then.fact.value()});
-    }
+    const Recording* recording = entry.last_recording();
+    if (recording == nullptr) continue;
+    for (const RecordedFact& then : recording->facts) known.push_back({then.fact, then.fact.value()});
   }
   return known;
-}
-
-void CaptureState::Impl::finish(Entry& entry, Recorder& recorder, const CallArguments& arguments,
-                                const std::vector<at::Tensor>& outputs) {
-  entry.output_specs.clear();
-  for (const at::Tensor& t : outputs) {
-    recorder.graph().outputs().push_back(recorder.find(part_of(t)));
-    entry.output_specs.push_back(spec_of(t));
-  }
-  recorder.graph().output_layouts() = layouts_of(outputs);
-  if (entry.recording) recorder.note_lasting(*entry.recording);
-  entry.effects = Effects(recorder, entry.before, arguments.tensors);
-}
-
-// False where another rank is not as far: all begin to replay in the same call.
-bool CaptureState::Impl::make_ready(Entry& entry, Recording recording) {
-  std::shared_ptr<Recording> unconfirmed = copy_to_compare(recording);
-  make_replayable(*entry.recording, recording);
-  unconfirmed->inputs = recording.inputs;
-  Graph graph = recording.graph;
-  for (const Pass& pass : options.passes) pass.run(graph);
-  entry.effects.drop_unused(graph);
-  if (!agree_on_collectives(recording.graph, graph, recording.groups, {function, calls})) return false;
-  entry.graph = std::move(graph);
-  entry.state_guards.emplace(recording);
-  entry.sharing.emplace(recording);
-  entry.program = std::make_unique<Program>(entry.graph, recording.groups);
-  recording.graph = {};
-  recording.groups.clear();
-  // A weak reference to a DTensor keeps its part alive (LibTorch frees the storage of a dead tensor, not what is behind
-  // it), so those to the gradients of this call go.
-  entry.before.clear();
-  for (Resident& resident : recording.residents) resident.grad = at::Tensor();
-  entry.recording = std::move(recording);
-  entry.unconfirmed = std::move(unconfirmed);
-  if (!entry.confirms) ++captures;
-  replace_confirmed(entry);
-  return true;
-}
-
-// The same graph for more inputs and handles.
-void CaptureState::Impl::replace_confirmed(Entry& entry) {
-  const auto is_replaced = [&](const Entry& other) {
-    if (!entry.confirms || other.unconfirmed != entry.confirms) return false;
-    entry.handles.add(other.handles);
-    return true;
-  };
-  entries.remove_if(is_replaced);
-  entry.confirms.reset();
-}
-
-// The function finds by itself what was an argument in the other call: neither says anything of the other.
-void CaptureState::Impl::keep_apart(Entry& entry) {
-  Entry& other = entries.emplace_back(entry.call_guards);
-  other.num_recordings = 1;
-  other.recording = std::move(entry.recording);
-  other.before = entry.before_last;
-  other.results = entry.results_of_last;
-  other.keeps_inputs = true;
-  entry.num_recordings = 1;
-}
-
-// Begins an entry with the recording of one that needs no more than another one like it.
-void CaptureState::Impl::confirm(Entry& entry, const CallArguments& arguments) {
-  for (const Entry& ready : entries) {
-    if (!ready.needs_confirmation(arguments)) continue;
-    entry.num_recordings = 1;
-    entry.recording = *ready.unconfirmed;
-    entry.results = ready.results;
-    entry.confirms = ready.unconfirmed;
-    return;
-  }
-}
-
-// Two recordings that agree become a graph.
-void CaptureState::Impl::compare(Entry& entry, Recording recording, MakeForm make_form) {
-  const std::string difference = entry.recording ? first_difference(*entry.recording, recording) : "";
-  if (!difference.empty()) entry.confirms.reset();
-  if (!difference.empty() && entry.num_recordings >= kMaxRecordings) {
-    throw CaptureError({CaptureErrorKind::different_program,
-                        "",
-                        "",
-                        "the function runs other ops each time: " + difference,
-                        {"let it do the same at every call: no branch on a counter or on data"}});
-  }
-  const auto keep_pending = [&](Recording last) {
-    tell_ranks(last.groups, {function, calls}, RecordingStatus::pending);
-    entry.recording = std::move(last);
-  };
-  if (!difference.empty() && shares_otherwise(*entry.recording, recording)) keep_apart(entry);
-  if (!entry.recording || !difference.empty()) return keep_pending(std::move(recording));
-  // A call that changed its own surroundings need not be like the next: DDP lays its buckets out anew. Nor need one
-  // that was to confirm a graph.
-  const bool may_differ = (entry.confirms || !all_hold(recording.facts)) && entry.num_recordings < kMaxRecordings;
-  Recording last = recording;
-  try {
-    if (make_ready(entry, std::move(recording))) {
-      entry.form = make_form();
-    } else {
-      entry.recording = std::move(last);
-    }
-  } catch (const CaptureError& error) {
-    if (!may_differ || error.report().kind == CaptureErrorKind::different_ranks) throw;
-    entry.confirms.reset();
-    keep_pending(std::move(last));
-  }
 }
 
 void CaptureState::Impl::rely_on_listed(Recorder& recorder) const {
@@ -409,8 +232,9 @@ void CaptureState::Impl::rely_on_listed(Recorder& recorder) const {
 
 void CaptureState::Impl::record(Entry& entry, const CallArguments& arguments, Run run, MakeForm make_form) {
   ++recordings_in_a_row;
-  entry.before_last = std::exchange(entry.before, known_gradients());
-  if (entry.recording) entry.handles = HandleCounts(*entry.recording);
+  const Pending* pending = entry.pending();
+  Attempt call{.before = known_gradients()};
+  HandleCounts handles = pending != nullptr ? HandleCounts(pending->last.recording) : HandleCounts();
   Recorder recorder(arguments.tensors, known_facts());
   recorder.graph().input_layouts() = layouts_of(arguments.tensors);
   rely_on_listed(recorder);
@@ -422,11 +246,13 @@ void CaptureState::Impl::record(Entry& entry, const CallArguments& arguments, Ru
     }
     recorder.raise_refusal();
     check_results(recorder, result.tensors);
-    if (entry.recording) check_plain_results(entry.results, result.constants);
-    entry.results_of_last = std::exchange(entry.results, std::move(result.constants));
-    finish(entry, recorder, arguments, result.tensors);
-    ++entry.num_recordings;
-    compare(entry, recorder.take(), make_form);
+    if (pending != nullptr) check_plain_results(pending->last.plain_results, result.constants);
+    call.plain_results = std::move(result.constants);
+    note_outputs(recorder, result.tensors, call);
+    if (pending != nullptr) recorder.note_lasting(pending->last.recording);
+    call.effects = Effects(recorder, call.before, arguments.tensors);
+    call.recording = recorder.take();
+    add(entry, std::move(call), std::move(handles), make_form);
   } catch (const CaptureError&) {
     const bool stays_eager = options.when_refused == WhenRefused::run_eager;
     tell_ranks(recorder.groups(), {function, calls}, stays_eager ? RecordingStatus::eager : RecordingStatus::refused);
@@ -437,19 +263,85 @@ void CaptureState::Impl::record(Entry& entry, const CallArguments& arguments, Ru
   }
 }
 
+// Two recordings that agree become a graph.
+void CaptureState::Impl::add(Entry& entry, Attempt call, HandleCounts handles, MakeForm make_form) {
+  const Pending* pending = entry.pending();
+  if (pending == nullptr) return keep_pending(entry, {.last = std::move(call)});
+  const std::string difference = first_difference(pending->last.recording, call.recording);
+  if (!difference.empty()) return add_different(entry, std::move(call), difference);
+  Pending next{.num_recordings = pending->num_recordings + 1, .keeps_inputs = pending->keeps_inputs};
+  // A call that changed its own surroundings need not be like the next: DDP lays its buckets out anew. Nor need one
+  // that was to confirm a graph.
+  const bool may_differ =
+      (pending->confirms || !all_hold(call.recording.facts)) && next.num_recordings < kMaxRecordings;
+  try {
+    if (std::optional<Ready> ready = make_ready(pending->last.recording, call)) {
+      ready->handles = std::move(handles);
+      ready->form = make_form();
+      return put_ready(entry, std::move(*ready));
+    }
+  } catch (const CaptureError& error) {
+    if (!may_differ || error.report().kind == CaptureErrorKind::different_ranks) throw;
+    next.last = std::move(call);
+    return keep_pending(entry, std::move(next));
+  }
+  next.last = std::move(call);
+  next.confirms = pending->confirms;
+  entry.state = std::move(next);
+}
+
+void CaptureState::Impl::add_different(Entry& entry, Attempt call, const std::string& difference) {
+  Pending& pending = *entry.pending();
+  Pending next{
+      .last = std::move(call), .num_recordings = pending.num_recordings + 1, .keeps_inputs = pending.keeps_inputs};
+  if (next.num_recordings >= kMaxRecordings) {
+    throw CaptureError({CaptureErrorKind::different_program,
+                        "",
+                        "",
+                        "the function runs other ops each time: " + difference,
+                        {"let it do the same at every call: no branch on a counter or on data"}});
+  }
+  // The function finds by itself what was an argument in the other call: neither says anything of the other.
+  if (shares_otherwise(pending.last.recording, next.last.recording)) {
+    next.num_recordings = 1;
+    entries.push_back({entry.call_guards, Pending{.last = std::move(pending.last), .keeps_inputs = true}});
+  }
+  keep_pending(entry, std::move(next));
+}
+
+void CaptureState::Impl::keep_pending(Entry& entry, Pending pending) {
+  tell_ranks(pending.last.recording.groups, {function, calls}, RecordingStatus::pending);
+  entry.state = std::move(pending);
+}
+
+// None where another rank is not as far: all begin to replay in the same call.
+std::optional<Ready> CaptureState::Impl::make_ready(const Recording& before, Attempt call) {
+  Recording replayable = call.recording;
+  make_replayable(before, replayable);
+  Graph graph = replayable.graph;
+  for (const Pass& pass : options.passes) pass.run(graph);
+  call.effects.drop_unused(graph);
+  if (!agree_on_collectives(replayable.graph, graph, replayable.groups, {function, calls})) return std::nullopt;
+  return Ready(std::move(call), std::move(replayable), std::move(graph));
+}
+
+// In the place of the graph that it confirms, which is the same for fewer inputs and handles.
+void CaptureState::Impl::put_ready(Entry& entry, Ready ready) {
+  const std::shared_ptr<const Recording> confirms = entry.pending()->confirms;
+  if (!confirms) ++captures;
+  entries.remove_if([&](const Entry& other) {
+    if (!confirms || other.ready() == nullptr || other.ready()->recording != confirms) return false;
+    ready.handles.add(other.ready()->handles);
+    return true;
+  });
+  entry.state = std::move(ready);
+}
+
 void CaptureState::Impl::refuse(const CaptureError& error) {
   entries.clear();
   if (options.when_refused == WhenRefused::raise) throw error;
-  gave_up = true;
+  stage = Stage::eager;
   log::warn_once(std::string(error.what_without_backtrace()) + "\n  the function runs eagerly from now on");
-}
-
-CaptureState::Entry* CaptureState::Impl::add_entry(const CallArguments& arguments) {
-  // Graphs of what is gone would keep memory for nothing.
-  entries.remove_if([](const Entry& entry) { return entry.is_ready() && !entry.state_guards->may_hold_again(); });
-  entries.emplace_front(CallGuards(arguments));
-  confirm(entries.front(), arguments);
-  return &entries.front();
 }
 
 // Of the graphs, and of what may become one.
@@ -457,7 +349,7 @@ void CaptureState::Impl::drop_oldest() {
   size_t num_ready = 0, num_pending = 0;
   for (auto entry = entries.begin(); entry != entries.end();) {
     const bool is_one_too_many =
-        entry->is_ready() ? ++num_ready > size_t(options.max_graphs) : ++num_pending > kMaxPending;
+        entry->ready() != nullptr ? ++num_ready > size_t(options.max_graphs) : ++num_pending > kMaxPending;
     entry = is_one_too_many ? entries.erase(entry) : std::next(entry);
   }
 }
@@ -467,7 +359,7 @@ bool CaptureState::Impl::is_hopeless() const {
 }
 
 void CaptureState::Impl::give_up() {
-  gave_up = true;
+  stage = Stage::eager;
   entries.clear();
   const std::string why = reason.empty() ? "" : ", the last time because " + reason;
   log::warn_once(c10::str("[capture] recorded again and again, ", captures, " times to the end", why,
@@ -486,13 +378,13 @@ CaptureState::Outcome CaptureState::call(const CallArguments& arguments, Run run
   self.check_caller();
   const Busy busy(self.is_busy);
   ++self.calls;
-  if (!self.is_warm || self.gave_up) {
+  if (self.stage != Impl::Stage::capturing) {
     run();
-    self.is_warm = true;
+    if (self.stage == Impl::Stage::first_call) self.stage = Impl::Stage::capturing;
     return {};
   }
   Entry* entry = self.find(arguments);
-  if (entry != nullptr && entry->is_ready()) return self.replay(*entry, arguments);
+  if (entry != nullptr && entry->ready() != nullptr) return self.replay(*entry->ready(), arguments);
   if (entry == nullptr) {
     self.note_reason(arguments);
     if (self.is_hopeless()) {
@@ -500,7 +392,7 @@ CaptureState::Outcome CaptureState::call(const CallArguments& arguments, Run run
       run();
       return {};
     }
-    entry = self.add_entry(arguments);
+    entry = &self.add_entry(arguments);
   }
   try {
     self.record(*entry, arguments, run, make_form);
@@ -528,16 +420,16 @@ const std::string& CaptureState::last_recapture_reason() const {
 
 const Graph& CaptureState::graph() const {
   for (const Entry& entry : impl_->entries) {
-    if (entry.is_ready()) return entry.graph;
+    if (entry.ready() != nullptr) return entry.ready()->graph;
   }
   raise<c10::ValueError>({"capture", "there is no graph yet", "call the captured function three times first"});
 }
 
 std::vector<Guard> CaptureState::guards() const {
   for (const Entry& entry : impl_->entries) {
-    if (!entry.is_ready()) continue;
+    if (entry.ready() == nullptr) continue;
     std::vector<Guard> guards = entry.call_guards.list();
-    const std::vector<Guard> state = entry.state_guards->list();
+    const std::vector<Guard> state = entry.ready()->state_guards.list();
     guards.insert(guards.end(), state.begin(), state.end());
     return guards;
   }

@@ -75,7 +75,6 @@ class CaptureState {
   std::vector<Guard> guards() const;
 
  private:
-  struct Entry;
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

@@ -1,0 +1,109 @@
+// What each state asks of a call, and how a ready one replays.
+#include "serried/graph/capture_states.h"
+
+#include <utility>
+
+#include "serried/tensor/parts.h"
+
+namespace serried::graph {
+namespace {
+
+std::vector<at::Tensor> parts_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> parts;
+  parts.reserve(tensors.size());
+  for (const at::Tensor& t : tensors) parts.push_back(part_of(t));
+  return parts;
+}
+
+// To be compared with one more; what only a replay needs left out. A weak reference to a DTensor keeps its part alive
+// (LibTorch frees the storage of a dead tensor, not what is behind it), so those to the gradients of the call go too.
+std::shared_ptr<const Recording> to_compare(Recording recording, std::vector<InputPlace> inputs) {
+  for (Resident& resident : recording.residents) resident.grad = at::Tensor();
+  recording.inputs = std::move(inputs);
+  recording.groups.clear();
+  recording.before_replay.clear();
+  recording.after_replay.clear();
+  return std::make_shared<const Recording>(std::move(recording));
+}
+
+}  // namespace
+
+bool Pending::may_be_like_last(const CallArguments& arguments) const {
+  const Recording& recording = last.recording;
+  if (!same_gradients(last.before) || !all_hold(recording.facts) || !is_in_place(recording)) return false;
+  return keeps_inputs ? has_memory_of_inputs(recording, arguments.tensors) : is_apart(recording, arguments.tensors);
+}
+
+Ready::Ready(Attempt call, Recording replayable, Graph graph_)
+    : graph(std::move(graph_)),
+      program(graph, replayable.groups),
+      state_guards(replayable),
+      sharing(replayable),
+      effects(std::move(call.effects)),
+      output_specs(std::move(call.output_specs)),
+      hooks(std::move(replayable.hooks)),
+      before_replay(std::move(replayable.before_replay)),
+      after_replay(std::move(replayable.after_replay)),
+      plain_results(std::move(call.plain_results)),
+      recording(to_compare(std::move(call.recording), std::move(replayable.inputs))) {}
+
+bool Ready::inputs_share_as_recorded(const CallArguments& arguments) const {
+  if (!effects.has_inputs()) return sharing.holds(arguments.tensors, arguments.tensors.size());
+  return sharing.holds(effects.inputs_of(arguments.tensors), arguments.tensors.size());
+}
+
+bool Ready::holds(const CallArguments& arguments) const {
+  return state_guards.hold() && effects.hold(arguments.tensors) && inputs_share_as_recorded(arguments) &&
+         handles.hold();
+}
+
+std::string Ready::why_not(const CallArguments& arguments) const {
+  std::string why = state_guards.why_not();
+  if (why.empty()) why = effects.why_not(arguments.tensors);
+  if (why.empty()) why = sharing.why_not(effects.inputs_of(arguments.tensors), arguments.tensors.size());
+  return why.empty() ? handles.why_not() : why;
+}
+
+bool Ready::lacks_confirmation(const CallArguments& arguments) const {
+  if (!state_guards.hold() || !effects.hold(arguments.tensors)) return false;
+  return inputs_share_as_recorded(arguments) ||
+         sharing.fails_by_place(effects.inputs_of(arguments.tensors), arguments.tensors.size());
+}
+
+std::vector<at::Tensor> Ready::replay(const CallArguments& arguments) {
+  for (const auto& action : before_replay) action();
+  const HooksGuard guard(hooks);
+  const std::vector<at::Tensor> inputs = effects.inputs_of(arguments.tensors);
+  effects.free_gradients(inputs);
+  try {
+    program.run(parts_of(inputs));
+  } catch (...) {
+    effects.drop_gradients(inputs);
+    throw;
+  }
+  std::vector<at::Tensor> outputs;
+  for (size_t i = 0; i < graph.outputs().size(); ++i) {
+    const ValueId id = graph.outputs()[i];
+    at::Tensor t = id == kNoValue ? at::Tensor() : program.value(id);
+    outputs.push_back(output_specs[i] ? wrap(t, output_specs[i]) : t);
+  }
+  effects.apply(program, inputs);
+  program.clear();
+  for (const auto& action : after_replay) action();
+  return outputs;
+}
+
+const Recording* Entry::last_recording() const {
+  if (const Ready* found = ready()) return found->recording.get();
+  const Pending* found = std::get_if<Pending>(&state);
+  return found != nullptr ? &found->last.recording : nullptr;
+}
+
+bool Entry::fits(const CallArguments& arguments) const {
+  if (!call_guards.hold(arguments)) return false;
+  if (const Ready* found = ready()) return found->holds(arguments);
+  const Pending* found = std::get_if<Pending>(&state);
+  return found == nullptr || found->may_be_like_last(arguments);
+}
+
+}  // namespace serried::graph
