@@ -203,7 +203,7 @@ std::vector<GradientState> CaptureState::Impl::known_gradients() const {
   for (const Entry& entry : entries) {
     const Recording* recording = entry.last_recording();
     if (recording == nullptr) continue;
-    const std::vector<GradientState> more = gradients_of(recording->residents);
+    const std::vector<GradientState> more = gradients_of(recording->outer_tensors);
     states.insert(states.end(), more.begin(), more.end());
   }
   return states;

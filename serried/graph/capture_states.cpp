@@ -18,7 +18,7 @@ std::vector<at::Tensor> parts_of(const std::vector<at::Tensor>& tensors) {
 // To be compared with one more; what only a replay needs left out. A weak reference to a DTensor keeps its part alive
 // (LibTorch frees the storage of a dead tensor, not what is behind it), so those to the gradients of the call go too.
 std::shared_ptr<const Recording> to_compare(Recording recording, std::vector<InputPlace> inputs) {
-  for (Resident& resident : recording.residents) resident.grad = at::Tensor();
+  for (OuterTensor& outer : recording.outer_tensors) outer.grad = at::Tensor();
   recording.inputs = std::move(inputs);
   recording.groups.clear();
   recording.before_replay.clear();

@@ -8,7 +8,7 @@
 #include "serried/graph/passes/access.h"
 #include "serried/graph/passes/collectives.h"
 #include "serried/graph/passes/passes.h"
-#include "serried/graph/passes/plan.h"
+#include "serried/graph/passes/plan_memory.h"
 
 namespace serried::passes {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "serried/graph/passes/access.h"
 #include "serried/graph/passes/passes.h"
-#include "serried/graph/passes/plan.h"
+#include "serried/graph/passes/plan_memory.h"
 #include "serried/graph/text/text.h"
 
 namespace serried::passes {

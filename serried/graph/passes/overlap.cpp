@@ -6,9 +6,9 @@
 #include "serried/base/error.h"
 #include "serried/graph/passes/access.h"
 #include "serried/graph/passes/collectives.h"
-#include "serried/graph/passes/pairs.h"
+#include "serried/graph/passes/functional_collectives.h"
 #include "serried/graph/passes/passes.h"
-#include "serried/graph/passes/plan.h"
+#include "serried/graph/passes/plan_memory.h"
 
 namespace serried::passes {
 namespace {
@@ -165,7 +165,7 @@ Pass overlap(int64_t max_bytes_in_flight) {
                             "give a limit above 0, or leave the pass out"});
   }
   return {"overlap", [max_bytes_in_flight](Graph& graph) {
-            fold_pairs(graph, [&](const Node& ours) { return can_start(graph, ours); });
+            join_starts_and_waits(graph, [&](const Node& ours) { return can_start(graph, ours); });
             graph.nodes() = Overlapping(graph, max_bytes_in_flight).run();
             plan_again(graph);
           }};

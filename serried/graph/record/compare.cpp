@@ -107,7 +107,7 @@ bool same_data(const at::Tensor& a, const at::Tensor& b) {
   return std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) == 0;
 }
 
-// The op that uses a value first, and what is wrong with that one.
+// Names the op that uses the value first, and what is wrong with the value.
 [[noreturn]] void raise_for(const Recording& recording, ValueId id, const std::string& what,
                             std::vector<std::string> hints, CaptureErrorKind kind = CaptureErrorKind::off_tape_tensor) {
   const std::vector<size_t> uses = recording.graph.uses(id);
@@ -132,7 +132,7 @@ const std::string kKeepIt = "keep one tensor, and copy_ into it";
             was_read && is_number ? CaptureErrorKind::host_read : CaptureErrorKind::off_tape_tensor);
 }
 
-// A tensor that the function finds again is one that stays.
+// Two recordings met different tensors in this place: say why that one cannot be replayed.
 [[noreturn]] void raise_made_anew(const Recording& second, ValueId id, const at::Tensor& before,
                                   const at::Tensor& now) {
   if (!is_allocated(*storage_of(before)) || !is_allocated(*storage_of(now))) {
@@ -158,13 +158,14 @@ void check_layout(const Recording& first, const Recording& second, ValueId id) {
             {kPassIt, kKeepIt});
 }
 
-// Somebody whom the recorder has met has to hold what the function finds: he shows when another takes its place.
+// Guards look at outer tensors. One of them, or its gradient, has to be the tensor behind the value: else no guard
+// would notice when another tensor takes its place.
 void check_holder(const Recording& recording, ValueId id) {
-  const auto is_first = [id](const Resident& resident) { return resident.value == id; };
-  const auto first = std::find_if(recording.residents.begin(), recording.residents.end(), is_first);
-  if (first == recording.residents.end()) return;
-  for (const Resident& resident : recording.residents) {
-    const at::Tensor t = part_of(resident.tensor.lock());
+  const auto is_first = [id](const OuterTensor& outer) { return outer.value == id; };
+  const auto first = std::find_if(recording.outer_tensors.begin(), recording.outer_tensors.end(), is_first);
+  if (first == recording.outer_tensors.end()) return;
+  for (const OuterTensor& outer : recording.outer_tensors) {
+    const at::Tensor t = part_of(outer.tensor.lock());
     if (!t.defined()) continue;
     if (first->place.holds(t)) return;
     const at::Tensor grad = t.requires_grad() && t.is_leaf() ? part_of(t.grad()) : at::Tensor();

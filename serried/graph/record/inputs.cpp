@@ -22,9 +22,9 @@ bool has_inputs_found_in(const Recording& recording, const Recording& other) {
 
 // Whether the surroundings have a tensor in the memory of an input: they may move together.
 bool is_held_outside(const Recording& recording, const InputPlace& input) {
-  return std::any_of(recording.residents.begin(), recording.residents.end(), [&](const Resident& resident) {
-    return resident.is_of_surroundings() && resident.is_lasting && input.was_defined &&
-           resident.place.storage == input.storage._unsafe_get_target();
+  return std::any_of(recording.outer_tensors.begin(), recording.outer_tensors.end(), [&](const OuterTensor& outer) {
+    return outer.is_of_surroundings() && outer.is_lasting && input.was_defined &&
+           outer.place.storage == input.storage._unsafe_get_target();
   });
 }
 
@@ -63,9 +63,9 @@ bool has_memory_of_inputs(const Recording& recording, const std::vector<at::Tens
 }
 
 bool is_in_place(const Recording& recording) {
-  return std::all_of(recording.residents.begin(), recording.residents.end(), [](const Resident& resident) {
-    const at::Tensor t = resident.tensor.lock();
-    return !resident.is_of_surroundings() || !t.defined() || resident.place.holds(t);
+  return std::all_of(recording.outer_tensors.begin(), recording.outer_tensors.end(), [](const OuterTensor& outer) {
+    const at::Tensor t = outer.tensor.lock();
+    return !outer.is_of_surroundings() || !t.defined() || outer.place.holds(t);
   });
 }
 

@@ -72,7 +72,7 @@ Recorder::Recorder(const std::vector<at::Tensor>& arguments, std::vector<Recorde
       id = graph().add_value({.kind = ValueKind::input, .meta = meta_of(t)});
       remember(t, id);
     }
-    note_resident(t.unsafeGetTensorImpl(), id);
+    note_outer(t.unsafeGetTensorImpl(), id);
     graph().inputs().push_back(id);
   }
 }
@@ -126,7 +126,7 @@ ValueId Recorder::find(const at::Tensor& t) {
   const ValueId known = find_known(t);
   if (known != kNoValue) {
     // A second name of what is there: the parameter itself, after a copy of it; what an argument is an alias of.
-    note_resident(t.unsafeGetTensorImpl(), known);
+    note_outer(t.unsafeGetTensorImpl(), known);
     return known;
   }
   if (has_layout(t)) {
@@ -146,7 +146,7 @@ ValueId Recorder::restride(ValueId base, const at::Tensor& t) {
                     {{id}}});
   remember(t, id);
   recording_.views.push_back(id);
-  note_resident(t.unsafeGetTensorImpl(), id);  // mostly: one that lives shorter is gone when residents are looked at
+  note_outer(t.unsafeGetTensorImpl(), id);  // mostly: one that lives shorter is gone when outer tensors are looked at
   return id;
 }
 
@@ -155,18 +155,18 @@ ValueId Recorder::add_external(const at::Tensor& t) {
   const ValueId id = graph().add_value({.kind = ValueKind::persistent, .meta = meta_of(t), .tensor = t});
   recording_.externals.push_back(id);
   remember(t, id);
-  note_resident(t.unsafeGetTensorImpl(), id);
+  note_outer(t.unsafeGetTensorImpl(), id);
   return id;
 }
 
-void Recorder::note_resident(c10::TensorImpl* impl, ValueId value) {
-  if (!residents_.insert(impl).second) return;
+void Recorder::note_outer(c10::TensorImpl* impl, ValueId value) {
+  if (!seen_outer_.insert(impl).second) return;
   const at::Tensor t(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>::reclaim_copy(impl));
   const at::Tensor grad = t.requires_grad() && t.is_leaf() ? t.grad() : at::Tensor();
   const auto argument = arguments_.find(impl);
   const int input = argument != arguments_.end() ? argument->second : -1;
-  recording_.residents.push_back({t, value, t.is_inference() ? 0 : uint32_t(t._version()), grad.defined(), grad,
-                                  place_of(t), input, is_made_inside(value)});
+  recording_.outer_tensors.push_back({t, value, t.is_inference() ? 0 : uint32_t(t._version()), grad.defined(), grad,
+                                      place_of(t), input, is_made_inside(value)});
   if (input >= 0 && num_user_hooks(t) > 0) hooked_input_ = meta_of(t).to_string();
   share_hooks(t);
 }
@@ -179,20 +179,20 @@ bool Recorder::is_made_inside(ValueId id) const {
 }
 
 void Recorder::note_lasting(const Recording& before) {
-  std::unordered_map<const c10::TensorImpl*, const Resident*> met;
-  for (const Resident& resident : before.residents) met.emplace(resident.tensor.address(), &resident);
-  for (Resident& resident : recording_.residents) {
-    const auto found = met.find(resident.tensor.address());
+  std::unordered_map<const c10::TensorImpl*, const OuterTensor*> met;
+  for (const OuterTensor& outer : before.outer_tensors) met.emplace(outer.tensor.address(), &outer);
+  for (OuterTensor& outer : recording_.outer_tensors) {
+    const auto found = met.find(outer.tensor.address());
     if (found == met.end()) continue;
-    resident.is_lasting = true;
-    resident.was_found = resident.input >= 0 && found->second->is_of_surroundings();
+    outer.is_lasting = true;
+    outer.was_found = outer.input >= 0 && found->second->is_of_surroundings();
   }
 }
 
 void Recorder::make_input(ValueId id, const at::Tensor& t) {
   std::erase(recording_.externals, id);
-  for (Resident& resident : recording_.residents) {
-    if (resident.value == id) resident.input = int(graph().inputs().size());
+  for (OuterTensor& outer : recording_.outer_tensors) {
+    if (outer.value == id) outer.input = int(graph().inputs().size());
   }
   recording_.inputs.emplace_back(t);
   graph().value(id).kind = ValueKind::input;
@@ -203,8 +203,8 @@ void Recorder::make_input(ValueId id, const at::Tensor& t) {
 void Recorder::meet(c10::TensorImpl* dtensor) {
   const at::Tensor& part = dtensor_meta(dtensor)->local;
   const ValueId known = find_known(part);
-  // Results of the function itself are no residents.
-  if (known == kNoValue || graph().value(known).kind != ValueKind::computed) note_resident(dtensor, find(part));
+  // Results of the function itself are no outer tensors.
+  if (known == kNoValue || graph().value(known).kind != ValueKind::computed) note_outer(dtensor, find(part));
 }
 
 ValueId Recorder::define(const at::Tensor& t) {

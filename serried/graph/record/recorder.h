@@ -28,8 +28,8 @@ struct HostRead {
   size_t before_node;  // index of the next node recorded
 };
 
-/// A tensor that lived before the function ran, as its users hold it.
-struct Resident {
+/// A tensor that lived before the function ran, as its users hold it: an argument, or one of the surroundings.
+struct OuterTensor {
   WeakTensor tensor;
   ValueId value;     // of its part, for a DTensor; kNoValue where no op met that
   uint32_t version;  // when first met
@@ -68,7 +68,7 @@ struct Recording {
   std::vector<ValueId> externals;  // met first as operands: persistent or constant, a second recording tells
   std::vector<ValueId> views;      // of memory that was known, made without an op
   std::vector<InputPlace> inputs;  // of the graph
-  std::vector<Resident> residents;
+  std::vector<OuterTensor> outer_tensors;
   std::vector<HostRead> host_reads;
   std::vector<RecordedFact> facts;
   std::vector<LiveObject> objects;
@@ -109,7 +109,7 @@ class Recorder final : public tape::Recorder {
   /// An external value that each call brings along: `t` in this one.
   void make_input(ValueId id, const at::Tensor& t);
 
-  const std::vector<Resident>& residents() const { return recording_.residents; }
+  const std::vector<OuterTensor>& outer_tensors() const { return recording_.outer_tensors; }
   /// Of the collectives so far; also after `take`.
   const std::vector<Group>& groups() const { return recording_.groups; }
   /// What was recorded; ends the recorder's use. CaptureError for hooks on arguments, and as raise_refusal.
@@ -148,7 +148,7 @@ class Recorder final : public tape::Recorder {
   void refuse_overlap(const at::Tensor& t);
   void refuse_moved();
   void refuse_generator(const std::string& change);
-  void note_resident(c10::TensorImpl* impl, ValueId value);
+  void note_outer(c10::TensorImpl* impl, ValueId value);
   bool is_made_inside(ValueId id) const;
   std::vector<ValueId> find_all(const std::vector<at::Tensor>& tensors);
   bool keep_results(Node& node, torch::jit::Stack& stack);
@@ -162,7 +162,7 @@ class Recorder final : public tape::Recorder {
   std::unordered_map<const c10::TensorImpl*, Known> by_impl_;
   std::unordered_map<std::string, ValueId> by_layout_;
   std::unordered_map<const c10::StorageImpl*, ValueId> by_storage_;
-  std::unordered_set<const c10::TensorImpl*> residents_;
+  std::unordered_set<const c10::TensorImpl*> seen_outer_;
   std::unordered_map<const c10::TensorImpl*, int> arguments_;
   bool all_allocated_ = true;                      // the storages met so far
   std::vector<RecordedFact> known_;                // when the call began

@@ -37,9 +37,9 @@ void Recorder::rely_on_life(const std::string& name, std::weak_ptr<const void> o
 
 void Recorder::rely_on_hooks() {
   std::vector<WeakTensor> leaves;
-  for (const Resident& resident : recording_.residents) {
-    const at::Tensor t = resident.tensor.lock();
-    if (t.defined() && t.requires_grad()) leaves.push_back(resident.tensor);
+  for (const OuterTensor& outer : recording_.outer_tensors) {
+    const at::Tensor t = outer.tensor.lock();
+    if (t.defined() && t.requires_grad()) leaves.push_back(outer.tensor);
   }
   rely_on({"changes to hooks on parameters", [leaves = std::move(leaves)] {
              uint64_t changes = 0;

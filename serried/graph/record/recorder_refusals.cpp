@@ -42,7 +42,7 @@ bool Recorder::refuse_odd(const at::Tensor& t, const std::string& what) {
   return true;
 }
 
-// No op shows whether the next argument is one.
+// A flag on the tensor and no op: a replay would not see whether the next argument has it.
 bool Recorder::refuse_lazy(const at::Tensor& t) {
   if (!t.is_conj() && !t.is_neg()) return false;
   refuse({CaptureErrorKind::unsupported,
@@ -72,15 +72,15 @@ void Recorder::refuse_overlap(const at::Tensor& t) {
   }
 }
 
-// Ops of a replay see a tensor of the graph that lies where the user's own did.
+// A replay works on the memory that the tensors had: it would not follow one that moves on its way.
 void Recorder::refuse_moved() {
-  for (const Resident& resident : recording_.residents) {
-    const at::Tensor t = resident.tensor.lock();
-    if (!t.defined() || !resident.is_of_surroundings() || resident.place.holds(t)) continue;
+  for (const OuterTensor& outer : recording_.outer_tensors) {
+    const at::Tensor t = outer.tensor.lock();
+    if (!t.defined() || !outer.is_of_surroundings() || outer.place.holds(t)) continue;
     refuse({CaptureErrorKind::unsupported,
             "",
             "",
-            c10::str("the function gives the tensor ", resident.place.meta.to_string(),
+            c10::str("the function gives the tensor ", outer.place.meta.to_string(),
                      " of its surroundings other memory, sizes or strides (set_data, set_, t_, resize_ and the like)"),
             {"copy_ into it", "make a view by an op that returns one, such as t() or unsqueeze()"}});
   }

@@ -18,11 +18,11 @@ GradientState state_of(const WeakTensor& parameter, bool had_grad, const at::Ten
   return {parameter, had_grad, grad, part_of(grad), spec_of(grad)};
 }
 
-GradientState state_before(const std::vector<GradientState>& before, const Resident& resident) {
+GradientState state_before(const std::vector<GradientState>& before, const OuterTensor& outer) {
   for (const GradientState& state : before) {
-    if (state.parameter.address() == resident.tensor.address()) return state;
+    if (state.parameter.address() == outer.tensor.address()) return state;
   }
-  return state_of(resident.tensor, resident.had_grad, resident.grad.lock());
+  return state_of(outer.tensor, outer.had_grad, outer.grad.lock());
 }
 
 // Storages that others than the ops of the graph know: of two values from outside, or seen through a view that no op
@@ -52,9 +52,9 @@ bool is_used(const Graph& graph, ValueId id) {
          std::any_of(graph.gradients().begin(), graph.gradients().end(), gives);
 }
 
-bool is_resident(const Recorder& recorder, const at::Tensor& t) {
-  const auto is_it = [&](const Resident& resident) { return resident.tensor.address() == t.unsafeGetTensorImpl(); };
-  return std::any_of(recorder.residents().begin(), recorder.residents().end(), is_it);
+bool is_outer(const Recorder& recorder, const at::Tensor& t) {
+  const auto is_it = [&](const OuterTensor& outer) { return outer.tensor.address() == t.unsafeGetTensorImpl(); };
+  return std::any_of(recorder.outer_tensors().begin(), recorder.outer_tensors().end(), is_it);
 }
 
 bool is_in_persistent_memory(const Graph& graph, const Value& value) {
@@ -68,14 +68,14 @@ bool is_in_persistent_memory(const Graph& graph, const Value& value) {
 bool is_kept(Recorder& recorder, const at::Tensor& grad, const Value& value) {
   if (value.kind == ValueKind::input) return false;
   if (value.kind != ValueKind::computed) return true;
-  return is_resident(recorder, grad) && is_in_persistent_memory(recorder.graph(), value);
+  return is_outer(recorder, grad) && is_in_persistent_memory(recorder.graph(), value);
 }
 
 uint32_t version_of(const at::Tensor& t) {
   return t.is_inference() ? 0 : uint32_t(t._version());
 }
 
-// Ops of a replay run below autograd, which counts.
+// Autograd counts versions; ops of a replay run below it, so the count is made up for.
 void raise_version(const at::Tensor& t, uint32_t version) {
   if (t.is_inference()) return;
   while (version_of(t) < version) t.unsafeGetTensorImpl()->bump_version();
@@ -83,10 +83,10 @@ void raise_version(const at::Tensor& t, uint32_t version) {
 
 }  // namespace
 
-std::vector<GradientState> gradients_of(const std::vector<Resident>& residents) {
+std::vector<GradientState> gradients_of(const std::vector<OuterTensor>& outer_tensors) {
   std::vector<GradientState> states;
-  for (const Resident& resident : residents) {
-    const at::Tensor t = resident.tensor.lock();
+  for (const OuterTensor& outer : outer_tensors) {
+    const at::Tensor t = outer.tensor.lock();
     if (is_parameter(t)) states.push_back(state_of(t, t.grad().defined(), t.grad()));
   }
   return states;
@@ -101,19 +101,19 @@ bool same_gradients(const std::vector<GradientState>& before) {
 
 Effects::Effects(Recorder& recorder, const std::vector<GradientState>& before,
                  const std::vector<at::Tensor>& arguments) {
-  const std::vector<Resident> residents = recorder.residents();
+  const std::vector<OuterTensor> outer_tensors = recorder.outer_tensors();
   const std::set<int32_t> shared = shared_storages(recorder.graph());
   first_added_ = recorder.graph().inputs().size();
-  for (const Resident& resident : residents) {
-    const at::Tensor t = resident.tensor.lock();
-    if (!is_parameter(t) || (resident.input < 0 && !resident.is_of_surroundings())) continue;
-    const Leaf leaf{t, resident.input};
-    const GradientState state = state_before(before, resident);
+  for (const OuterTensor& outer : outer_tensors) {
+    const at::Tensor t = outer.tensor.lock();
+    if (!is_parameter(t) || (outer.input < 0 && !outer.is_of_surroundings())) continue;
+    const Leaf leaf{t, outer.input};
+    const GradientState state = state_before(before, outer);
     add_shared(leaf, state, arguments);
     const bool is_added = add_input(recorder, leaf, state, shared);
     add_gradient(recorder, leaf, state, is_added);
   }
-  for (const Resident& resident : recorder.residents()) add_bump(resident);
+  for (const OuterTensor& outer : recorder.outer_tensors()) add_bump(outer);
 }
 
 void Effects::add_gradient(Recorder& recorder, const Leaf& leaf, const GradientState& state, bool is_added) {
@@ -138,10 +138,10 @@ void Effects::add_gradient(Recorder& recorder, const Leaf& leaf, const GradientS
 // A tensor and its aliases have one version between them.
 void Effects::count_from_input(const Recorder& recorder, const Value& value, Given& given) const {
   const int input = int(first_added_ + added_.size()) - 1;
-  for (const Resident& resident : recorder.residents()) {
-    if (resident.input != input || recorder.value(resident.value).storage != value.storage) continue;
+  for (const OuterTensor& outer : recorder.outer_tensors()) {
+    if (outer.input != input || recorder.value(outer.value).storage != value.storage) continue;
     given.alias_of = input;
-    given.version -= resident.version;
+    given.version -= outer.version;
     return;
   }
 }
@@ -165,13 +165,13 @@ void Effects::drop_unused(Graph& graph) {
   }
 }
 
-void Effects::add_bump(const Resident& resident) {
-  const at::Tensor t = resident.tensor.lock();
-  if (!t.defined() || version_of(t) == resident.version) return;
-  if (resident.input < 0 && !resident.is_of_surroundings()) return;
+void Effects::add_bump(const OuterTensor& outer) {
+  const at::Tensor t = outer.tensor.lock();
+  if (!t.defined() || version_of(t) == outer.version) return;
+  if (outer.input < 0 && !outer.is_of_surroundings()) return;
   bumped_.push_back({.tensor = t,
-                     .count = version_of(t) - resident.version,
-                     .input = resident.input,
+                     .count = version_of(t) - outer.version,
+                     .input = outer.input,
                      .is_part = dtensor_meta(t) == nullptr});
 }
 

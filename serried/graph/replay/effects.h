@@ -19,7 +19,7 @@ struct GradientState {
   WeakTensor part;  // of a DTensor, else the same: ops may keep it when the DTensor is gone
   SpecPtr spec;     // of a DTensor
 };
-std::vector<GradientState> gradients_of(const std::vector<Resident>& residents);
+std::vector<GradientState> gradients_of(const std::vector<OuterTensor>& outer_tensors);
 /// Whether the same gradients are defined now.
 bool same_gradients(const std::vector<GradientState>& before);
 
@@ -107,7 +107,7 @@ class Effects {
   void add_shared(const Leaf& leaf, const GradientState& state, const std::vector<at::Tensor>& arguments);
   void count_from_input(const Recorder& recorder, const Value& value, Given& given) const;
   bool add_input(Recorder& recorder, const Leaf& leaf, const GradientState& state, const std::set<int32_t>& shared);
-  void add_bump(const Resident& resident);
+  void add_bump(const OuterTensor& outer);
   void give(const Program& program, const std::vector<at::Tensor>& inputs) const;
   void bump(const std::vector<at::Tensor>& inputs) const;
 

@@ -239,12 +239,12 @@ std::vector<Guard> CallGuards::list() const {
 }
 
 StateGuards::StateGuards(const Recording& replayable) {
-  for (const Resident& resident : replayable.residents) {
-    const at::Tensor t = resident.tensor.lock();
-    if (!t.defined() || resident.value == kNoValue || !resident.is_of_surroundings()) continue;
-    const ValueKind kind = replayable.graph.value(resident.value).kind;
+  for (const OuterTensor& outer : replayable.outer_tensors) {
+    const at::Tensor t = outer.tensor.lock();
+    if (!t.defined() || outer.value == kNoValue || !outer.is_of_surroundings()) continue;
+    const ValueKind kind = replayable.graph.value(outer.value).kind;
     if (kind == ValueKind::constant) continue;
-    tensors_.push_back({t, resident.place, t.requires_grad(), meta_of(t).to_string()});
+    tensors_.push_back({t, outer.place, t.requires_grad(), meta_of(t).to_string()});
   }
   for (const Group& group : replayable.groups) {
     groups_.push_back({c10::weak_intrusive_ptr<c10d::ProcessGroup>(group), plain_text(group)});

@@ -26,8 +26,8 @@ size_t count_handles(const WeakTensor& tensor) {
 // Effects guard these; buckets and hooks take and drop handles of them as they like.
 std::unordered_set<const c10::TensorImpl*> gradients_of_leaves(const Recording& recording) {
   std::unordered_set<const c10::TensorImpl*> gradients;
-  for (const Resident& resident : recording.residents) {
-    const at::Tensor t = resident.tensor.lock();
+  for (const OuterTensor& outer : recording.outer_tensors) {
+    const at::Tensor t = outer.tensor.lock();
     if (t.defined() && t.is_leaf() && t.grad().defined()) gradients.insert(t.grad().unsafeGetTensorImpl());
   }
   return gradients;
@@ -37,10 +37,10 @@ std::unordered_set<const c10::TensorImpl*> gradients_of_leaves(const Recording& 
 
 HandleCounts::HandleCounts(const Recording& recording) {
   const std::unordered_set<const c10::TensorImpl*> gradients = gradients_of_leaves(recording);
-  for (const Resident& resident : recording.residents) {
-    if (gradients.count(resident.tensor.address()) != 0) continue;
-    const size_t count = resident.is_of_surroundings() ? count_handles(resident.tensor) : 0;
-    if (count > 0) tensors_.push_back({resident.tensor, {count}});
+  for (const OuterTensor& outer : recording.outer_tensors) {
+    if (gradients.count(outer.tensor.address()) != 0) continue;
+    const size_t count = outer.is_of_surroundings() ? count_handles(outer.tensor) : 0;
+    if (count > 0) tensors_.push_back({outer.tensor, {count}});
   }
 }
 

@@ -269,7 +269,7 @@ bool Reducer::looks_for_unused() const {
   return options_.find_unused_parameters && !options_.static_graph;
 }
 
-// Who uses what decides about this step's ops, and is none of them.
+// Which parameters the ranks use decides which ops a step runs; to find that out is no part of the step.
 void Reducer::launch_used_map() {
   const tape::Pause only_decides;
   round_.used_anywhere = at::zeros({int64_t(parameters_.size())}, at::kInt);

@@ -11,6 +11,6 @@ namespace serried::graph {
 /// and what it writes into memory made for that becomes a result. Where more than views lie between start and wait,
 /// only what `may_be_apart(ours)` allows. Left alone: what has no such form, several tensors in one call, a timeout of
 /// its own, a factor, tensors that are not dense on the CPU.
-void fold_pairs(Graph& graph, const std::function<bool(const Node& ours)>& may_be_apart);
+void join_starts_and_waits(Graph& graph, const std::function<bool(const Node& ours)>& may_be_apart);
 
 }  // namespace serried::graph
