@@ -1,5 +1,5 @@
 // Reads a graph line by line; the schema of an op says what its arguments are.
-#include "serried/graph/text/text.h"
+#include "serried/graph/text/serialize.h"
 
 #include <ATen/core/jit_type.h>
 
@@ -11,6 +11,7 @@
 #include "serried/graph/text/layout_text.h"
 #include "serried/graph/text/literal.h"
 #include "serried/graph/text/possible.h"
+#include "serried/graph/text/text.h"
 
 namespace serried::graph {
 namespace {

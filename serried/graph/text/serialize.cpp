@@ -9,6 +9,7 @@
 #include "serried/graph/text/archive.h"
 #include "serried/graph/text/layout_text.h"
 #include "serried/graph/text/literal.h"
+#include "serried/graph/text/text.h"
 #include "serried/tensor/parts.h"
 
 namespace serried::graph {

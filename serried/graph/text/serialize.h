@@ -5,17 +5,18 @@
 
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "serried/graph/graph.h"
-#include "serried/graph/text/text.h"
 
 namespace serried::graph {
 
-/// All of a graph but the data of its tensors, for `parse_graph`: the same graph gives the same text. Groups stand
-/// there by name, DTensors by their placements. ValueError for a constant that has no text, such as a generator of the
-/// user's own.
+/// All of a graph but the data of its tensors: the same graph gives the same text. Groups stand there by name, DTensors
+/// by their placements. ValueError for a constant that has no text, such as a generator of the user's own.
 std::string to_text(const Graph& graph);
+/// The graph that `to_text` wrote, without the data of its tensors. ValueError that names the line for anything else.
+Graph parse_graph(std::string_view text);
 
 struct SaveOptions {
   bool persistent_data = false;  // else persistent values are saved by shape, and bound again after `load`

@@ -1,4 +1,4 @@
-// Graphs as text, and from it.
+// Graphs as text.
 #pragma once
 
 #include <string>
@@ -26,13 +26,9 @@ std::string value_text(const Graph& graph, ValueId id);
 /// Bytes that this rank gives to a collective; those that it gets, for recv.
 int64_t collective_bytes(const Graph& graph, const Node& node);
 
-/// The graph that `to_text` (serialize.h) wrote, without the data of its tensors. ValueError that names the line for
-/// anything else.
-Graph parse_graph(std::string_view text);
-
-/// The first line of every text.
+/// The first line of a graph in full.
 inline constexpr std::string_view kFormat = "serried graph 2";
-/// The last one, lest a truncated text pass for a short graph.
+/// Its last one, lest a truncated text pass for a short graph.
 inline constexpr std::string_view kEnd = "end";
 
 /// "computed"
