@@ -28,6 +28,7 @@
 #include "serried/parallel/sync_batchnorm.h"
 #include "serried/parallel/weighted_loss.h"
 #include "serried/parallel/zero.h"
+#include "serried/spmd/register_sharding.h"
 #include "serried/tensor/debug/comm_debug.h"
 #include "serried/tensor/debug/coverage.h"
 #include "serried/tensor/dispatch/dispatch.h"

@@ -1,7 +1,6 @@
 // All built-in rule tables in one list.
 #include "serried/spmd/registry.h"
 #include "serried/spmd/rules/tables.h"
-#include "serried/spmd/rules/tables_more.h"
 
 namespace serried::spmd {
 

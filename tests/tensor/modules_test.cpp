@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "serried/spmd/register_sharding.h"
 #include "serried/spmd/registry.h"
 #include "serried/tensor/dispatch/dispatch.h"
 #include "serried/tensor/guards.h"

@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include "serried/base/log.h"
+#include "serried/spmd/register_sharding.h"
 #include "serried/spmd/registry.h"
 #include "serried/tensor/debug/comm_debug.h"
 #include "serried/tensor/debug/coverage.h"

@@ -1,7 +1,7 @@
 // Rules of copies and of factories that take shape and dtype from a tensor.
 #include "serried/spmd/rules/letters.h"
 #include "serried/spmd/rules/rule_blocks.h"
-#include "serried/spmd/rules/tables_more.h"
+#include "serried/spmd/rules/tables.h"
 
 namespace serried::spmd {
 namespace {

@@ -3,7 +3,7 @@
 
 #include "serried/spmd/rules/letters.h"
 #include "serried/spmd/rules/rule_blocks.h"
-#include "serried/spmd/rules/tables_more.h"
+#include "serried/spmd/rules/tables.h"
 
 namespace serried::spmd {
 namespace {

@@ -1,4 +1,4 @@
-// The rule tables of elementwise ops, products, linear algebra, norms, attention, windows, losses and optimizers.
+// The rule tables, one per family of ops.
 #pragma once
 
 #include "serried/spmd/registry.h"
@@ -14,5 +14,12 @@ RuleTable conv_rules();
 RuleTable pooling_rules();
 RuleTable loss_rules();
 RuleTable optim_rules();
+RuleTable view_rules();
+RuleTable reduction_rules();
+RuleTable index_rules();
+RuleTable shape_rules();
+RuleTable sort_rules();
+RuleTable like_rules();
+RuleTable fft_rules();
 
 }  // namespace serried::spmd

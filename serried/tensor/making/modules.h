@@ -23,10 +23,4 @@ using PartitionFn = std::function<void(const std::string& name, torch::nn::Modul
 /// for a module that went through it already.
 void distribute_module(torch::nn::Module& module, const DeviceMesh& mesh, const PartitionFn& partition = {});
 
-/// Gives an op of yours, or one of ATen's, a sharding rule; docs/rules.md has the notation. `op` is "ns::name" for all
-/// overloads or "ns::name.overload" for one. ValueError for an op that does not exist and for a malformed rule. Holds
-/// for the whole process; plans that other threads made already stay.
-///     register_sharding("mylib::rope", "...d, !d, !d -> ...d");
-void register_sharding(const std::string& op, const std::string& rule);
-
 }  // namespace serried

@@ -1,12 +1,12 @@
-// register_sharding: a user's rule for an op that exists.
+// A user's rule, for an op that exists.
+#include "serried/spmd/register_sharding.h"
+
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <algorithm>
 
 #include "serried/base/error.h"
 #include "serried/spmd/registry.h"
-#include "serried/tensor/dispatch/dispatch.h"
-#include "serried/tensor/making/modules.h"
 
 namespace serried {
 namespace {
