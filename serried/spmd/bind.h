@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "serried/spmd/call.h"
+#include "serried/spmd/op_call.h"
 #include "serried/spmd/rule.h"
 
 namespace serried::spmd {

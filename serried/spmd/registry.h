@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "serried/spmd/call.h"
+#include "serried/spmd/op_call.h"
 #include "serried/spmd/rule.h"
 
 namespace serried::spmd {

@@ -5,7 +5,7 @@
 #include <torch/csrc/jit/frontend/function_schema_parser.h>
 #include <torch/torch.h>
 
-#include "serried/spmd/call.h"
+#include "serried/spmd/op_call.h"
 
 namespace serried::testing {
 

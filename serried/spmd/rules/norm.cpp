@@ -67,7 +67,7 @@ std::string batch_norm_eval_reserve(const Call& call) {
   return evaluated(call, 3);
 }
 
-// A cut of the batch needs statistics over all ranks: tensor/decompose_norms.cpp.
+// A cut of the batch needs statistics over all ranks: tensor/handlers/batch_norm.cpp.
 std::string batch_norm(const Call& call) {
   if (!is_training(call)) return batch_norm_eval(call);
   const std::string x = whole_image(call);

@@ -4,7 +4,7 @@
 #include <ATen/core/stack.h>
 #include <c10/util/SmallVector.h>
 
-#include "serried/spmd/call.h"
+#include "serried/spmd/op_call.h"
 #include "serried/tensor/dispatch/op_info.h"
 #include "serried/tensor/meta.h"
 

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "serried/spmd/call.h"
+#include "serried/spmd/op_call.h"
 
 namespace serried {
 

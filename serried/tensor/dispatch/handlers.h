@@ -22,12 +22,12 @@ struct HandlerEntry {
 /// Null where rules decide.
 Handler find_handler(const c10::FunctionSchema& schema);
 
-// The tables, one per file of this folder.
-std::vector<HandlerEntry> random_handlers();     // random_ops.cpp
-std::vector<HandlerEntry> host_read_handlers();  // host_reads.cpp: item, equal, is_same_size, ...
-std::vector<HandlerEntry> reduction_handlers();  // decompose_reductions.cpp: mean, var, std, norms
-std::vector<HandlerEntry> loss_handlers();       // decompose_losses.cpp
-std::vector<HandlerEntry> norm_handlers();       // decompose_norms.cpp: batch norm over the batch
-std::vector<HandlerEntry> metadata_handlers();   // metadata_ops.cpp: as_strided, set_, resize_, ...
+// The tables, one per file.
+std::vector<HandlerEntry> random_handlers();      // random/random_ops.cpp
+std::vector<HandlerEntry> host_read_handlers();   // handlers/host_reads.cpp: item, equal, is_same_size, ...
+std::vector<HandlerEntry> reduction_handlers();   // handlers/decompose_reductions.cpp: mean, var, std, norms
+std::vector<HandlerEntry> loss_handlers();        // handlers/decompose_losses.cpp
+std::vector<HandlerEntry> batch_norm_handlers();  // handlers/batch_norm.cpp: statistics over the batch of all ranks
+std::vector<HandlerEntry> metadata_handlers();    // handlers/metadata_ops.cpp: as_strided, set_, resize_, ...
 
 }  // namespace serried

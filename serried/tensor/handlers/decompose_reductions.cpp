@@ -5,24 +5,24 @@
 #include <optional>
 #include <tuple>
 
-#include "serried/tensor/dispatch/handler_call.h"
+#include "serried/tensor/dispatch/handling.h"
 #include "serried/tensor/dispatch/local_only.h"
 #include "serried/tensor/handlers/part_reduction.h"
 
 namespace serried {
 namespace {
 
-using detail::HandlerCall;
 using detail::LocalOnly;
+using detail::OpCall;
 using detail::PartReduction;
 using torch::jit::Stack;
 
 // The reduction that `call` asks for, where it has to be put together from parts.
-std::optional<PartReduction> parts_of(const HandlerCall& call) {
+std::optional<PartReduction> parts_of(const OpCall& call) {
   if (call.has_out()) return std::nullopt;
-  const DTensorMeta* meta = dtensor_meta(call.tensor(0));
+  const DTensorMeta* meta = dtensor_meta(call.argument(0).toTensor());
   if (meta == nullptr || meta->spec->sizes.empty()) return std::nullopt;
-  std::vector<int64_t> dims = call.call().dims("dim", int64_t(meta->spec->sizes.size()));
+  std::vector<int64_t> dims = call.dims("dim", int64_t(meta->spec->sizes.size()));
   std::sort(dims.begin(), dims.end());
   const bool in_range = dims.front() >= 0 && dims.back() < int64_t(meta->spec->sizes.size());
   if (!in_range || !PartReduction::is_needed(*meta, dims)) return std::nullopt;
@@ -63,33 +63,34 @@ bool has_numbers(const at::Tensor& t) {
 }
 
 // Whether a part may have one result where the whole has several.
-bool is_one_of_many(const HandlerCall& call) {
-  const at::Tensor& self = call.tensor(0);
+bool is_one_of_many(const OpCall& call) {
+  const at::Tensor& self = call.argument(0).toTensor();
   if (call.has_out() || !self.is_floating_point() || self.dim() == 0) return false;
   int64_t reduced = 1;
-  for (const int64_t dim : call.call().dims("dim", self.dim())) reduced *= self.size(dim);
+  for (const int64_t dim : call.dims("dim", self.dim())) reduced *= self.size(dim);
   return reduced < self.numel();
 }
 
 // ATen's std and var of a single result subtract a mean that was rounded; those of several do not, nor do the pairs.
-at::Tensor without_mean(const HandlerCall& call, bool is_std, double correction, bool keepdim) {
-  const at::Tensor& self = call.tensor(0);
-  const std::vector<int64_t> dims = call.call().dims("dim", self.dim());
+at::Tensor without_mean(const OpCall& call, bool is_std, double correction, bool keepdim) {
+  const at::Tensor& self = call.argument(0).toTensor();
+  const std::vector<int64_t> dims = call.dims("dim", self.dim());
   return std::get<0>(is_std ? at::std_mean(self, dims, at::Scalar(correction), keepdim)
                             : at::var_mean(self, dims, at::Scalar(correction), keepdim));
 }
 
 bool variance(const c10::OperatorHandle& op, Stack& stack, bool is_std, bool with_mean) {
-  HandlerCall call(op, stack);
-  if (!has_numbers(call.tensor(0))) return false;
+  const OpCall call(op, stack);
+  if (!has_numbers(call.argument(0).toTensor())) return false;
   const std::optional<PartReduction> parts = parts_of(call);
-  const bool keepdim = call.call().flag("keepdim");
-  const double by_default = call.call().has("unbiased") ? double(call.call().flag("unbiased", true)) : 1.0;
-  const double correction = call.call().number("correction", by_default);
+  const bool keepdim = call.flag("keepdim");
+  const double by_default = call.has("unbiased") ? double(call.flag("unbiased", true)) : 1.0;
+  const double correction = call.number("correction", by_default);
   if (!parts || parts->count() == 0) {
-    return !with_mean && is_one_of_many(call) && call.finish({without_mean(call, is_std, correction, keepdim)});
+    return !with_mean && is_one_of_many(call) &&
+           detail::finish(op, stack, {without_mean(call, is_std, correction, keepdim)});
   }
-  const at::ScalarType dtype = call.tensor(0).scalar_type();
+  const at::ScalarType dtype = call.argument(0).toTensor().scalar_type();
   at::Tensor result;
   at::Tensor mean;
   {
@@ -100,7 +101,7 @@ bool variance(const c10::OperatorHandle& op, Stack& stack, bool is_std, bool wit
     result = parts->settled((is_std ? whole.sqrt() : whole).to(c10::toRealValueType(dtype)), keepdim);
     if (with_mean) mean = parts->settled(found.mean.to(dtype), keepdim);
   }
-  return with_mean ? call.finish({result, mean}) : call.finish({result});
+  return with_mean ? detail::finish(op, stack, {result, mean}) : detail::finish(op, stack, {result});
 }
 
 bool run_var(const c10::OperatorHandle& op, Stack& stack) {
@@ -118,10 +119,11 @@ bool run_std_mean(const c10::OperatorHandle& op, Stack& stack) {
 
 // Norms of order p: sums of p-th powers add up over parts. Orders 0, 1 and infinity have rules.
 bool run_norm(const c10::OperatorHandle& op, Stack& stack) {
-  HandlerCall call(op, stack);
-  const double order = call.call().number(call.call().has("ord") ? "ord" : "p", 2);
+  const OpCall call(op, stack);
+  const double order = call.number(call.has("ord") ? "ord" : "p", 2);
   if (order == 0 || order == 1 || std::isinf(order)) return false;
-  const auto dtype = static_cast<at::ScalarType>(call.call().integer("dtype", int64_t(call.tensor(0).scalar_type())));
+  const auto dtype =
+      static_cast<at::ScalarType>(call.integer("dtype", int64_t(call.argument(0).toTensor().scalar_type())));
   if (!c10::isFloatingType(dtype) && !c10::isComplexType(dtype)) return false;
   const std::optional<PartReduction> parts = parts_of(call);
   if (!parts) return false;
@@ -134,13 +136,13 @@ bool run_norm(const c10::OperatorHandle& op, Stack& stack) {
       part = at::linalg_vector_norm(parts->local().to(wide), order, parts->dims(), /*keepdim=*/true).pow(order);
     }
     const at::Tensor whole = parts->reduced(part, ReduceKind::sum).pow(1 / order);
-    result = parts->settled(whole.to(c10::toRealValueType(dtype)), call.call().flag("keepdim"));
+    result = parts->settled(whole.to(c10::toRealValueType(dtype)), call.flag("keepdim"));
   }
-  return call.finish({result});
+  return detail::finish(op, stack, {result});
 }
 
 bool run_logsumexp(const c10::OperatorHandle& op, Stack& stack) {
-  HandlerCall call(op, stack);
+  const OpCall call(op, stack);
   const std::optional<PartReduction> parts = parts_of(call);
   if (!parts || parts->count() == 0) return false;
   at::Tensor result;
@@ -155,34 +157,34 @@ bool run_logsumexp(const c10::OperatorHandle& op, Stack& stack) {
     // exp(x - inf) would be nan.
     const at::Tensor shift = largest.masked_fill(largest.isinf(), 0);
     const at::Tensor whole = parts->reduced((part - shift).exp(), ReduceKind::sum).log() + shift;
-    result = parts->settled(whole.to(dtype), call.call().flag("keepdim"));
+    result = parts->settled(whole.to(dtype), call.flag("keepdim"));
   }
-  return call.finish({result});
+  return detail::finish(op, stack, {result});
 }
 
 bool run_aminmax(const c10::OperatorHandle& op, Stack& stack) {
-  HandlerCall call(op, stack);
+  const OpCall call(op, stack);
   if (!parts_of(call)) return false;
-  const at::Tensor& self = call.tensor(0);
-  const std::vector<int64_t> dims = call.call().dims("dim", self.dim());
-  const bool keepdim = call.call().flag("keepdim");
-  return call.finish({at::amin(self, dims, keepdim), at::amax(self, dims, keepdim)});
+  const at::Tensor& self = call.argument(0).toTensor();
+  const std::vector<int64_t> dims = call.dims("dim", self.dim());
+  const bool keepdim = call.flag("keepdim");
+  return detail::finish(op, stack, {at::amin(self, dims, keepdim), at::amax(self, dims, keepdim)});
 }
 
 bool run_dist(const c10::OperatorHandle& op, Stack& stack) {
-  HandlerCall call(op, stack);
+  const OpCall call(op, stack);
   if (call.has_out()) return false;
-  const at::Tensor apart = at::sub(call.tensor(0), call.tensor(1));
-  return call.finish({at::linalg_vector_norm(apart, call.call().number("p", 2))});
+  const at::Tensor apart = at::sub(call.argument(0).toTensor(), call.argument(1).toTensor());
+  return detail::finish(op, stack, {at::linalg_vector_norm(apart, call.number("p", 2))});
 }
 
 template <class Fn>
 bool for_each(const c10::OperatorHandle& op, Stack& stack, Fn fn) {
-  HandlerCall call(op, stack);
+  const OpCall call(op, stack);
   if (call.has_out()) return false;
   std::vector<at::Tensor> results;
-  for (const at::Tensor& tensor : call.argument(0).toTensorVector()) results.push_back(fn(call.call(), tensor));
-  return call.finish({results});
+  for (const at::Tensor& tensor : call.argument(0).toTensorVector()) results.push_back(fn(call, tensor));
+  return detail::finish(op, stack, {results});
 }
 
 std::optional<at::ScalarType> dtype_of(const spmd::Call& call) {

@@ -2,7 +2,7 @@
 #include <ATen/ATen.h>
 
 #include "serried/comm/collectives/collectives.h"
-#include "serried/tensor/dispatch/handler_call.h"
+#include "serried/tensor/dispatch/handling.h"
 #include "serried/tensor/dispatch/local_only.h"
 #include "serried/tensor/making/like.h"
 #include "serried/tensor/making/placing.h"
@@ -10,14 +10,14 @@
 namespace serried {
 namespace {
 
-using detail::HandlerCall;
 using detail::LocalOnly;
+using detail::OpCall;
 using torch::jit::Stack;
 
 bool run_item(const c10::OperatorHandle& op, Stack& stack) {
-  HandlerCall call(op, stack);
+  const OpCall call(op, stack);
   const LocalOnly guard;
-  return call.finish({detail::whole_local(*dtensor_meta(call.tensor(0))).item()});
+  return detail::finish(op, stack, {detail::whole_local(*dtensor_meta(call.argument(0).toTensor())).item()});
 }
 
 // What the first tensor lies by, with Partial reduced: the second is brought there, so each rank compares its part.
@@ -31,31 +31,30 @@ bool parts_are_equal(const DTensorMeta& self, const DTensorMeta& other) {
 }
 
 bool run_equal(const c10::OperatorHandle& op, Stack& stack) {
-  HandlerCall call(op, stack);
-  const DTensorMeta* self = dtensor_meta(call.tensor(0));
-  const DTensorMeta* other = dtensor_meta(call.tensor(1));
+  const OpCall call(op, stack);
+  const DTensorMeta* self = dtensor_meta(call.argument(0).toTensor());
+  const DTensorMeta* other = dtensor_meta(call.argument(1).toTensor());
   if (self == nullptr || other == nullptr) return false;
-  if (self->spec->sizes != other->spec->sizes) return call.finish({false});
-  return call.finish({parts_are_equal(*self, *other)});
+  if (self->spec->sizes != other->spec->sizes) return detail::finish(op, stack, {false});
+  return detail::finish(op, stack, {parts_are_equal(*self, *other)});
 }
 
 bool run_allclose(const c10::OperatorHandle& op, Stack& stack) {
-  HandlerCall call(op, stack);
-  const spmd::Call& given = call.call();
-  const at::Tensor close = at::isclose(call.tensor(0), call.tensor(1), given.number("rtol", 1e-5),
-                                       given.number("atol", 1e-8), given.flag("equal_nan"));
-  return call.finish({at::all(close).item<bool>()});
+  const OpCall call(op, stack);
+  const at::Tensor close = at::isclose(call.argument(0).toTensor(), call.argument(1).toTensor(),
+                                       call.number("rtol", 1e-5), call.number("atol", 1e-8), call.flag("equal_nan"));
+  return detail::finish(op, stack, {at::all(close).item<bool>()});
 }
 
 bool run_is_same_size(const c10::OperatorHandle& op, Stack& stack) {
-  HandlerCall call(op, stack);
-  return call.finish({call.tensor(0).sizes() == call.tensor(1).sizes()});
+  const OpCall call(op, stack);
+  return detail::finish(op, stack, {call.argument(0).toTensor().sizes() == call.argument(1).toTensor().sizes()});
 }
 
 bool run_is_pinned(const c10::OperatorHandle& op, Stack& stack) {
-  HandlerCall call(op, stack);
+  const OpCall call(op, stack);
   const LocalOnly guard;
-  return call.finish({dtensor_meta(call.tensor(0))->local.is_pinned()});
+  return detail::finish(op, stack, {dtensor_meta(call.argument(0).toTensor())->local.is_pinned()});
 }
 
 }  // namespace

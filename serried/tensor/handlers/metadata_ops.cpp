@@ -3,15 +3,15 @@
 
 #include "serried/base/error.h"
 #include "serried/tensor/dispatch/copied_view.h"
-#include "serried/tensor/dispatch/handler_call.h"
+#include "serried/tensor/dispatch/handling.h"
 #include "serried/tensor/dispatch/local_only.h"
 #include "serried/tensor/text.h"
 
 namespace serried {
 namespace {
 
-using detail::HandlerCall;
 using detail::LocalOnly;
+using detail::OpCall;
 using torch::jit::Stack;
 
 // The whole tensor in memory as its strides say, which is what as_strided walks over. Sets `copied` where that is not
@@ -25,11 +25,11 @@ at::Tensor whole_with_strides(const DTensorMeta& meta, bool& copied) {
   return laid_out.copy_(whole);
 }
 
-bool is_identity(const HandlerCall& call, const Spec& spec) {
-  const auto sizes = call.call().integers("size");
-  const auto strides = call.call().integers("stride");
+bool is_identity(const OpCall& call, const Spec& spec) {
+  const auto sizes = call.integers("size");
+  const auto strides = call.integers("stride");
   return sizes && strides && c10::IntArrayRef(*sizes) == spec.sizes && c10::IntArrayRef(*strides) == spec.strides &&
-         call.call().integer("storage_offset") == 0;
+         call.integer("storage_offset") == 0;
 }
 
 SpecPtr replicated(const at::Tensor& local, const DeviceMesh& mesh) {
@@ -37,15 +37,16 @@ SpecPtr replicated(const at::Tensor& local, const DeviceMesh& mesh) {
 }
 
 bool strided(const c10::OperatorHandle& op, Stack& stack, bool is_view) {
-  HandlerCall call(op, stack);
+  const OpCall call(op, stack);
   if (call.has_out()) return false;
-  const DTensorMeta& meta = *dtensor_meta(call.tensor(0));
+  const DTensorMeta& meta = *dtensor_meta(call.argument(0).toTensor());
   if (is_identity(call, *meta.spec)) {
-    return call.finish({is_view ? at::alias(call.tensor(0)) : at::clone(call.tensor(0))});
+    return detail::finish(op, stack,
+                          {is_view ? at::alias(call.argument(0).toTensor()) : at::clone(call.argument(0).toTensor())});
   }
-  const Sizes sizes = call.call().integers("size").value_or(Sizes());
-  const Sizes strides = call.call().integers("stride").value_or(Sizes());
-  const int64_t offset = call.call().integer("storage_offset");
+  const Sizes sizes = call.integers("size").value_or(Sizes());
+  const Sizes strides = call.integers("stride").value_or(Sizes());
+  const int64_t offset = call.integer("storage_offset");
   at::Tensor result;
   {
     const LocalOnly guard;
@@ -54,14 +55,14 @@ bool strided(const c10::OperatorHandle& op, Stack& stack, bool is_view) {
     if (!is_view) local = local.clone();
     const SpecPtr spec = replicated(local, meta.spec->mesh);
     if (is_view) {
-      const at::Tensor& base = call.tensor(0);
+      const at::Tensor& base = call.argument(0).toTensor();
       result =
           wrap_view(local, spec, base, copied ? detail::copied_from(*base.unsafeGetTensorImpl()) : meta.copied_from);
     } else {
       result = wrap(local, spec);
     }
   }
-  return call.finish({result});
+  return detail::finish(op, stack, {result});
 }
 
 bool run_as_strided(const c10::OperatorHandle& op, Stack& stack) {
@@ -72,9 +73,9 @@ bool run_as_strided_copy(const c10::OperatorHandle& op, Stack& stack) {
 }
 
 bool run_as_strided_scatter(const c10::OperatorHandle& op, Stack& stack) {
-  HandlerCall call(op, stack);
-  const DTensorMeta* self = dtensor_meta(call.tensor(0));
-  const DTensorMeta* source = dtensor_meta(call.tensor(1));
+  const OpCall call(op, stack);
+  const DTensorMeta* self = dtensor_meta(call.argument(0).toTensor());
+  const DTensorMeta* source = dtensor_meta(call.argument(1).toTensor());
   if (call.has_out() || self == nullptr || source == nullptr) return false;
   at::Tensor result;
   {
@@ -83,28 +84,28 @@ bool run_as_strided_scatter(const c10::OperatorHandle& op, Stack& stack) {
     at::Tensor whole = whole_with_strides(*self, copied);
     if (!copied) whole = at::empty_strided(whole.sizes(), whole.strides(), whole.options()).copy_(whole);
     whole
-        .as_strided(call.call().integers("size").value_or(Sizes()), call.call().integers("stride").value_or(Sizes()),
-                    call.call().integer("storage_offset"))
+        .as_strided(call.integers("size").value_or(Sizes()), call.integers("stride").value_or(Sizes()),
+                    call.integer("storage_offset"))
         .copy_(detail::whole_local(*source));
     result = wrap(whole, replicated(whole, self->spec->mesh));
   }
-  return call.finish({result});
+  return detail::finish(op, stack, {result});
 }
 
 // The strides that come along are those of the whole; a part that was gathered or cut has others. They only repeat what
 // the sizes say, so a view does the same.
 bool run_reshape_alias(const c10::OperatorHandle& op, Stack& stack) {
-  HandlerCall call(op, stack);
+  const OpCall call(op, stack);
   if (call.has_out()) return false;
-  const at::Tensor view = call.tensor(0).view(call.call().integers("size").value_or(Sizes()));
-  return call.finish({op.schema().name() == "aten::_reshape_alias" ? view : view.clone()});
+  const at::Tensor view = call.argument(0).toTensor().view(call.integers("size").value_or(Sizes()));
+  return detail::finish(op, stack, {op.schema().name() == "aten::_reshape_alias" ? view : view.clone()});
 }
 
 bool run_resize(const c10::OperatorHandle& op, Stack& stack) {
-  HandlerCall call(op, stack);
-  const at::Tensor self = call.tensor(0);
-  const Sizes sizes = call.call().integers("size").value_or(Sizes());
-  if (self.sizes() == c10::IntArrayRef(sizes)) return call.finish({self});
+  const OpCall call(op, stack);
+  const at::Tensor self = call.argument(0).toTensor();
+  const Sizes sizes = call.integers("size").value_or(Sizes());
+  if (self.sizes() == c10::IntArrayRef(sizes)) return detail::finish(op, stack, {self});
   raise<c10::ValueError>({"resize_",
                           "a DTensor of sizes " + detail::sizes_text(self.sizes()) + " cannot become " +
                               detail::sizes_text(sizes) + " in place: each rank holds a part of the former",
@@ -112,15 +113,15 @@ bool run_resize(const c10::OperatorHandle& op, Stack& stack) {
 }
 
 bool refuse_storage(const c10::OperatorHandle& op, Stack& stack) {
-  HandlerCall call(op, stack);
-  raise<c10::ValueError>({call.where(),
+  const OpCall call(op, stack);
+  raise<c10::ValueError>({call.name(),
                           "a DTensor has no storage of its own to exchange: its memory is the parts of all ranks",
                           "use copy_() to change its values, or set_ on to_local()"});
 }
 
 bool refuse_strides(const c10::OperatorHandle& op, Stack& stack) {
-  HandlerCall call(op, stack);
-  raise<c10::ValueError>({call.where(), "the strides of a DTensor cannot be changed in place",
+  const OpCall call(op, stack);
+  raise<c10::ValueError>({call.name(), "the strides of a DTensor cannot be changed in place",
                           "use as_strided(), which gathers the tensor and returns a copy"});
 }
 

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "serried/tensor/dispatch/handler_call.h"
+#include "serried/tensor/dispatch/handling.h"
 #include "serried/tensor/making/like.h"
 #include "serried/tensor/redistribute/redistribute.h"
 

@@ -6,7 +6,7 @@
 
 #include "serried/base/error.h"
 #include "serried/tensor/dispatch/copied_view.h"
-#include "serried/tensor/dispatch/handlers.h"
+#include "serried/tensor/dispatch/handling.h"
 #include "serried/tensor/dispatch/local_only.h"
 #include "serried/tape/tape.h"
 #include "serried/tensor/making/like.h"
@@ -18,50 +18,26 @@
 namespace serried {
 namespace {
 
+using detail::OpCall;
 using detail::Part;
 using torch::jit::Stack;
-
-// The arguments of the call on top of a stack, by name.
-class RandomCall {
- public:
-  RandomCall(const c10::OperatorHandle& op, const Stack& stack)
-      : schema_(op.schema()), values_(torch::jit::last(stack, schema_.arguments().size())) {}
-
-  const c10::IValue& at(size_t index) const { return values_[index]; }
-  size_t size() const { return values_.size(); }
-  bool has(const char* name) const { return schema_.argumentIndexWithName(name).has_value(); }
-
-  /// None where the schema has no such argument.
-  c10::IValue value(const char* name) const {
-    const std::optional<int> index = schema_.argumentIndexWithName(name);
-    return index ? values_[*index] : c10::IValue();
-  }
-  std::optional<at::ScalarType> dtype() const { return value("dtype").toOptional<at::ScalarType>(); }
-  at::MemoryFormat memory_format() const {
-    return value("memory_format").toOptional<at::MemoryFormat>().value_or(at::MemoryFormat::Preserve);
-  }
-  std::optional<at::Generator> generator() const { return value("generator").toOptional<at::Generator>(); }
-  bool is_out_variant() const { return has("out"); }
-
- private:
-  const c10::FunctionSchema& schema_;
-  c10::ArrayRef<c10::IValue> values_;
-};
 
 // Null for a plain tensor.
 const DTensorMeta* meta_of(const c10::IValue& value) {
   return value.isTensor() && value.toTensor().defined() ? dtensor_meta(value.toTensor()) : nullptr;
 }
 
-bool finish(const c10::OperatorHandle& op, Stack& stack, std::initializer_list<at::Tensor> results) {
-  torch::jit::drop(stack, op.schema().arguments().size());
-  for (const at::Tensor& result : results) stack.emplace_back(result);
-  return true;
+std::optional<at::Generator> generator_of(const OpCall& arguments) {
+  return arguments.optional<at::Generator>("generator");
+}
+
+at::MemoryFormat memory_format_of(const OpCall& arguments) {
+  return arguments.optional<at::MemoryFormat>("memory_format").value_or(at::MemoryFormat::Preserve);
 }
 
 // What fill_by_key draws from.
-at::Generator source_for(const RandomCall& arguments, const Spec& spec) {
-  return generator_for(arguments.generator(), spec.mesh);
+at::Generator source_for(const OpCall& arguments, const Spec& spec) {
+  return generator_for(generator_of(arguments), spec.mesh);
 }
 
 // The dispatcher's check comes after handlers.
@@ -83,35 +59,35 @@ Part reduced(const DTensorMeta& meta) {
 
 // --- initialisation: what plain LibTorch on one device gives ---
 
-std::vector<c10::IValue> between_self_and_generator(const RandomCall& arguments) {
+std::vector<c10::IValue> between_self_and_generator(const OpCall& arguments) {
   std::vector<c10::IValue> values;
-  for (size_t i = 1; i + 1 < arguments.size(); ++i) values.push_back(arguments.at(i));
+  for (size_t i = 1; i + 1 < arguments.arguments().size(); ++i) values.push_back(arguments.argument(i));
   return values;
 }
 
 bool initialise(const c10::OperatorHandle& op, Stack& stack) {
-  const RandomCall arguments(op, stack);
-  const DTensorMeta* meta = meta_of(arguments.at(0));
+  const OpCall arguments(op, stack);
+  const DTensorMeta* meta = meta_of(arguments.argument(0));
   if (meta == nullptr) return false;
   detail::reject_partial(op.schema().name(), *meta->spec);
-  const at::Generator generator = generator_for(arguments.generator(), meta->spec->mesh);
+  const at::Generator generator = generator_for(generator_of(arguments), meta->spec->mesh);
   detail::fill_by_stream(writable(op, *meta).local, *meta->spec, {op, between_self_and_generator(arguments)},
                          generator);
-  return finish(op, stack, {arguments.at(0).toTensor()});
+  return detail::finish(op, stack, {arguments.argument(0).toTensor()});
 }
 
 // "aten::uniform" and its like: the in-place op on a new tensor.
 bool initialise_new(const c10::OperatorHandle& op, Stack& stack) {
-  const RandomCall arguments(op, stack);
-  const DTensorMeta* meta = meta_of(arguments.at(0));
-  if (meta == nullptr || arguments.is_out_variant()) return false;
+  const OpCall arguments(op, stack);
+  const DTensorMeta* meta = meta_of(arguments.argument(0));
+  if (meta == nullptr || arguments.has_out()) return false;
   std::string name = op.schema().name();
   if (name == "aten::normal_functional") name = "aten::normal";
   const detail::StreamOp stream = detail::stream_op((name + "_").c_str(), op.schema().overload_name().c_str(),
                                                     between_self_and_generator(arguments));
   const Part part = detail::empty_beside(*meta->spec);
-  detail::fill_by_stream(part.local, *part.spec, stream, generator_for(arguments.generator(), part.spec->mesh));
-  return finish(op, stack, {result(part)});
+  detail::fill_by_stream(part.local, *part.spec, stream, generator_for(generator_of(arguments), part.spec->mesh));
+  return detail::finish(op, stack, {result(part)});
 }
 
 // --- ops of a step: element i is a function of a key and i ---
@@ -143,24 +119,24 @@ void fill_bernoulli(const Part& part, const at::Generator& generator, double p) 
 }
 
 bool bernoulli_in_place(const c10::OperatorHandle& op, Stack& stack) {
-  const RandomCall arguments(op, stack);
-  const DTensorMeta* meta = meta_of(arguments.at(0));
+  const OpCall arguments(op, stack);
+  const DTensorMeta* meta = meta_of(arguments.argument(0));
   if (meta == nullptr) return false;
-  const double p = arguments.value("p").toDouble();
+  const double p = arguments.number("p");
   check_probability(op, p);
   fill_bernoulli({writable(op, *meta).local, meta->spec}, source_for(arguments, *meta->spec), p);
-  return finish(op, stack, {arguments.at(0).toTensor()});
+  return detail::finish(op, stack, {arguments.argument(0).toTensor()});
 }
 
 bool bernoulli_p(const c10::OperatorHandle& op, Stack& stack) {
-  const RandomCall arguments(op, stack);
-  const DTensorMeta* meta = meta_of(arguments.at(0));
-  if (meta == nullptr || arguments.is_out_variant()) return false;
-  const double p = arguments.value("p").toDouble();
+  const OpCall arguments(op, stack);
+  const DTensorMeta* meta = meta_of(arguments.argument(0));
+  if (meta == nullptr || arguments.has_out()) return false;
+  const double p = arguments.number("p");
   check_probability(op, p);
   const Part part = detail::empty_beside(*meta->spec);
   fill_bernoulli(part, source_for(arguments, *part.spec), p);
-  return finish(op, stack, {result(part)});
+  return detail::finish(op, stack, {result(part)});
 }
 
 // Uniform numbers beside `like`, as fine as probabilities of type `p` need.
@@ -173,30 +149,31 @@ at::Tensor uniform_beside(const Spec& like, at::ScalarType p, const at::Generato
 // bernoulli(self), bernoulli.Tensor(self, p), bernoulli_.Tensor(self, p): probabilities are tensors.
 bool bernoulli_tensor(const c10::OperatorHandle& op, Stack& stack) {
   const at::AutoDispatchBelowADInplaceOrView guard;
-  const RandomCall arguments(op, stack);
-  const DTensorMeta* meta = meta_of(arguments.at(0));
-  if (meta == nullptr || arguments.is_out_variant()) return false;
-  const at::Tensor self = arguments.at(0).toTensor();
-  at::Tensor p = arguments.has("p") ? arguments.value("p").toTensor() : self;
+  const OpCall arguments(op, stack);
+  const DTensorMeta* meta = meta_of(arguments.argument(0));
+  if (meta == nullptr || arguments.has_out()) return false;
+  const at::Tensor self = arguments.argument(0).toTensor();
+  at::Tensor p = arguments.has("p") ? arguments.tensor_value("p") : self;
   const DTensorMeta* p_meta = dtensor_meta(p);
   if (p_meta != nullptr) p = result(reduced(*p_meta));
   check_probabilities(op, p);
   const at::Tensor uniform = uniform_beside(*meta->spec, p.scalar_type(), source_for(arguments, *meta->spec));
   const at::Tensor drawn = at::lt(uniform, p);
-  if (op.schema().name() != "aten::bernoulli_") return finish(op, stack, {drawn.to(self.scalar_type())});
+  if (op.schema().name() != "aten::bernoulli_") return detail::finish(op, stack, {drawn.to(self.scalar_type())});
   writable(op, *meta);
   self.copy_(drawn);
-  return finish(op, stack, {self});
+  return detail::finish(op, stack, {self});
 }
 
 bool rand_like(const c10::OperatorHandle& op, Stack& stack) {
-  const RandomCall arguments(op, stack);
-  const DTensorMeta* meta = meta_of(arguments.at(0));
-  if (meta == nullptr || arguments.is_out_variant()) return false;
-  const Part part = detail::empty_beside(*meta->spec, arguments.dtype(), arguments.memory_format());
+  const OpCall arguments(op, stack);
+  const DTensorMeta* meta = meta_of(arguments.argument(0));
+  if (meta == nullptr || arguments.has_out()) return false;
+  const Part part =
+      detail::empty_beside(*meta->spec, arguments.optional<at::ScalarType>("dtype"), memory_format_of(arguments));
   const char* kind = op.schema().name() == "aten::randn_like" ? "normal" : "uniform";
   detail::fill_by_key(part.local, *part.spec, kind, {}, source_for(arguments, *part.spec));
-  return finish(op, stack, {result(part)});
+  return detail::finish(op, stack, {result(part)});
 }
 
 int64_t as_integer(const c10::IValue& value) {
@@ -204,18 +181,19 @@ int64_t as_integer(const c10::IValue& value) {
 }
 
 bool randint_like(const c10::OperatorHandle& op, Stack& stack) {
-  const RandomCall arguments(op, stack);
-  const DTensorMeta* meta = meta_of(arguments.at(0));
-  if (meta == nullptr || arguments.is_out_variant()) return false;
-  const int64_t low = arguments.has("low") ? as_integer(arguments.value("low")) : 0;
-  const int64_t high = as_integer(arguments.value("high"));
+  const OpCall arguments(op, stack);
+  const DTensorMeta* meta = meta_of(arguments.argument(0));
+  if (meta == nullptr || arguments.has_out()) return false;
+  const int64_t low = arguments.has("low") ? as_integer(*arguments.value("low")) : 0;
+  const int64_t high = as_integer(*arguments.value("high"));
   if (low >= high) {
     raise<c10::ValueError>(
         {"randint_like", c10::str("there is no integer from ", low, " up to but not ", high), "pass low < high"});
   }
-  const Part part = detail::empty_beside(*meta->spec, arguments.dtype(), arguments.memory_format());
+  const Part part =
+      detail::empty_beside(*meta->spec, arguments.optional<at::ScalarType>("dtype"), memory_format_of(arguments));
   detail::fill_by_key(part.local, *part.spec, "integers", {low, high}, source_for(arguments, *part.spec));
-  return finish(op, stack, {result(part)});
+  return detail::finish(op, stack, {result(part)});
 }
 
 // A mask scales, so what waits for a sum may go on waiting.
@@ -228,15 +206,14 @@ Part linear_input(const DTensorMeta& meta) {
 }
 
 bool native_dropout(const c10::OperatorHandle& op, Stack& stack) {
-  const RandomCall arguments(op, stack);
-  const DTensorMeta* meta = meta_of(arguments.at(0));
-  if (meta == nullptr || arguments.is_out_variant()) return false;
-  const double p = arguments.value("p").toDouble();
+  const OpCall arguments(op, stack);
+  const DTensorMeta* meta = meta_of(arguments.argument(0));
+  if (meta == nullptr || arguments.has_out()) return false;
+  const double p = arguments.number("p");
   check_probability(op, p);
   const Part input = linear_input(*meta);
   const Part mask = detail::empty_beside(*input.spec, at::kBool);
-  const c10::IValue train = arguments.value("train");
-  const bool drops = train.isNone() || train.toBool();
+  const bool drops = arguments.flag("train", true);
   if (drops) detail::fill_by_key(mask.local, *mask.spec, "bernoulli", {1 - p}, source_for(arguments, *mask.spec));
   Part output{{}, input.spec};
   {
@@ -244,13 +221,13 @@ bool native_dropout(const c10::OperatorHandle& op, Stack& stack) {
     if (!drops) mask.local.fill_(true);
     output.local = drops ? at::mul(input.local, mask.local).mul_(p == 1 ? 0. : 1 / (1 - p)) : input.local.clone();
   }
-  return finish(op, stack, {result(output), result(mask)});
+  return detail::finish(op, stack, {result(output), result(mask)});
 }
 
 // Slopes of the negative elements, drawn into `noise`; 1 where self is positive.
-at::Tensor rrelu_part(const Part& self, const Part& noise, const RandomCall& arguments) {
-  const double lower = arguments.value("lower").toScalar().toDouble();
-  const double upper = arguments.value("upper").toScalar().toDouble();
+at::Tensor rrelu_part(const Part& self, const Part& noise, const OpCall& arguments) {
+  const double lower = arguments.value("lower")->toScalar().toDouble();
+  const double upper = arguments.value("upper")->toScalar().toDouble();
   const Part slope = detail::empty_beside(*self.spec);
   detail::fill_by_key(slope.local, *slope.spec, "uniform", {}, source_for(arguments, *slope.spec));
   const detail::LocalOnly guard;
@@ -261,12 +238,12 @@ at::Tensor rrelu_part(const Part& self, const Part& noise, const RandomCall& arg
 
 bool rrelu_with_noise(const c10::OperatorHandle& op, Stack& stack) {
   const at::AutoDispatchBelowADInplaceOrView guard;
-  const RandomCall arguments(op, stack);
-  const DTensorMeta* meta = meta_of(arguments.at(0));
-  const DTensorMeta* noise_meta = meta_of(arguments.value("noise"));
+  const OpCall arguments(op, stack);
+  const DTensorMeta* meta = meta_of(arguments.argument(0));
+  const DTensorMeta* noise_meta = meta_of(*arguments.value("noise"));
   const std::string& name = op.schema().name();
-  if (meta == nullptr || noise_meta == nullptr || arguments.is_out_variant()) return false;
-  if (!arguments.value("training").toBool()) return false;
+  if (meta == nullptr || noise_meta == nullptr || arguments.has_out()) return false;
+  if (!arguments.flag("training")) return false;
   detail::reject_partial(name, *noise_meta->spec);
   const Placements& to = noise_meta->spec->placements;
   const Part self{redistribute_local(meta->local, *meta->spec, to), with_placements(*meta->spec, to)};
@@ -275,15 +252,15 @@ bool rrelu_with_noise(const c10::OperatorHandle& op, Stack& stack) {
   const Part noise =
       is_functional ? detail::empty_beside(*noise_meta->spec) : Part{noise_meta->local, noise_meta->spec};
   const at::Tensor output = result({rrelu_part(self, noise, arguments), self.spec});
-  if (is_functional) return finish(op, stack, {output, result(noise)});
-  if (name == "aten::rrelu_with_noise") return finish(op, stack, {output});
-  const at::Tensor given = arguments.at(0).toTensor();
+  if (is_functional) return detail::finish(op, stack, {output, result(noise)});
+  if (name == "aten::rrelu_with_noise") return detail::finish(op, stack, {output});
+  const at::Tensor given = arguments.argument(0).toTensor();
   given.copy_(output);
-  return finish(op, stack, {given});
+  return detail::finish(op, stack, {given});
 }
 
 // Standard normal numbers of the broadcast shape, placed like the operand that has it.
-at::Tensor normal_beside(const RandomCall& arguments, const DTensorMeta* mean, const DTensorMeta* std) {
+at::Tensor normal_beside(const OpCall& arguments, const DTensorMeta* mean, const DTensorMeta* std) {
   const Spec& first = mean != nullptr ? *mean->spec : *std->spec;
   c10::DimVector sizes(first.sizes);
   if (mean != nullptr && std != nullptr) sizes = at::infer_size_dimvector(mean->spec->sizes, std->spec->sizes);
@@ -306,16 +283,16 @@ void check_deviation(const c10::IValue& std) {
 
 bool normal_of_tensors(const c10::OperatorHandle& op, Stack& stack) {
   const at::AutoDispatchBelowADInplaceOrView guard;
-  const RandomCall arguments(op, stack);
-  const c10::IValue mean = arguments.value("mean");
-  const c10::IValue std = arguments.value("std");
+  const OpCall arguments(op, stack);
+  const c10::IValue mean = *arguments.value("mean");
+  const c10::IValue std = *arguments.value("std");
   const bool mean_is_plain = mean.isTensor() && meta_of(mean) == nullptr;
   const bool std_is_plain = std.isTensor() && meta_of(std) == nullptr;
-  if (mean_is_plain || std_is_plain || arguments.is_out_variant()) return false;
+  if (mean_is_plain || std_is_plain || arguments.has_out()) return false;
   check_deviation(std);
   const at::Tensor noise = normal_beside(arguments, meta_of(mean), meta_of(std));
   const at::Tensor scaled = std.isTensor() ? at::mul(noise, std.toTensor()) : at::mul(noise, std.toScalar());
-  return finish(op, stack, {mean.isTensor() ? scaled.add(mean.toTensor()) : scaled.add(mean.toScalar())});
+  return detail::finish(op, stack, {mean.isTensor() ? scaled.add(mean.toTensor()) : scaled.add(mean.toScalar())});
 }
 
 }  // namespace

@@ -10,7 +10,7 @@
 #include <ATen/ops/var_mean.h>
 #include <ATen/ops/zeros.h>
 
-#include "serried/tensor/dispatch/handlers.h"
+#include "serried/tensor/dispatch/handling.h"
 #include "serried/tensor/handlers/batch_layout.h"
 
 namespace serried {
@@ -18,31 +18,8 @@ namespace {
 
 using c10::IValue;
 using detail::BatchLayout;
+using detail::OpCall;
 using torch::jit::Stack;
-
-/// Arguments of one call by name.
-struct NamedArguments {
-  const c10::FunctionSchema& schema;
-  c10::ArrayRef<IValue> values;
-
-  const IValue* find(const std::string& name) const {
-    const auto index = schema.argumentIndexWithName(name);
-    return index && !values[size_t(*index)].isNone() ? &values[size_t(*index)] : nullptr;
-  }
-  at::Tensor tensor(const std::string& name) const {
-    const IValue* value = find(name);
-    return value == nullptr ? at::Tensor() : value->toTensor();
-  }
-  bool flag(const std::string& name, bool otherwise) const {
-    const IValue* value = find(name);
-    return value == nullptr ? otherwise : value->toBool();
-  }
-  double number(const std::string& name) const { return find(name)->toDouble(); }
-};
-
-NamedArguments named(const c10::OperatorHandle& op, const std::vector<IValue>& values) {
-  return {op.schema(), values};
-}
 
 std::vector<IValue> top(const c10::OperatorHandle& op, const Stack& stack) {
   return {stack.end() - int64_t(op.schema().arguments().size()), stack.end()};
@@ -93,31 +70,30 @@ struct Running {
   at::Tensor mean, variance;
 };
 
-Running advanced(const NamedArguments& arguments, const BatchLayout& layout, const Statistics& now) {
+Running advanced(const OpCall& arguments, const BatchLayout& layout, const Statistics& now) {
   const double momentum = arguments.number("momentum");
   const double unbiased = layout.count() / (layout.count() - 1);
   const auto advance = [&](const at::Tensor& running, const at::Tensor& fresh) {
     return running.defined() ? at::add(at::mul(running, 1 - momentum), like_running(running, fresh, layout), momentum)
                              : running;
   };
-  return {advance(arguments.tensor("running_mean"), now.mean),
-          advance(arguments.tensor("running_var"), now.variance * unbiased)};
+  return {advance(arguments.tensor_value("running_mean"), now.mean),
+          advance(arguments.tensor_value("running_var"), now.variance * unbiased)};
 }
 
-at::ScalarType saved_type(const NamedArguments& arguments, const at::Tensor& x) {
+at::ScalarType saved_type(const OpCall& arguments, const at::Tensor& x) {
   for (const char* name : {"weight", "running_mean"}) {
-    const at::Tensor t = arguments.tensor(name);
+    const at::Tensor t = arguments.tensor_value(name);
     if (t.defined()) return t.scalar_type();
   }
   return x.scalar_type();
 }
 
 // All ranks move weights, also those that then have nothing to do.
-at::Tensor normalise(const NamedArguments& arguments, const BatchLayout& layout, const at::Tensor& x,
-                     const Statistics& with) {
+at::Tensor normalise(const OpCall& arguments, const BatchLayout& layout, const at::Tensor& x, const Statistics& with) {
   const at::ScalarType dtype = accumulate_type(x);
-  const at::Tensor weight = cast(layout.local_channels(arguments.tensor("weight")), dtype);
-  const at::Tensor bias = cast(layout.local_channels(arguments.tensor("bias")), dtype);
+  const at::Tensor weight = cast(layout.local_channels(arguments.tensor_value("weight")), dtype);
+  const at::Tensor bias = cast(layout.local_channels(arguments.tensor_value("bias")), dtype);
   if (x.numel() == 0) return at::empty_like(x);
   return std::get<0>(at::native_batch_norm(x, weight, bias, with.mean, with.variance, /*training=*/false, 0.0,
                                            arguments.number("eps")));
@@ -130,11 +106,11 @@ bool starts_with(const std::string& text, const char* head) {
 // native_batch_norm writes its running statistics without saying so in its schema: rules would lose the update.
 bool forward(const c10::OperatorHandle& op, Stack& stack) {
   const std::vector<IValue> values = top(op, stack);
-  const NamedArguments arguments = named(op, values);
-  const at::Tensor input = arguments.tensor("input");
+  const OpCall arguments(op.schema(), values);
+  const at::Tensor input = arguments.tensor_value("input");
   if (!arguments.flag("training", true) || dtensor_meta(input) == nullptr) return false;
   const BatchLayout layout(input);
-  const bool has_running = arguments.tensor("running_mean").defined();
+  const bool has_running = arguments.tensor_value("running_mean").defined();
   if (!layout.cuts_batch() && !has_running) return false;
 
   const at::Tensor x = layout.local(input);
@@ -152,8 +128,8 @@ bool forward(const c10::OperatorHandle& op, Stack& stack) {
     if (name.find("functional") != std::string::npos) {
       results.insert(results.end(), {next.mean, next.variance});
     } else {
-      arguments.tensor("running_mean").copy_(next.mean);
-      arguments.tensor("running_var").copy_(next.variance);
+      arguments.tensor_value("running_mean").copy_(next.mean);
+      arguments.tensor_value("running_var").copy_(next.variance);
     }
   }
   torch::jit::drop(stack, values.size());
@@ -164,14 +140,13 @@ bool forward(const c10::OperatorHandle& op, Stack& stack) {
 // Outside training nothing is written, whatever the schema says.
 bool forward_or_evaluate(const c10::OperatorHandle& op, Stack& stack) {
   const std::vector<IValue> values = top(op, stack);
-  const NamedArguments arguments = named(op, values);
+  const OpCall arguments(op.schema(), values);
   if (arguments.flag("training", true)) return forward(op, stack);
   const auto [out, mean, invstd] = at::_native_batch_norm_legit_no_training(
-      arguments.tensor("input"), arguments.tensor("weight"), arguments.tensor("bias"), arguments.tensor("running_mean"),
-      arguments.tensor("running_var"), arguments.number("momentum"), arguments.number("eps"));
-  torch::jit::drop(stack, values.size());
-  torch::jit::push(stack, out, mean, invstd);
-  return true;
+      arguments.tensor_value("input"), arguments.tensor_value("weight"), arguments.tensor_value("bias"),
+      arguments.tensor_value("running_mean"), arguments.tensor_value("running_var"), arguments.number("momentum"),
+      arguments.number("eps"));
+  return detail::finish(op, stack, {out, mean, invstd});
 }
 
 struct Gradients {
@@ -202,8 +177,8 @@ void subtract_statistics(const BatchLayout& layout, const at::Tensor& x, const S
 
 bool backward(const c10::OperatorHandle& op, Stack& stack) {
   const std::vector<IValue> values = top(op, stack);
-  const NamedArguments arguments = named(op, values);
-  const at::Tensor input = arguments.tensor("input");
+  const OpCall arguments(op.schema(), values);
+  const at::Tensor input = arguments.tensor_value("input");
   const bool training = arguments.flag("train", arguments.flag("update", true));
   if (!training || dtensor_meta(input) == nullptr) return false;
   const BatchLayout layout(input);
@@ -211,30 +186,28 @@ bool backward(const c10::OperatorHandle& op, Stack& stack) {
 
   const at::Tensor x = layout.local(input);
   const at::ScalarType dtype = accumulate_type(x);
-  const bool is_native = op.schema().argumentIndexWithName("save_invstd").has_value();
+  const bool is_native = arguments.has("save_invstd");
   const at::Tensor deviation =
-      cast(layout.local_channels(arguments.tensor(is_native ? "save_invstd" : "save_var")), dtype);
-  const Statistics with = {cast(layout.local_channels(arguments.tensor("save_mean")), dtype),
+      cast(layout.local_channels(arguments.tensor_value(is_native ? "save_invstd" : "save_var")), dtype);
+  const Statistics with = {cast(layout.local_channels(arguments.tensor_value("save_mean")), dtype),
                            (deviation * deviation).reciprocal()};
-  const at::Tensor weight = cast(layout.local_channels(arguments.tensor("weight")), dtype);
-  Gradients gradients = constant_gradients(layout.local(arguments.tensor("grad_out")), x, weight, with);
+  const at::Tensor weight = cast(layout.local_channels(arguments.tensor_value("weight")), dtype);
+  Gradients gradients = constant_gradients(layout.local(arguments.tensor_value("grad_out")), x, weight, with);
   gradients.sums = layout.sum_over_ranks(gradients.sums);
   subtract_statistics(layout, x, with, weight.defined() ? deviation * weight : deviation, gradients);
 
-  const auto mask = arguments.find("output_mask")->toBoolList();
+  const auto mask = arguments.value("output_mask")->toBoolList();
   const at::ScalarType saved = saved_type(arguments, x);
   const auto channels = [&](int64_t row, bool wanted) {
     return wanted ? layout.wrap_channels(gradients.sums[row].to(saved).contiguous()) : at::Tensor();
   };
   const at::Tensor of_input = mask[0] ? layout.wrap_input(gradients.input) : at::Tensor();
-  torch::jit::drop(stack, values.size());
-  torch::jit::push(stack, of_input, channels(1, mask[1]), channels(0, mask[2]));
-  return true;
+  return detail::finish(op, stack, {of_input, channels(1, mask[1]), channels(0, mask[2])});
 }
 
 }  // namespace
 
-std::vector<HandlerEntry> norm_handlers() {
+std::vector<HandlerEntry> batch_norm_handlers() {
   return {
       {"aten::_batch_norm_with_update", forward},
       {"aten::_batch_norm_with_update_functional", forward},

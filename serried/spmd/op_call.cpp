@@ -1,6 +1,7 @@
 // Reading an op call: arguments by name, with what is absent told from what is given.
-#include "serried/spmd/call.h"
+#include "serried/spmd/op_call.h"
 
+#include <algorithm>
 #include <numeric>
 
 namespace serried::spmd {
@@ -9,7 +10,7 @@ int64_t TensorArg::numel() const {
   return std::accumulate(sizes.begin(), sizes.end(), int64_t(1), std::multiplies<>());
 }
 
-const TensorArg* Call::tensor(std::string_view name) const {
+const TensorArg* OpCall::tensor(std::string_view name) const {
   const int wanted = index(name);
   for (const TensorArg& tensor : tensors_) {
     if (tensor.argument == wanted && tensor.list_index < 0) return &tensor;
@@ -17,7 +18,7 @@ const TensorArg* Call::tensor(std::string_view name) const {
   return nullptr;
 }
 
-int Call::index(std::string_view name) const {
+int OpCall::index(std::string_view name) const {
   const std::vector<c10::Argument>& arguments = schema_->arguments();
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (arguments[i].name() == name) return int(i);
@@ -25,7 +26,7 @@ int Call::index(std::string_view name) const {
   return -1;
 }
 
-const c10::IValue* Call::value(std::string_view name) const {
+const c10::IValue* OpCall::value(std::string_view name) const {
   const int i = index(name);
   if (i < 0 || size_t(i) >= arguments_.size() || arguments_[i].isNone()) return nullptr;
   return &arguments_[i];
@@ -42,12 +43,12 @@ std::optional<int64_t> as_integer(const c10::IValue& value) {
 
 }  // namespace
 
-int64_t Call::integer(std::string_view name, int64_t otherwise) const {
+int64_t OpCall::integer(std::string_view name, int64_t otherwise) const {
   const c10::IValue* given = value(name);
   return given == nullptr ? otherwise : as_integer(*given).value_or(otherwise);
 }
 
-double Call::number(std::string_view name, double otherwise) const {
+double OpCall::number(std::string_view name, double otherwise) const {
   const c10::IValue* given = value(name);
   if (given == nullptr) return otherwise;
   if (given->isDouble()) return given->toDouble();
@@ -55,11 +56,11 @@ double Call::number(std::string_view name, double otherwise) const {
   return integer ? double(*integer) : otherwise;
 }
 
-bool Call::flag(std::string_view name, bool otherwise) const {
+bool OpCall::flag(std::string_view name, bool otherwise) const {
   return integer(name, int64_t(otherwise)) != 0;
 }
 
-std::optional<std::vector<int64_t>> Call::integers(std::string_view name) const {
+std::optional<std::vector<int64_t>> OpCall::integers(std::string_view name) const {
   const c10::IValue* given = value(name);
   if (given == nullptr) return std::nullopt;
   if (const std::optional<int64_t> one = as_integer(*given)) return std::vector<int64_t>{*one};
@@ -73,12 +74,22 @@ std::optional<std::vector<int64_t>> Call::integers(std::string_view name) const 
   return result;
 }
 
-std::string_view Call::text(std::string_view name) const {
+std::string_view OpCall::text(std::string_view name) const {
   const c10::IValue* given = value(name);
   return given != nullptr && given->isString() ? std::string_view(given->toStringRef()) : std::string_view();
 }
 
-std::vector<int64_t> Call::dims(std::string_view name, int64_t ndim) const {
+at::Tensor OpCall::tensor_value(std::string_view name) const {
+  const c10::IValue* given = value(name);
+  return given == nullptr ? at::Tensor() : given->toTensor();
+}
+
+bool OpCall::has_out() const {
+  const std::vector<c10::Argument>& arguments = schema_->arguments();
+  return std::any_of(arguments.begin(), arguments.end(), [](const c10::Argument& each) { return each.is_out(); });
+}
+
+std::vector<int64_t> OpCall::dims(std::string_view name, int64_t ndim) const {
   std::vector<int64_t> result = integers(name).value_or(std::vector<int64_t>());
   if (result.empty()) {
     result.resize(size_t(ndim));

@@ -1,6 +1,7 @@
-// An op call as rules see it: schema, shapes, dtypes and static arguments; no data, no ranks.
+// An op call: its arguments by name, and the shapes and dtypes of its tensors; no ranks.
 #pragma once
 
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/function_schema.h>
 #include <ATen/core/stack.h>
 #include <c10/core/ScalarType.h>
@@ -24,16 +25,25 @@ struct TensorArg {
   int64_t numel() const;
 };
 
-/// What a rule may look at. Tensors that `out=` arguments name are not among `tensors`.
-class Call {
+/// Views the arguments, which must stay where they are. Rules look at nothing else; tensors that `out=` arguments name
+/// are not among `tensors`, and who only reads arguments leaves `tensors` empty.
+class OpCall {
  public:
-  Call(const c10::FunctionSchema& schema, c10::ArrayRef<c10::IValue> arguments, std::vector<TensorArg> tensors)
+  OpCall(const c10::FunctionSchema& schema, c10::ArrayRef<c10::IValue> arguments, std::vector<TensorArg> tensors = {})
       : schema_(&schema), arguments_(arguments), tensors_(std::move(tensors)) {}
+  /// The call on top of `stack`.
+  OpCall(const c10::OperatorHandle& op, const torch::jit::Stack& stack)
+      : OpCall(op.schema(), torch::jit::last(stack, op.schema().arguments().size())) {}
 
   const c10::FunctionSchema& schema() const { return *schema_; }
   const std::vector<TensorArg>& tensors() const { return tensors_; }
   const TensorArg& tensor(size_t i) const { return tensors_.at(i); }
   c10::ArrayRef<c10::IValue> arguments() const { return arguments_; }
+  const c10::IValue& argument(size_t i) const { return arguments_[i]; }
+  /// "aten::add"
+  const std::string& name() const { return schema_->name(); }
+  /// Whether the op writes into tensors that out= arguments give.
+  bool has_out() const;
 
   /// The tensor that argument `name` is; null where it is absent or a list.
   const TensorArg* tensor(std::string_view name) const;
@@ -50,6 +60,14 @@ class Call {
   /// An int list, or one int as a list; none where absent or None.
   std::optional<std::vector<int64_t>> integers(std::string_view name) const;
   std::string_view text(std::string_view name) const;
+  /// The value as a T; none where absent or None.
+  template <class T>
+  std::optional<T> optional(std::string_view name) const {
+    const c10::IValue* given = value(name);
+    return given == nullptr ? std::nullopt : std::optional<T>(given->to<T>());
+  }
+  /// The tensor itself; undefined where absent or None.
+  at::Tensor tensor_value(std::string_view name) const;
   /// `name` as dims of a tensor of `ndim` dims, counted from the front; absent, None and empty: all dims.
   std::vector<int64_t> dims(std::string_view name, int64_t ndim) const;
 
@@ -58,6 +76,9 @@ class Call {
   c10::ArrayRef<c10::IValue> arguments_;
   std::vector<TensorArg> tensors_;
 };
+
+/// What rules call it.
+using Call = OpCall;
 
 /// A negative dim from the back.
 inline int64_t from_front(int64_t dim, int64_t ndim) {
