@@ -6,7 +6,7 @@
 #include "serried/base/error.h"
 #include "serried/comm/collectives/watch.h"
 #include "serried/spmd/redistribute.h"
-#include "serried/tensor/debug/comm_debug.h"
+#include "serried/tensor/debug/comm_notes.h"
 #include "serried/tensor/dispatch/copied_view.h"
 #include "serried/tensor/making/from_local.h"
 #include "serried/tensor/making/gradient.h"

@@ -7,6 +7,7 @@
 
 #include "serried/comm/groups/ranks.h"
 #include "serried/tensor/debug/comm_debug.h"
+#include "serried/tensor/dispatch/op_by_name.h"
 #include "serried/tensor/dtensor.h"
 #include "tests/support/errors.h"
 #include "tests/support/on_mesh.h"
@@ -74,8 +75,8 @@ TEST(Explain, ListsOfForeachAreExplainedByTheirFirstElement) {
 }
 
 TEST(Explain, TensorsAreSharedOutOverLists) {
-  const c10::FunctionSchema& schema = find_op_for("aten::_foreach_add.List", 4).schema();
-  const torch::jit::Stack stack = fill_arguments(schema, {at::ones(1), at::ones(2), at::ones(3), at::ones(4)});
+  const c10::FunctionSchema& schema = detail::find_op_for("aten::_foreach_add.List", 4).schema();
+  const torch::jit::Stack stack = detail::fill_arguments(schema, {at::ones(1), at::ones(2), at::ones(3), at::ones(4)});
   EXPECT_EQ(stack[0].toTensorVector().size(), 2u);
   EXPECT_EQ(stack[1].toTensorVector()[0].size(0), 3);
 }
@@ -88,9 +89,10 @@ TEST(Explain, CompositesSaySo) {
 }
 
 TEST(Explain, NeedsNoRanks) {
-  const c10::OperatorHandle op = find_op_for("aten::mm", 2);
+  const c10::OperatorHandle op = detail::find_op_for("aten::mm", 2);
   const auto meta = at::TensorOptions().device(at::kMeta);
-  const torch::jit::Stack stack = fill_arguments(op.schema(), {at::empty({8, 4}, meta), at::empty({4, 2}, meta)});
+  const torch::jit::Stack stack =
+      detail::fill_arguments(op.schema(), {at::empty({8, 4}, meta), at::empty({4, 2}, meta)});
   const spmd::Call call(op.schema(), stack, {{0, -1, {8, 4}, {4, 1}, at::kFloat}, {1, -1, {4, 2}, {2, 1}, at::kFloat}});
   const std::string text = explain(call, {{Shard(1)}, {Shard(0)}}, {.shape = {4096}, .names = {"tp"}});
   EXPECT_THAT(text, HasSubstr("axis 0 \"tp\" (4096 ranks): S1 S0\n"));
@@ -98,9 +100,9 @@ TEST(Explain, NeedsNoRanks) {
 }
 
 TEST(Explain, MistakesSayWhatToPass) {
-  EXPECT_THAT(error_text<c10::ValueError>([] { find_op_for("aten::no_such_op", 1); }),
+  EXPECT_THAT(error_text<c10::ValueError>([] { detail::find_op_for("aten::no_such_op", 1); }),
               HasSubstr("there is no op \"aten::no_such_op\"\n  fix: pass a full name such as aten::mm"));
-  EXPECT_THAT(error_text<c10::ValueError>([] { find_op_for("aten::mm.nope", 1); }),
+  EXPECT_THAT(error_text<c10::ValueError>([] { detail::find_op_for("aten::mm.nope", 1); }),
               HasSubstr("no overload of aten::mm is called \"nope\"; known: aten::mm"));
   EXPECT_THAT(error_text<c10::ValueError>([] {
                 explain("aten::mm", {at::ones({2, 2}), at::ones({2, 2})});

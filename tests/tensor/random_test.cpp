@@ -7,6 +7,7 @@
 #include "serried/tensor/random/owned_runs.h"
 #include "serried/tensor/random/philox_fill.h"
 #include "serried/tensor/random/random.h"
+#include "serried/tensor/random/rank_generator.h"
 #include "serried/tensor/random/stream_fill.h"
 #include "tests/support/close.h"
 #include "tests/support/errors.h"
@@ -330,11 +331,11 @@ TEST(RankGenerator, AGivenGeneratorCounts) {
 TEST(RankGenerator, GoesWhereAnOpHasNone) {
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::poisson", "");
   torch::jit::Stack stack{at::ones({2}), c10::IValue()};
-  put_rank_generator(op.schema(), stack);
+  detail::put_rank_generator(op.schema(), stack);
   EXPECT_EQ(stack.back().toGenerator(), rank_generator());
   const at::Generator own = at::detail::createCPUGenerator(1);
   stack.back() = own;
-  put_rank_generator(op.schema(), stack);
+  detail::put_rank_generator(op.schema(), stack);
   EXPECT_EQ(stack.back().toGenerator(), own);
 }
 

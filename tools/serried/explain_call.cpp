@@ -10,6 +10,7 @@
 
 #include "serried/base/error.h"
 #include "serried/comm/collectives/watch.h"
+#include "serried/tensor/dispatch/op_by_name.h"
 
 namespace serried::tools {
 namespace {
@@ -190,8 +191,9 @@ std::string explain_words(const ExplainWords& words) {
     tensors.push_back(at::empty(
         shapes[i], at::TensorOptions().device(at::kMeta).dtype(parse_dtype(dtypes[std::min(i, dtypes.size() - 1)]))));
   }
-  const c10::OperatorHandle op = find_op_for(words.op, tensors.size());
-  const torch::jit::Stack stack = fill_arguments(op.schema(), tensors, parse_arguments(op.schema(), words.arguments));
+  const c10::OperatorHandle op = detail::find_op_for(words.op, tensors.size());
+  const torch::jit::Stack stack =
+      detail::fill_arguments(op.schema(), tensors, parse_arguments(op.schema(), words.arguments));
   const spmd::Call call(op.schema(), stack, describe(stack));
   if (call.tensors().size() != placements.size()) {
     raise<c10::ValueError>(

@@ -9,6 +9,7 @@
 #include "serried/base/error.h"
 #include "serried/comm/collectives/watch.h"
 #include "serried/tensor/debug/comm_debug_state.h"
+#include "serried/tensor/debug/comm_notes.h"
 #include "serried/tensor/debug/regions.h"
 #include "serried/tensor/meta.h"
 #include "serried/tensor/redistribute/redistribute.h"

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "serried/tensor/spec.h"
+#include "serried/mesh/layout.h"
 
 namespace serried {
 
@@ -96,13 +96,4 @@ class CommDebugMode {
   std::unique_ptr<State> state_;
 };
 
-namespace comm_debug {
-
-/// Tells the modes of this thread that `op` sends an input from `from` to `to`; cheap where there is none.
-void note_redistribution(const std::string& op, const Spec& from, const Placements& to, bool implicit);
-
-/// Tells them that `op` takes the replicate default.
-void note_default(const std::string& op);
-
-}  // namespace comm_debug
 }  // namespace serried

@@ -9,7 +9,7 @@
 #include "serried/tape/tape.h"
 #include "serried/tensor/dispatch/cached_plan.h"
 #include "serried/tensor/dispatch/local_only.h"
-#include "serried/tensor/making/born_sharded.h"
+#include "serried/tensor/making/make_born_sharded.h"
 
 namespace serried {
 namespace {
@@ -19,7 +19,7 @@ using torch::jit::Stack;
 
 // No DTensor among the arguments: the key came from a scope that includes it.
 void run_plain(const c10::OperatorHandle& op, const detail::OpInfo& info, Stack& stack) {
-  if (!detail::is_local_only() && make_born_sharded(op, stack)) return;
+  if (!detail::is_local_only() && detail::make_born_sharded(op, stack)) return;
   // A recorder sees what composites are made of.
   if (info.is_composite && tape::is_recording()) {
     return op.callBoxedForDispatchKey(DispatchKey::CompositeImplicitAutograd, stack);

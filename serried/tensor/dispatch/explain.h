@@ -2,11 +2,9 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
 #include <initializer_list>
-#include <map>
 #include <string>
 #include <vector>
 
@@ -33,13 +31,5 @@ struct MeshAxes {
 
 /// The same of a call that nobody can make here: shapes, placements and a mesh are all it needs.
 std::string explain(const spmd::Call& call, const std::vector<Placements>& placements, const MeshAxes& mesh);
-
-/// A boxed stack of `tensors` and the defaults of all else; ValueError that names an argument without default, unless
-/// it is in `given` (by name).
-torch::jit::Stack fill_arguments(const c10::FunctionSchema& schema, const std::vector<at::Tensor>& tensors,
-                                 const std::map<std::string, c10::IValue>& given = {});
-
-/// The op of that name for `num_tensors` tensors; ValueError that lists the overloads.
-c10::OperatorHandle find_op_for(const std::string& op, size_t num_tensors);
 
 }  // namespace serried

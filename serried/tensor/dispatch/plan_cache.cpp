@@ -8,7 +8,7 @@
 #include "serried/base/hash.h"
 #include "serried/base/log.h"
 #include "serried/spmd/registry.h"
-#include "serried/tensor/debug/comm_debug.h"
+#include "serried/tensor/debug/comm_notes.h"
 
 namespace serried {
 namespace detail {

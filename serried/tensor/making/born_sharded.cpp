@@ -2,13 +2,16 @@
 #include "serried/tensor/making/born_sharded.h"
 
 #include <ATen/ops/randperm.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
 #include <array>
 #include <string_view>
 
 #include "serried/base/error.h"
+#include "serried/tensor/dispatch/handling.h"
 #include "serried/tensor/dispatch/local_only.h"
+#include "serried/tensor/making/make_born_sharded.h"
 #include "serried/tensor/making/make_part.h"
 #include "serried/tensor/meta.h"
 #include "serried/tensor/random/random.h"
@@ -16,29 +19,24 @@
 namespace serried {
 namespace {
 
-thread_local BornSharded* current = nullptr;
-
+using detail::OpCall;
 using detail::Part;
 using torch::jit::Stack;
 
-// A factory call by argument name.
-struct Factory {
-  const c10::FunctionSchema& schema;
-  c10::ArrayRef<c10::IValue> values;
+Sizes sizes_of(const OpCall& factory) {
+  return factory.value("size")->toIntVector();
+}
 
-  /// None where the schema has no such argument.
-  c10::IValue value(const char* name) const {
-    const std::optional<int> index = schema.argumentIndexWithName(name);
-    return index ? values[*index] : c10::IValue();
-  }
-  std::vector<int64_t> sizes() const { return value("size").toIntVector(); }
-  std::string_view name() const { return std::string_view(schema.name()).substr(6); }  // behind "aten::"
-  at::TensorOptions options() const {
-    return at::TensorOptions()
-        .dtype(value("dtype").toOptional<at::ScalarType>())
-        .memory_format(value("memory_format").toOptional<at::MemoryFormat>());
-  }
-};
+// Behind "aten::".
+std::string_view bare_name(const OpCall& factory) {
+  return std::string_view(factory.name()).substr(6);
+}
+
+at::TensorOptions options_of(const OpCall& factory) {
+  return at::TensorOptions()
+      .dtype(factory.optional<at::ScalarType>("dtype"))
+      .memory_format(factory.optional<at::MemoryFormat>("memory_format"));
+}
 
 // Known by name: an op that reads a file or makes a sparse tensor is no business of ours.
 constexpr std::array<std::string_view, 20> kWholeThenCut = {
@@ -61,93 +59,101 @@ bool makes_from_nothing(const c10::FunctionSchema& schema) {
   return schema.argumentIndexWithName("layout").has_value();
 }
 
-bool is_plain_cpu(const Factory& factory) {
-  const auto layout = factory.value("layout").toOptional<at::Layout>();
-  const auto device = factory.value("device").toOptional<at::Device>();
+bool is_plain_cpu(const OpCall& factory) {
+  const auto layout = factory.optional<at::Layout>("layout");
+  const auto device = factory.optional<at::Device>("device");
   return layout.value_or(at::kStrided) == at::kStrided && (!device || device->is_cpu());
 }
 
-detail::StreamOp random_op(const Factory& factory) {
-  const std::string_view name = factory.name();
+detail::StreamOp random_op(const OpCall& factory) {
+  const std::string_view name = bare_name(factory);
   if (name == "rand") return detail::stream_op("aten::uniform_", "", {0., 1.});
   if (name == "randn") return detail::stream_op("aten::normal_", "", {0., 1.});
-  if (name == "normal") return detail::stream_op("aten::normal_", "", {factory.value("mean"), factory.value("std")});
-  const c10::IValue low = factory.value("low");
-  return detail::stream_op("aten::random_", "from", {low.isNone() ? c10::IValue(0) : low, factory.value("high")});
+  if (name == "normal") return detail::stream_op("aten::normal_", "", {*factory.value("mean"), *factory.value("std")});
+  return detail::stream_op("aten::random_", "from", {factory.integer("low"), *factory.value("high")});
 }
 
-at::TensorOptions options_with_dtype(const Factory& factory) {
-  const at::TensorOptions options = factory.options();
+at::TensorOptions options_with_dtype(const OpCall& factory) {
+  const at::TensorOptions options = options_of(factory);
   if (options.has_dtype()) return options;
-  if (factory.name() == "full") return options.dtype(detail::dtype_of_fill(factory.value("fill_value").toScalar()));
-  return factory.name() == "randint" ? options.dtype(at::kLong) : options;
+  if (bare_name(factory) == "full")
+    return options.dtype(detail::dtype_of_fill(factory.value("fill_value")->toScalar()));
+  return bare_name(factory) == "randint" ? options.dtype(at::kLong) : options;
 }
 
-Part make_and_fill(const Factory& factory, const DeviceMesh& mesh, const Placements& placements) {
-  const std::string_view name = factory.name();
-  const Part part = detail::make_part({name, factory.sizes(), mesh, placements, options_with_dtype(factory)});
+Part make_and_fill(const OpCall& factory, const DeviceMesh& mesh, const Placements& placements) {
+  const std::string_view name = bare_name(factory);
+  const Part part = detail::make_part({name, sizes_of(factory), mesh, placements, options_with_dtype(factory)});
   if (name == "empty") return part;
   if (name == "zeros" || name == "ones" || name == "full") {
-    const at::Scalar value = name == "full" ? factory.value("fill_value").toScalar() : at::Scalar(name == "ones");
+    const at::Scalar value = name == "full" ? factory.value("fill_value")->toScalar() : at::Scalar(name == "ones");
     detail::fill_value(part, value);
     return part;
   }
-  detail::fill_random(name, part, random_op(factory), factory.value("generator").toOptional<at::Generator>());
+  detail::fill_random(name, part, random_op(factory), factory.optional<at::Generator>("generator"));
   return part;
 }
 
 // The plain op, as if there were no scope.
-at::Tensor run_plainly(const c10::OperatorHandle& op, const Factory& factory, const DeviceMesh& mesh) {
-  if (factory.name() == "randperm") {
-    const auto given = factory.value("generator").toOptional<at::Generator>();
+at::Tensor run_plainly(const c10::OperatorHandle& op, const OpCall& factory, const DeviceMesh& mesh) {
+  if (bare_name(factory) == "randperm") {
+    const auto given = factory.optional<at::Generator>("generator");
     const at::Generator generator = generator_for(given, mesh);
     const detail::LocalOnly guard;
-    const at::TensorOptions options = factory.options();
-    return at::randperm(factory.value("n").toInt(), generator,
-                        options.has_dtype() ? options : options.dtype(at::kLong));
+    const at::TensorOptions options = options_of(factory);
+    return at::randperm(factory.integer("n"), generator, options.has_dtype() ? options : options.dtype(at::kLong));
   }
   const detail::LocalOnly guard;
-  Stack stack(factory.values.begin(), factory.values.end());
+  Stack stack(factory.arguments().begin(), factory.arguments().end());
   op.callBoxed(stack);
   return stack.back().toTensor();
 }
 
 }  // namespace
 
-BornSharded::BornSharded(const DeviceMesh& mesh, PlacementFunction placements)
-    : mesh_(mesh), placements_(std::move(placements)), previous_(current), include_(kHomeKey) {
-  if (!placements_) {
+struct BornSharded::Scope {
+  DeviceMesh mesh;
+  PlacementFunction placements;
+  Scope* outer;
+  c10::impl::IncludeDispatchKeyGuard include;
+
+  static thread_local Scope* current;
+};
+
+thread_local BornSharded::Scope* BornSharded::Scope::current = nullptr;
+
+BornSharded::BornSharded(const DeviceMesh& mesh, PlacementFunction placements) {
+  if (!placements) {
     raise<c10::ValueError>({"BornSharded", "the placement function is empty",
                             "pass a function from sizes to placements, one per axis of the mesh"});
   }
-  current = this;
+  scope_.reset(new Scope{mesh, std::move(placements), Scope::current, c10::impl::IncludeDispatchKeyGuard(kHomeKey)});
+  Scope::current = scope_.get();
 }
 
 BornSharded::~BornSharded() {
-  current = previous_;
+  Scope::current = scope_->outer;
 }
 
-bool make_born_sharded(const c10::OperatorHandle& op, Stack& stack) {
+bool detail::make_born_sharded(const c10::OperatorHandle& op, Stack& stack) {
   const c10::FunctionSchema& schema = op.schema();
-  if (current == nullptr || !makes_from_nothing(schema)) return false;
-  const Factory factory{schema, torch::jit::last(stack, schema.arguments().size())};
-  const bool is_part_only = contains(kPartOnly, factory.name());
-  if (!is_part_only && !contains(kWholeThenCut, factory.name())) return false;
+  const BornSharded::Scope* scope = BornSharded::Scope::current;
+  if (scope == nullptr || !makes_from_nothing(schema)) return false;
+  const OpCall factory(op, stack);
+  const bool is_part_only = contains(kPartOnly, bare_name(factory));
+  if (!is_part_only && !contains(kWholeThenCut, bare_name(factory))) return false;
   if (!is_plain_cpu(factory)) return false;
-  const DeviceMesh& mesh = current->mesh_;
-  const auto placements = [](at::IntArrayRef sizes) {
-    return sizes.empty() ? Placements() : current->placements_(sizes);
+  const auto placements = [&](at::IntArrayRef sizes) {
+    return sizes.empty() ? Placements() : scope->placements(sizes);
   };
   Part part;
   if (is_part_only) {
-    part = make_and_fill(factory, mesh, placements(factory.sizes()));
+    part = make_and_fill(factory, scope->mesh, placements(sizes_of(factory)));
   } else {
-    const at::Tensor whole = run_plainly(op, factory, mesh);
-    part = detail::cut_whole(factory.name(), whole, mesh, placements(whole.sizes()));
+    const at::Tensor whole = run_plainly(op, factory, scope->mesh);
+    part = detail::cut_whole(bare_name(factory), whole, scope->mesh, placements(whole.sizes()));
   }
-  torch::jit::drop(stack, schema.arguments().size());
-  stack.emplace_back(wrap(part.local, part.spec));
-  return true;
+  return finish(op, stack, {wrap(part.local, part.spec)});
 }
 
 }  // namespace serried

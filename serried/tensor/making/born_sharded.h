@@ -1,11 +1,8 @@
 // A scope in which new tensors are born as DTensors, so that modules larger than one rank's memory can be built.
 #pragma once
 
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/core/stack.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
-
 #include <functional>
+#include <memory>
 
 #include "serried/mesh/mesh.h"
 
@@ -27,17 +24,10 @@ class BornSharded {
   BornSharded(const BornSharded&) = delete;
   BornSharded& operator=(const BornSharded&) = delete;
 
+  struct Scope;  // of born_sharded.cpp
+
  private:
-  friend bool make_born_sharded(const c10::OperatorHandle& op, torch::jit::Stack& stack);
-
-  DeviceMesh mesh_;
-  PlacementFunction placements_;
-  BornSharded* previous_;
-  c10::impl::IncludeDispatchKeyGuard include_;
+  std::unique_ptr<Scope> scope_;
 };
-
-/// Runs the factory op on top of `stack` as this thread's BornSharded says. False: there is none, or the op does not
-/// make a tensor from nothing; nothing was touched.
-bool make_born_sharded(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
 }  // namespace serried

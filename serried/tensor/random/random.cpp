@@ -16,6 +16,7 @@
 #include "serried/comm/groups/live_groups.h"
 #include "serried/tensor/dispatch/local_only.h"
 #include "serried/tape/tape.h"
+#include "serried/tensor/random/rank_generator.h"
 
 namespace serried {
 namespace {
@@ -146,7 +147,7 @@ at::Generator generator_for(const std::optional<at::Generator>& given, const Dev
   return stream.generator;
 }
 
-void put_rank_generator(const c10::FunctionSchema& schema, torch::jit::Stack& stack, const DeviceMesh* mesh) {
+void detail::put_rank_generator(const c10::FunctionSchema& schema, torch::jit::Stack& stack, const DeviceMesh* mesh) {
   const std::optional<int> index = schema.argumentIndexWithName("generator");
   if (!index) return;
   c10::IValue& argument = torch::jit::peek(stack, *index, schema.arguments().size());

@@ -2,8 +2,6 @@
 #pragma once
 
 #include <ATen/core/Generator.h>
-#include <ATen/core/function_schema.h>
-#include <ATen/core/stack.h>
 
 #include <cstdint>
 #include <optional>
@@ -30,9 +28,5 @@ uint64_t seed_for(uint64_t seed, int64_t stage);
 /// The generator of an op over `mesh`: `given`, else this rank's. The first use on a mesh since the last seeding
 /// compares the ranks' generators (one all-reduce of 16 bytes); ValueError that names the ranks that differ.
 at::Generator generator_for(const std::optional<at::Generator>& given, const DeviceMesh& mesh);
-
-/// Puts this rank's generator where the call on top of `stack` has a generator argument that is None. With a mesh the
-/// generators are compared as above.
-void put_rank_generator(const c10::FunctionSchema& schema, torch::jit::Stack& stack, const DeviceMesh* mesh = nullptr);
 
 }  // namespace serried
