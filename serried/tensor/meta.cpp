@@ -4,6 +4,8 @@
 #include <c10/core/AutogradState.h>
 #include <c10/core/Storage.h>
 
+#include <deque>
+
 namespace serried {
 namespace {
 
@@ -21,39 +23,59 @@ constexpr c10::DispatchKeySet kKeys = kHomeKeys | c10::DispatchKeySet(c10::Dispa
                                       c10::DispatchKeySet(c10::DispatchKey::ADInplaceOrView) |
                                       c10::DispatchKeySet(c10::DispatchKey::AutocastCPU);
 
-// One per thread, so that ranks that are threads do not fight for one reference count.
-const c10::Storage& no_memory() {
-  thread_local const c10::Storage storage = [] {
-    c10::Storage made(c10::Storage::use_byte_size_t(), 0, c10::GetAllocator(c10::kCPU), /*resizable=*/false);
-    made.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(
-        "[data_ptr] a DTensor has no memory of its own\n"
-        "  fix: use to_local() for this rank's part, or full_tensor() for the whole, also for torch::save");
-    return made;
-  }();
-  return storage;
+c10::Storage make_storage(const TensorKind& kind) {
+  c10::Storage made(c10::Storage::use_byte_size_t(), 0, c10::GetAllocator(c10::kCPU), /*resizable=*/false);
+  made.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(kind.no_memory);
+  return made;
 }
 
-void set_content(c10::TensorImpl& impl, c10::intrusive_ptr<DTensorMeta> meta) {
+// One per kind and thread, so that ranks that are threads do not fight for one reference count. Few kinds: a list.
+const c10::Storage& no_memory(const TensorKind& kind) {
+  struct KindStorage {
+    const TensorKind* kind;
+    c10::Storage storage;
+  };
+  thread_local std::deque<KindStorage> storages;
+  for (const KindStorage& each : storages) {
+    if (each.kind == &kind) return each.storage;
+  }
+  return storages.emplace_back(KindStorage{&kind, make_storage(kind)}).storage;
+}
+
+void set_content(c10::TensorImpl& impl, c10::intrusive_ptr<DistMeta> meta, const TensorLooks& looks) {
   // Autograd would redo a view after a write by as_strided on memory that we do not have: it must call the view op. The
   // flag is asked after the view was made, so that the thread that meets its first DTensor here is in time.
   c10::AutogradState::get_tls_state().set_view_replay_enabled(true);
-  impl.set_sizes_and_strides(meta->spec->sizes, meta->spec->strides, 0);
+  impl.set_sizes_and_strides(looks.sizes, looks.strides, 0);
   impl.set_backend_meta(std::move(meta));
+}
+
+// What a spec says of a tensor's looks. Of the meta's own: it lives as long as the tensor.
+void set_content(c10::TensorImpl& impl, c10::intrusive_ptr<DTensorMeta> meta) {
+  const Spec& spec = *meta->spec;
+  set_content(impl, std::move(meta), {spec.sizes, spec.strides, spec.dtype});
 }
 
 }  // namespace
 
+at::Tensor make_tensor(c10::intrusive_ptr<DistMeta> meta, const TensorLooks& looks) {
+  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::Storage(no_memory(*meta->kind)), kKeys,
+                                                   c10::scalarTypeToTypeMeta(looks.dtype));
+  set_content(*impl, std::move(meta), looks);
+  return at::Tensor(std::move(impl));
+}
+
 at::Tensor wrap(at::Tensor local, SpecPtr spec, CopiedFromPtr copied_from) {
   // The constructor leaves out autograd's keys under InferenceMode.
-  auto impl =
-      c10::make_intrusive<c10::TensorImpl>(c10::Storage(no_memory()), kKeys, c10::scalarTypeToTypeMeta(spec->dtype));
+  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::Storage(no_memory(kDTensor)), kKeys,
+                                                   c10::scalarTypeToTypeMeta(spec->dtype));
   set_content(*impl, c10::make_intrusive<DTensorMeta>(std::move(local), std::move(spec), std::move(copied_from)));
   return at::Tensor(std::move(impl));
 }
 
 at::Tensor wrap_view(at::Tensor local, SpecPtr spec, const at::Tensor& base, CopiedFromPtr copied_from) {
-  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(no_memory()), base.key_set(),
-                                                   c10::scalarTypeToTypeMeta(spec->dtype));
+  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(no_memory(kDTensor)),
+                                                   base.key_set(), c10::scalarTypeToTypeMeta(spec->dtype));
   set_content(*impl, c10::make_intrusive<DTensorMeta>(std::move(local), std::move(spec), std::move(copied_from)));
   return at::Tensor(std::move(impl));
 }
@@ -70,7 +92,7 @@ void convert_in_place(const at::Tensor& plain, at::Tensor local, SpecPtr spec) {
   c10::TensorImpl& impl = *plain.unsafeGetTensorImpl();
   OpenTensorImpl::key_set(impl) =
       plain.is_inference() ? kHomeKeys | c10::DispatchKeySet(c10::DispatchKey::AutocastCPU) : kKeys;
-  OpenTensorImpl::storage(impl) = no_memory();
+  OpenTensorImpl::storage(impl) = no_memory(kDTensor);
   OpenTensorImpl::dtype(impl) = c10::scalarTypeToTypeMeta(spec->dtype);
   set_content(impl, c10::make_intrusive<DTensorMeta>(std::move(local), std::move(spec)));
 }

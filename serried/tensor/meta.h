@@ -2,12 +2,10 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/DispatchKeySet.h>
-#include <c10/core/TensorImpl.h>
 
 #include <memory>
 
-#include "serried/base/home_key.h"
+#include "serried/tensor/kind.h"
 #include "serried/tensor/spec.h"
 
 namespace serried {
@@ -17,25 +15,12 @@ struct CopiedFrom;
 }
 using CopiedFromPtr = std::shared_ptr<const detail::CopiedFrom>;
 
-/// What strategy a tensor of ours follows: the fallback's first question.
-enum class MetaKind : uint8_t { dtensor };
+/// Calls go by sharding rules; takes no other kind beside it.
+extern const TensorKind kDTensor;
 
-struct DistMeta : c10::BackendMeta {
-  explicit DistMeta(MetaKind kind_) : kind(kind_) {}
-  const MetaKind kind;
-};
-
-/// Never changed once a tensor has it: a tensor that changes gets a new one (set_meta), so copies that autograd makes
-/// share it safely.
 struct DTensorMeta final : DistMeta {
   DTensorMeta(at::Tensor local_, SpecPtr spec_, CopiedFromPtr copied_from_ = nullptr)
-      : DistMeta(MetaKind::dtensor),
-        local(std::move(local_)),
-        spec(std::move(spec_)),
-        copied_from(std::move(copied_from_)) {}
-  c10::intrusive_ptr<c10::BackendMeta> clone(const c10::intrusive_ptr<c10::BackendMeta>& self) const override {
-    return self;
-  }
+      : DistMeta(kDTensor), local(std::move(local_)), spec(std::move(spec_)), copied_from(std::move(copied_from_)) {}
 
   const at::Tensor local;
   const SpecPtr spec;
@@ -44,11 +29,10 @@ struct DTensorMeta final : DistMeta {
   const CopiedFromPtr copied_from;
 };
 
-/// Null for a plain or undefined tensor.
+/// Null for a plain or undefined tensor, and for one of another kind.
 inline const DTensorMeta* dtensor_meta(const c10::TensorImpl* impl) {
-  if (!impl->key_set().has(kHomeKey)) return nullptr;
-  auto* meta = static_cast<DistMeta*>(const_cast<c10::TensorImpl*>(impl)->get_backend_meta());
-  return meta != nullptr && meta->kind == MetaKind::dtensor ? static_cast<const DTensorMeta*>(meta) : nullptr;
+  const DistMeta* meta = dist_meta(impl);
+  return meta != nullptr && meta->kind == &kDTensor ? static_cast<const DTensorMeta*>(meta) : nullptr;
 }
 inline const DTensorMeta* dtensor_meta(const at::Tensor& t) {
   return dtensor_meta(t.unsafeGetTensorImpl());

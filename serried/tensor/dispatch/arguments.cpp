@@ -151,6 +151,7 @@ void add_tensor(Arguments& out, c10::TensorImpl* impl, int argument, int list_in
     out.key.push_back(kPlain | uint64_t(impl->dim()) << 8 | uint64_t(c10::typeMetaToScalarType(impl->dtype())) << 16);
     // A nested tensor has no sizes to tell.
     for (int64_t size : impl->is_nested() ? c10::IntArrayRef() : impl->sizes()) out.key.push_back(uint64_t(size));
+    out.has_other_kind |= impl->key_set().has(kHomeKey);
   }
   out.tensors.push_back({argument, list_index, impl, meta});
 }
@@ -200,11 +201,7 @@ void collect(const OpInfo& info, const torch::jit::Stack& stack, Arguments& argu
   const size_t base = stack.size() - info.num_arguments;
   for (int i = 0; i < info.num_arguments; ++i) {
     const IValue& value = stack[base + i];
-    if (info.is_out[i]) {
-      arguments.has_out_dtensor |=
-          value.isTensor() && value.toTensor().defined() && dtensor_meta(value.unsafeToTensorImpl()) != nullptr;
-      continue;
-    }
+    if (info.is_out[i]) continue;
     switch (info.kinds[i]) {
       case Kind::tensor: add_tensor(arguments, value, i, -1); break;
       case Kind::tensor_list:

@@ -23,8 +23,8 @@ struct Arguments {
   c10::SmallVector<uint64_t, 24> key;       // op, specs and static arguments: what decides the plan
   const Spec* first = nullptr;              // of the first DTensor
   bool cacheable = true;
-  bool has_out_dtensor = false;
   bool has_copied_view = false;
+  bool has_other_kind = false;  // a tensor of ours that is no DTensor
 };
 
 /// The words of a key, one value at a time; what `collect` does for boxed values. `impl` null: no tensor there.

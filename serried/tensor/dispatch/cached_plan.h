@@ -89,6 +89,9 @@ void check_writable(const OpInfo& info, const Arguments& arguments);
 /// The fallback itself, for a boxed call.
 void run_boxed(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
+/// The same for a call on DTensors whose arguments are collected.
+void run_collected(const c10::OperatorHandle& op, OpInfo& info, const Arguments& arguments, torch::jit::Stack& stack);
+
 /// Runs any call; autograd is excluded by the caller.
 void run_planned(const c10::OperatorHandle& op, const OpInfo& info, const CachedPlan& plan, const Arguments& arguments,
                  torch::jit::Stack& stack);

@@ -1,6 +1,7 @@
 // explain of an op by name, on tensors.
 #include "serried/base/error.h"
 #include "serried/tensor/dispatch/arguments.h"
+#include "serried/tensor/dispatch/call_kind.h"
 #include "serried/tensor/dispatch/explain.h"
 #include "serried/tensor/dispatch/op_by_name.h"
 
@@ -17,7 +18,7 @@ std::string explain_stack(const c10::OperatorHandle& op, const torch::jit::Stack
                             "pass every argument of the schema, in order"});
   }
   detail::Arguments arguments;
-  detail::collect(info, stack, arguments);
+  if (detail::kind_of_call(info, stack) == &kDTensor) detail::collect(info, stack, arguments);
   if (arguments.first == nullptr) {
     raise<c10::ValueError>({kExplain, "no argument of " + info.name + " is a DTensor", "pass at least one DTensor"});
   }

@@ -95,7 +95,7 @@ struct HotOp<Op, Result(Args...)> {
     Arguments arguments;
     KeyMaker make_key{arguments, info};
     (make_key(args), ...);
-    if (C10_LIKELY(arguments.first != nullptr)) {
+    if (C10_LIKELY(arguments.first != nullptr && !arguments.has_other_kind)) {
       detail::check_together(info, arguments);
       const CachedPlan* plan = detail::find_fast_plan(info, arguments);
       if (C10_LIKELY(plan != nullptr && can_skip_boxing(arguments))) {
