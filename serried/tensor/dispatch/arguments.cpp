@@ -122,19 +122,6 @@ void check_copied_views(const OpInfo& info, const Arguments& arguments) {
   }
 }
 
-// Formulas of autograd write DTensors into zeros they have made (scatter_ in the backward of max and sort): those
-// become replicated DTensors in place.
-void adopt_written(const OpInfo& info, Arguments& arguments) {
-  if (torch::autograd::get_current_node() == nullptr) return;
-  for (TensorSlot& slot : arguments.tensors) {
-    if (slot.meta != nullptr || !info.is_written[slot.argument]) continue;
-    const at::Tensor plain(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(slot.impl));
-    at::Tensor local(slot.impl->shallow_copy_and_detach(c10::VariableVersion(0), false));
-    convert_in_place(plain, std::move(local), spec_of(slot, arguments.first->mesh));
-    slot.meta = dtensor_meta(slot.impl);
-  }
-}
-
 }  // namespace
 
 void add_tensor(Arguments& out, c10::TensorImpl* impl, int argument, int list_index) {
@@ -188,6 +175,18 @@ void add_any_number(Arguments& out) {
   out.key.push_back(kDouble);
 }
 
+// scatter_ in the backward of max and sort is such a formula.
+void adopt_written(const OpInfo& info, Arguments& arguments) {
+  if (torch::autograd::get_current_node() == nullptr) return;
+  for (TensorSlot& slot : arguments.tensors) {
+    if (slot.meta != nullptr || !info.is_written[slot.argument]) continue;
+    const at::Tensor plain(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(slot.impl));
+    at::Tensor local(slot.impl->shallow_copy_and_detach(c10::VariableVersion(0), false));
+    convert_in_place(plain, std::move(local), spec_of(slot, arguments.first->mesh));
+    slot.meta = dtensor_meta(slot.impl);
+  }
+}
+
 void check_together(const OpInfo& info, const Arguments& arguments) {
   if (C10_UNLIKELY(arguments.has_copied_view)) check_copied_views(info, arguments);
   const uint64_t mesh = arguments.first->mesh.id();
@@ -211,6 +210,7 @@ void collect(const OpInfo& info, const torch::jit::Stack& stack, Arguments& argu
     }
   }
   if (arguments.first == nullptr) return;
+  seal(info, arguments);
   if (info.has_written) adopt_written(info, arguments);
   check_together(info, arguments);
 }

@@ -4,6 +4,7 @@
 #include <ATen/core/stack.h>
 #include <c10/util/SmallVector.h>
 
+#include "serried/base/hash.h"
 #include "serried/spmd/op_call.h"
 #include "serried/tensor/dispatch/op_info.h"
 #include "serried/tensor/meta.h"
@@ -25,6 +26,7 @@ struct Arguments {
   bool cacheable = true;
   bool has_copied_view = false;
   bool has_other_kind = false;  // a tensor of ours that is no DTensor
+  uint64_t hash = 0;            // of op and key; see seal
 };
 
 /// The words of a key, one value at a time; what `collect` does for boxed values. `impl` null: no tensor there.
@@ -38,8 +40,18 @@ void add_none(Arguments& arguments);
 /// A number that no plan depends on.
 void add_any_number(Arguments& arguments);
 
+/// Ends the key: nothing is added after it. `collect` does it, too.
+inline void seal(const OpInfo& info, Arguments& arguments) {
+  uint64_t hash = reinterpret_cast<uintptr_t>(&info);
+  for (uint64_t word : arguments.key) hash = mix_hash(hash, word);
+  arguments.hash = hash;
+}
+
 /// Raises where a plain tensor stands beside DTensors, meshes differ, or a copied view is stale.
 void check_together(const OpInfo& info, const Arguments& arguments);
+
+/// Autograd's formulas write DTensors into zeros they have made: those become replicated DTensors in place.
+void adopt_written(const OpInfo& info, Arguments& arguments);
 
 /// Reads the top of `stack` and checks it.
 void collect(const OpInfo& info, const torch::jit::Stack& stack, Arguments& arguments);

@@ -96,13 +96,22 @@ struct HotOp<Op, Result(Args...)> {
     KeyMaker make_key{arguments, info};
     (make_key(args), ...);
     if (C10_LIKELY(arguments.first != nullptr && !arguments.has_other_kind)) {
+      detail::seal(info, arguments);
       detail::check_together(info, arguments);
       const CachedPlan* plan = detail::find_fast_plan(info, arguments);
       if (C10_LIKELY(plan != nullptr && can_skip_boxing(arguments))) {
         return run_local(info, *plan, arguments, std::index_sequence_for<Args...>(), args...);
       }
+      if (arguments.cacheable) {
+        return run_boxed(
+            [&](torch::jit::Stack& stack) {
+              if (info.has_written) detail::adopt_written(info, arguments);
+              detail::run_collected(handle<Op>(), info, arguments, stack);
+            },
+            args...);
+      }
     }
-    return run_boxed(args...);
+    return run_boxed([](torch::jit::Stack& stack) { detail::run_boxed(handle<Op>(), stack); }, args...);
   }
 
  private:
@@ -144,10 +153,11 @@ struct HotOp<Op, Result(Args...)> {
     return results;
   }
 
-  static Result run_boxed(Args... args) {
+  template <class Run>
+  static Result run_boxed(const Run& run, Args... args) {
     torch::jit::Stack stack;
     (torch::jit::push_one(stack, c10::IValue(args)), ...);
-    detail::run_boxed(handle<Op>(), stack);
+    run(stack);
     if constexpr (std::is_reference_v<Result>) {
       return std::get<0>(std::tie(args...));
     } else if constexpr (std::is_same_v<Result, at::Tensor>) {

@@ -5,7 +5,6 @@
 #include <cstring>
 #include <unordered_map>
 
-#include "serried/base/hash.h"
 #include "serried/base/log.h"
 #include "serried/spmd/registry.h"
 #include "serried/tensor/debug/comm_notes.h"
@@ -33,12 +32,6 @@ Cache& cache() {
   return instance;
 }
 
-uint64_t hash_of(const OpInfo& info, const Arguments& arguments) {
-  uint64_t hash = reinterpret_cast<uintptr_t>(&info);
-  for (uint64_t word : arguments.key) hash = mix_hash(hash, word);
-  return hash;
-}
-
 // A user's rule may have come from another thread.
 void drop_stale_plans() {
   const uint64_t version = spmd::rules_version();
@@ -47,8 +40,8 @@ void drop_stale_plans() {
   cache().rules_version = version;
 }
 
-const CachedPlan* find(uint64_t hash, const OpInfo& info, const Arguments& arguments) {
-  auto [entry, end] = cache().plans.equal_range(hash);
+const CachedPlan* find(const OpInfo& info, const Arguments& arguments) {
+  auto [entry, end] = cache().plans.equal_range(arguments.hash);
   for (; entry != end; ++entry) {
     const auto& key = entry->second.key;
     if (key.size() == arguments.key.size() + 1 && key.back() == reinterpret_cast<uintptr_t>(&info) &&
@@ -59,13 +52,12 @@ const CachedPlan* find(uint64_t hash, const OpInfo& info, const Arguments& argum
   return nullptr;
 }
 
-const CachedPlan* keep(uint64_t hash, const OpInfo& info, const Arguments& arguments,
-                       std::unique_ptr<CachedPlan> plan) {
+const CachedPlan* keep(const OpInfo& info, const Arguments& arguments, std::unique_ptr<CachedPlan> plan) {
   if (cache().plans.size() >= kMaxPlans) clear_dispatch_cache();
   Entry entry{{arguments.key.begin(), arguments.key.end()}, std::move(plan)};
   entry.key.push_back(reinterpret_cast<uintptr_t>(&info));
   const CachedPlan* kept = entry.plan.get();
-  cache().plans.emplace(hash, std::move(entry));
+  cache().plans.emplace(arguments.hash, std::move(entry));
   return kept;
 }
 
@@ -89,14 +81,13 @@ const CachedPlan& counted(const OpInfo& info, const CachedPlan& plan) {
 const CachedPlan& plan_for(OpInfo& info, const Arguments& arguments, const torch::jit::Stack& stack,
                            std::unique_ptr<CachedPlan>& uncached) {
   drop_stale_plans();
-  const uint64_t hash = hash_of(info, arguments);
   DispatchStats& stats = cache().stats;
   // 64 bits of hash: two keys of one op that collide are less likely than a broken memory bit.
-  if (info.last_plan != nullptr && info.last_hash == hash && arguments.cacheable) {
+  if (info.last_plan != nullptr && info.last_hash == arguments.hash && arguments.cacheable) {
     ++stats.hits;
     return counted(info, *info.last_plan);
   }
-  const CachedPlan* found = arguments.cacheable ? find(hash, info, arguments) : nullptr;
+  const CachedPlan* found = arguments.cacheable ? find(info, arguments) : nullptr;
   if (found == nullptr) {
     ++stats.misses;
     const c10::ArrayRef<c10::IValue> values(stack.data() + stack.size() - info.num_arguments, info.num_arguments);
@@ -105,11 +96,11 @@ const CachedPlan& plan_for(OpInfo& info, const Arguments& arguments, const torch
       uncached = std::move(made);
       return counted(info, *uncached);
     }
-    found = keep(hash, info, arguments, std::move(made));
+    found = keep(info, arguments, std::move(made));
   } else {
     ++stats.hits;
   }
-  info.last_hash = hash;
+  info.last_hash = arguments.hash;
   info.last_plan = found;
   return counted(info, *found);
 }
@@ -117,11 +108,10 @@ const CachedPlan& plan_for(OpInfo& info, const Arguments& arguments, const torch
 const CachedPlan* find_fast_plan(OpInfo& info, const Arguments& arguments) {
   if (!arguments.cacheable) return nullptr;
   drop_stale_plans();
-  const uint64_t hash = hash_of(info, arguments);
-  if (info.last_plan == nullptr || info.last_hash != hash) {
-    const CachedPlan* found = find(hash, info, arguments);
+  if (info.last_plan == nullptr || info.last_hash != arguments.hash) {
+    const CachedPlan* found = find(info, arguments);
     if (found == nullptr) return nullptr;
-    info.last_hash = hash;
+    info.last_hash = arguments.hash;
     info.last_plan = found;
   }
   if (!info.last_plan->is_fast || info.last_plan->is_default) return nullptr;
