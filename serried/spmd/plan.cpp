@@ -43,7 +43,7 @@ class Planner {
   const Call& call_;
   const PlanRequest& request_;
   std::vector<Row> rows_;
-  std::vector<int64_t> shards_;  // per factor: parts it is cut in so far
+  std::vector<int64_t> shards_;   // per factor: parts it is cut in so far
 };
 
 // The parts that factors before `factor` in a compound dim still have locally: each of them is cut separately.
@@ -225,17 +225,18 @@ Plan shape_plan(const Bound& bound, const Call& call, const PlanRequest& request
 
 }  // namespace
 
-Plan make_plan(const Bound& bound, const Call& call, const PlanRequest& request) {
+Plan make_plan(const Bound& bound, const Call& call, const PlanRequest& request, Candidates* weighed) {
   if (bound.rule.has("shape")) return shape_plan(bound, call, request);
   Planner planner(bound, call, request);
   Plan plan{.rule = std::string(bound.rule.text), .inputs = {}, .outputs = {}, .fixups = {}, .rows = {}};
   plan.fixups.assign(bound.rule.fixups.begin(), bound.rule.fixups.end());
   for (size_t axis = 0; axis < request.mesh_shape.size(); ++axis) {
-    const std::vector<Candidate> found = planner.candidates(axis);
+    std::vector<Candidate> found = planner.candidates(axis);
     const size_t chosen = planner.choose(axis, found);
     plan.rows.push_back(int(chosen));
     plan.cost += found[chosen].cost;
     planner.take(axis, found[chosen]);
+    if (weighed != nullptr) weighed->push_back(std::move(found));
   }
   plan.inputs = planner.targets_;
   for (const BoundTensor& input : bound.inputs) plan.terms.push_back({input.term, input.linear});
@@ -252,15 +253,6 @@ Plan default_plan(const Call& call, size_t mesh_ndim) {
         {.placements = Placements(mesh_ndim), .list = result.type()->kind() == c10::TypeKind::ListType, .sizes = {}});
   }
   return plan;
-}
-
-std::vector<Candidate> candidates(const Bound& bound, const Call& call, const PlanRequest& request, size_t axis) {
-  Planner planner(bound, call, request);
-  for (size_t before = 0; before < axis; ++before) {
-    const std::vector<Candidate> found = planner.candidates(before);
-    planner.take(before, found[planner.choose(before, found)]);
-  }
-  return planner.candidates(axis);
 }
 
 }  // namespace serried::spmd

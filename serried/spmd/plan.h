@@ -41,11 +41,6 @@ struct PlanRequest {
   std::vector<std::pair<int, int>> written;  // (input, output or -1)
 };
 
-Plan make_plan(const Bound& bound, const Call& call, const PlanRequest& request);
-
-/// All inputs to Replicate, all outputs Replicate.
-Plan default_plan(const Call& call, size_t mesh_ndim);
-
 /// One row as the planner saw it, for explain.
 struct Candidate {
   Row row;
@@ -54,7 +49,13 @@ struct Candidate {
   std::string rejected;  // why it cannot be taken; empty: it can
 };
 
-/// The candidates of one axis, in order, given what the axes before it chose.
-std::vector<Candidate> candidates(const Bound& bound, const Call& call, const PlanRequest& request, size_t axis);
+/// The candidates of each axis, in order, given what the axes before it chose.
+using Candidates = std::vector<std::vector<Candidate>>;
+
+/// `weighed`, where it is given, gets what the plan was chosen from.
+Plan make_plan(const Bound& bound, const Call& call, const PlanRequest& request, Candidates* weighed = nullptr);
+
+/// All inputs to Replicate, all outputs Replicate.
+Plan default_plan(const Call& call, size_t mesh_ndim);
 
 }  // namespace serried::spmd

@@ -2,6 +2,8 @@
 #include "serried/tensor/dispatch/cached_plan.h"
 
 #include <algorithm>
+#include <map>
+#include <numeric>
 
 #include "serried/base/error.h"
 #include "serried/base/log.h"
@@ -57,12 +59,12 @@ void check_written_sizes(const OpInfo& info, const Call& call, const spmd::Bound
 }
 
 // Element-wise ops that return nothing still have a rule with an output: that of the first list.
-Plan plan_by_rule(const OpInfo& info, const Call& call, const spmd::PlanRequest& request) {
+Plan plan_by_rule(const OpInfo& info, const Call& call, const spmd::PlanRequest& request, PlanTrace* trace) {
   const auto rule = spmd::find_rule(call);
   if (!rule) return spmd::default_plan(call, request.mesh_shape.size());
-  const spmd::Bound bound = spmd::bind(*rule, call);
+  spmd::Bound bound = spmd::bind(*rule, call);
   check_written_sizes(info, call, bound, request.written);
-  Plan plan = spmd::make_plan(bound, call, request);
+  Plan plan = spmd::make_plan(bound, call, request, trace != nullptr ? &trace->weighed : nullptr);
   size_t needed = 0;
   for (const c10::Argument& result : info.schema->returns()) needed += returns_tensor(result);
   if (plan.outputs.size() < needed && !info.is_foreach) {
@@ -71,15 +73,17 @@ Plan plan_by_rule(const OpInfo& info, const Call& call, const spmd::PlanRequest&
          c10::str("the rule \"", plan.rule, "\" describes ", plan.outputs.size(), " of ", needed, " results"),
          "write one output per result of the schema"});
   }
+  if (trace != nullptr) trace->bound = std::move(bound);
   return plan;
 }
 
-Plan plan_call(const OpInfo& info, const Call& call, std::vector<Placements> current, c10::IntArrayRef mesh_shape) {
-  spmd::PlanRequest request{std::move(current), mesh_shape, written_inputs(info, call)};
+Plan plan_call(const OpInfo& info, const Call& call, std::vector<Placements> current, const PlanSite& site,
+               PlanTrace* trace) {
+  spmd::PlanRequest request{std::move(current), site.mesh_shape, written_inputs(info, call)};
   for (auto& [input, output] : request.written) {
     if (info.is_foreach && info.num_returns == 0) output = 0;
   }
-  return plan_by_rule(info, call, request);
+  return plan_by_rule(info, call, request, trace);
 }
 
 CachedReturn describe_return(const Plan& plan, int r) {
@@ -91,8 +95,15 @@ CachedReturn describe_return(const Plan& plan, int r) {
 }
 
 // Element i of every list, and all tensors outside lists, as a call of its own.
-Call element_call(const OpInfo& info, const Call& call, int element, std::vector<int>& slots) {
+struct ElementCall {
+  std::vector<int> slots;  // its tensors among those of the whole call
+  Call call;
+  Plan plan;
+};
+
+ElementCall element_call(const OpInfo& info, const Call& call, int element) {
   std::vector<spmd::TensorArg> tensors;
+  std::vector<int> slots;
   for (size_t i = 0; i < call.tensors().size(); ++i) {
     const spmd::TensorArg& tensor = call.tensor(i);
     if (tensor.list_index != -1 && tensor.list_index != element) continue;
@@ -100,29 +111,55 @@ Call element_call(const OpInfo& info, const Call& call, int element, std::vector
     tensors.back().list_index = -1;
     slots.push_back(int(i));
   }
-  return Call(*info.schema, call.arguments(), std::move(tensors));
+  return {std::move(slots), Call(*info.schema, call.arguments(), std::move(tensors)), {}};
 }
 
-void plan_foreach(const OpInfo& info, const Call& call, const std::vector<Placements>& current, CachedPlan& out) {
+// A tensor outside the lists is one for all elements: it can lie one way only.
+bool agree_on_shared(const Call& call, const std::vector<ElementCall>& elements) {
+  std::map<int, const Placements*> wanted;
+  for (const ElementCall& element : elements) {
+    for (size_t k = 0; k < element.slots.size(); ++k) {
+      if (call.tensor(size_t(element.slots[k])).list_index >= 0) continue;
+      const auto [known, is_new] = wanted.emplace(element.slots[k], &element.plan.inputs[k]);
+      if (!is_new && *known->second != element.plan.inputs[k]) return false;
+    }
+  }
+  return true;
+}
+
+std::vector<ElementCall> plan_elements(const OpInfo& info, const Call& call, const std::vector<Placements>& current,
+                                       const PlanSite& site, PlanTrace* trace) {
   int num_elements = 0;
   for (const spmd::TensorArg& tensor : call.tensors()) num_elements = std::max(num_elements, tensor.list_index + 1);
-  out.plan.inputs.assign(call.tensors().size(), Placements(out.mesh_shape.size()));
+  std::vector<ElementCall> elements;
+  for (int i = 0; i < num_elements; ++i) {
+    ElementCall& element = elements.emplace_back(element_call(info, call, i));
+    std::vector<Placements> placements;
+    for (int slot : element.slots) placements.push_back(current[slot]);
+    element.plan = plan_call(info, element.call, std::move(placements), site, i == 0 ? trace : nullptr);
+  }
+  if (agree_on_shared(call, elements)) return elements;
+  if (trace != nullptr) *trace = {};
+  for (ElementCall& element : elements) element.plan = spmd::default_plan(element.call, site.mesh_shape.size());
+  return elements;
+}
+
+void plan_foreach(const OpInfo& info, const Call& call, const std::vector<Placements>& current, const PlanSite& site,
+                  CachedPlan& out, PlanTrace* trace) {
+  out.plan.inputs.assign(call.tensors().size(), Placements(site.mesh_shape.size()));
   out.plan.rule = "each";
   out.returns.resize(size_t(info.num_returns));
-  for (int element = 0; element < num_elements; ++element) {
-    std::vector<int> slots;
-    const Call one = element_call(info, call, element, slots);
-    std::vector<Placements> placements;
-    for (int slot : slots) placements.push_back(current[slot]);
-    const Plan plan = plan_call(info, one, std::move(placements), out.mesh_shape);
+  const std::vector<ElementCall> elements = plan_elements(info, call, current, site, trace);
+  for (const auto& [slots, one, plan] : elements) {
     if (plan.is_default()) out.plan.rule.clear();
-    for (size_t k = 0; k < slots.size(); ++k) {
-      if (call.tensor(slots[k]).list_index >= 0) out.plan.inputs[slots[k]] = plan.inputs[k];
-    }
+    for (size_t k = 0; k < slots.size(); ++k) out.plan.inputs[slots[k]] = plan.inputs[k];
     for (int r = 0; r < info.num_returns && size_t(r) < plan.outputs.size(); ++r) {
       out.returns[r].elements.push_back({.placements = plan.outputs[r].placements, .sizes = plan.outputs[r].sizes});
     }
   }
+  if (trace == nullptr || elements.empty()) return;
+  trace->slots = elements[0].slots;
+  trace->plan = elements[0].plan;
 }
 
 bool communicates(const std::vector<spmd::Step>& steps) {
@@ -131,12 +168,17 @@ bool communicates(const std::vector<spmd::Step>& steps) {
   });
 }
 
-void find_moves(const std::vector<Placements>& current, CachedPlan& out) {
+void find_moves(const OpInfo& info, const std::vector<Placements>& current, const PlanSite& site, CachedPlan& out) {
+  const auto steps = [&](size_t i, const Placements& from, const Placements& to) {
+    return spmd::redistribution(out.tensors[i].sizes, from, to, site.mesh_shape);
+  };
   for (size_t i = 0; i < current.size(); ++i) {
     const Placements& to = out.plan.inputs[i];
     if (current[i] == to) continue;
-    InputMove move{int(i), to, spmd::redistribution(out.tensors[i].sizes, current[i], to, out.mesh_shape), false};
+    const bool is_written = info.is_written[out.tensors[i].argument] && !info.is_metadata_change;
+    InputMove move{int(i), to, steps(i, current[i], to), false, {}};
     move.communicates = communicates(move.steps);
+    if (is_written) move.back = steps(i, to, current[i]);
     out.moves.push_back(std::move(move));
   }
 }
@@ -194,27 +236,39 @@ void apply_static_fixups(const OpInfo& info, const Call& call, CachedPlan& out) 
 
 }  // namespace
 
+CachedPlan plan_everywhere(const OpInfo& info, const Call& call, const std::vector<Placements>& current,
+                           const PlanSite& site, PlanTrace* trace) {
+  CachedPlan out;
+  out.mesh_shape = site.mesh_shape;
+  out.tensors = call.tensors();
+  if (info.is_foreach) {
+    plan_foreach(info, call, current, site, out, trace);
+  } else {
+    out.plan = plan_call(info, call, current, site, trace);
+    for (int r = 0; r < info.num_returns; ++r) out.returns.push_back(describe_return(out.plan, r));
+    if (trace != nullptr) {
+      trace->slots.resize(call.tensors().size());
+      std::iota(trace->slots.begin(), trace->slots.end(), 0);
+      trace->plan = out.plan;
+    }
+  }
+  out.is_default = out.plan.is_default();
+  find_moves(info, current, site, out);
+  return out;
+}
+
 std::unique_ptr<CachedPlan> build_plan(const OpInfo& info, const Arguments& arguments,
                                        c10::ArrayRef<c10::IValue> values) {
-  auto out = std::make_unique<CachedPlan>();
-  const Position here = arguments.first->mesh.position();
-  out->mesh_shape = arguments.first->mesh.shape();
-  out->own_coordinate = c10::DimVector(here.coordinate);
-  out->coordinate = out->own_coordinate;
+  const DeviceMesh& mesh = arguments.first->mesh;
   const Call call = describe(info, arguments, values);
   const std::vector<Placements> current = current_placements(arguments);
-  out->tensors = call.tensors();
+  auto out =
+      std::make_unique<CachedPlan>(plan_everywhere(info, call, current, {mesh.shape()}));
+  out->own_coordinate = c10::DimVector(mesh.position().coordinate);
+  out->coordinate = out->own_coordinate;
   for (const TensorSlot& slot : arguments.tensors) {
     if (slot.meta != nullptr) out->contents.push_back(slot.meta->spec->content);
   }
-  if (info.is_foreach) {
-    plan_foreach(info, call, current, *out);
-  } else {
-    out->plan = plan_call(info, call, current, out->mesh_shape);
-    for (int r = 0; r < info.num_returns; ++r) out->returns.push_back(describe_return(out->plan, r));
-  }
-  out->is_default = out->plan.is_default();
-  find_moves(current, *out);
   find_view_strides(info, values, *out);
   if (!info.is_foreach) {
     find_stand_in(*out);

@@ -20,6 +20,7 @@ struct InputMove {
   Placements to;
   std::vector<spmd::Step> steps;
   bool communicates;
+  std::vector<spmd::Step> back;  // of an input that the op writes: the new value goes where the tensor lies
 };
 
 /// How one result lies. What was found last is kept with the local sizes it was found for.
@@ -72,7 +73,24 @@ const CachedPlan& plan_for(OpInfo& info, const Arguments& arguments, const torch
 /// The plan for this call if it is at hand and `is_fast`, else null.
 const CachedPlan* find_fast_plan(OpInfo& info, const Arguments& arguments);
 
-/// A plan made anew.
+/// Where a call is planned, whichever rank asks.
+struct PlanSite {
+  Sizes mesh_shape;
+};
+
+/// What a plan was chosen from: of the whole call, or of the first element of a foreach op.
+struct PlanTrace {
+  std::vector<int> slots;            // its tensors among those of the call
+  std::optional<spmd::Bound> bound;  // none: no rule
+  spmd::Candidates weighed;          // per axis
+  spmd::Plan plan;
+};
+
+/// What a call does on every rank alike: rule, moves, results. The rest of a CachedPlan is left as it is.
+CachedPlan plan_everywhere(const OpInfo& info, const spmd::OpCall& call, const std::vector<Placements>& current,
+                           const PlanSite& site, PlanTrace* trace = nullptr);
+
+/// A plan made anew, for this rank.
 std::unique_ptr<CachedPlan> build_plan(const OpInfo& info, const Arguments& arguments,
                                        c10::ArrayRef<c10::IValue> values);
 

@@ -240,7 +240,7 @@ void write_back(const OpInfo& info, const CachedPlan& plan, const Arguments& arg
     if (!info.is_written[slot.argument]) continue;
     const Spec& from = *slot.meta->spec;
     const SpecPtr moved = with_placements(from, move.to);
-    slot.meta->local.copy_(redistribute_local(locals[move.slot], *moved, from.placements));
+    slot.meta->local.copy_(run_steps(locals[move.slot], *moved, move.back));
   }
 }
 
