@@ -115,6 +115,10 @@ std::vector<Group> DeviceMesh::get_all_groups() const {
   return groups;
 }
 
+std::string DeviceMesh::backend(int64_t axis) const {
+  return state_->root->backend_of(*state_, uint64_t(1) << checked_axis("backend", *this, axis));
+}
+
 Group DeviceMesh::get_merged_group(c10::IntArrayRef axes) const {
   note_question(*this, state_);
   uint64_t chosen = 0;

@@ -64,6 +64,8 @@ class DeviceMesh {
   std::vector<Group> get_all_groups() const;
   /// The ranks that differ in any of `axes` (ascending), row-major: one collective instead of several.
   Group get_merged_group(c10::IntArrayRef axes) const;
+  /// The backend of the group of an axis, whether that is made already or not; "" where nobody can tell.
+  std::string backend(int64_t axis) const;
   /// The group the mesh was made over.
   const Group& root_group() const;
 

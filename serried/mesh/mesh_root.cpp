@@ -143,16 +143,30 @@ void MeshRoot::remember_flattened(const std::string& name, const MeshState& stat
   flattened_.emplace(name, &state);
 }
 
-Group MeshRoot::find_or_make_group(const MeshState& state, uint64_t axes) {
-  const std::lock_guard lock(mutex_);
-  Group& group = state.groups[axes];
-  if (group) return group;
+// The ranks that differ from this one in `axes`.
+std::vector<int> MeshRoot::members(const MeshState& state, uint64_t axes) const {
   int64_t base = index_;
   for (size_t axis = 0; axis < state.axes.size(); ++axis) {
     if ((axes >> axis & 1U) != 0) base -= state.axes[axis].steps[size_t(state.axes[axis].coordinate)];
   }
   std::vector<int> ranks;
   for (int64_t place : places(state.axes, base, axes)) ranks.push_back(int(parts_.ranks[size_t(place)]));
+  return ranks;
+}
+
+std::string MeshRoot::backend_of(const MeshState& state, uint64_t axes) const {
+  const std::lock_guard lock(mutex_);
+  // A group that was given may have another backend than those that are made by splitting the root's.
+  const auto given = groups_.find(members(state, axes));
+  const Group& group = given != groups_.end() && given->second ? given->second : parts_.group;
+  return group ? group->getBackendName() : "";
+}
+
+Group MeshRoot::find_or_make_group(const MeshState& state, uint64_t axes) {
+  const std::lock_guard lock(mutex_);
+  Group& group = state.groups[axes];
+  if (group) return group;
+  const std::vector<int> ranks = members(state, axes);
   Group& shared = groups_[ranks];
   if (!shared) shared = make_subgroup(parts_.group, ranks);
   return group = shared;

@@ -72,12 +72,16 @@ class MeshRoot {
   /// its members call it, nobody else has to.
   Group find_or_make_group(const MeshState& state, uint64_t axes);
 
+  /// The backend that this group has or would have; "" where it could not be made.
+  std::string backend_of(const MeshState& state, uint64_t axes) const;
+
   /// A group that exists already, as that of one axis of the whole mesh.
   void give_group(int64_t axis, const Group& group);
 
  private:
   const MeshState& make(std::vector<MeshAxis> axes, std::vector<int64_t> ranks);
   std::vector<int64_t> ranks_of(const std::vector<MeshAxis>& axes) const;
+  std::vector<int> members(const MeshState& state, uint64_t axes) const;
 
   const MeshRootParts parts_;
   bool contains_ = false;

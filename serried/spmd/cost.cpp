@@ -1,24 +1,34 @@
 // The cost model: latency per collective plus bytes over bandwidth, by kind of move.
 #include "serried/spmd/cost.h"
 
-#include <atomic>
-#include <deque>
 #include <limits>
+#include <map>
 #include <mutex>
+
+#include "serried/spmd/plan.h"
 
 namespace serried::spmd {
 namespace {
 
-// Models are kept for ever, so that a reference handed out stays good while another thread sets a new one.
 struct Models {
   std::mutex mutex;
-  std::deque<CostModel> all{CostModel{}};
-  std::atomic<const CostModel*> current{&all.front()};
+  CostModel of_all;
+  std::map<std::string, CostModel> of_backend;
 };
 
 Models& models() {
   static Models instance;
   return instance;
+}
+
+// The change first: who sees the new version must plan by the new model.
+template <class Change>
+void change_models(const Change& change) {
+  {
+    const std::lock_guard lock(models().mutex);
+    change(models());
+  }
+  make_plans_stale();
 }
 
 bool is_impossible(const Placement& from, const Placement& to) {
@@ -27,15 +37,33 @@ bool is_impossible(const Placement& from, const Placement& to) {
 
 }  // namespace
 
-const CostModel& cost_model() {
-  return *models().current.load(std::memory_order_acquire);
+CostModel cost_model() {
+  const std::lock_guard lock(models().mutex);
+  return models().of_all;
+}
+
+CostModel cost_model(const std::string& backend) {
+  const std::lock_guard lock(models().mutex);
+  const auto own = models().of_backend.find(backend);
+  return own == models().of_backend.end() ? models().of_all : own->second;
+}
+
+std::vector<CostModel> cost_models(const DeviceMesh& mesh) {
+  std::vector<CostModel> of_axes;
+  for (int64_t axis = 0; axis < mesh.ndim(); ++axis) of_axes.push_back(cost_model(mesh.backend(axis)));
+  return of_axes;
 }
 
 void set_cost_model(const CostModel& model) {
-  Models& kept = models();
-  const std::lock_guard<std::mutex> lock(kept.mutex);
-  kept.all.push_back(model);
-  kept.current.store(&kept.all.back(), std::memory_order_release);
+  change_models([&](Models& all) { all.of_all = model; });
+}
+
+void set_cost_model(const std::string& backend, const CostModel& model) {
+  change_models([&](Models& all) { all.of_backend.insert_or_assign(backend, model); });
+}
+
+void reset_cost_model(const std::string& backend) {
+  change_models([&](Models& all) { all.of_backend.erase(backend); });
 }
 
 int64_t bytes_sent(const Placement& from, const Placement& to, int64_t bytes, int64_t ranks) {
@@ -46,10 +74,9 @@ int64_t bytes_sent(const Placement& from, const Placement& to, int64_t bytes, in
   return int64_t(double(bytes) * others);
 }
 
-double move_cost(const Placement& from, const Placement& to, int64_t bytes, int64_t ranks) {
+double move_cost(const Placement& from, const Placement& to, int64_t bytes, int64_t ranks, const CostModel& model) {
   if (from == to || ranks <= 1) return 0;
   if (is_impossible(from, to)) return std::numeric_limits<double>::infinity();
-  const CostModel& model = cost_model();
   if (from.is_replicate()) {
     const double copied = to.is_shard() ? double(bytes) / double(ranks) : double(bytes);
     return model.copy_latency + copied / model.copy_bandwidth;

@@ -2,10 +2,10 @@
 #include "serried/spmd/plan.h"
 
 #include <algorithm>
+#include <atomic>
 #include <limits>
 
 #include "serried/base/error.h"
-#include "serried/spmd/cost.h"
 
 namespace serried::spmd {
 namespace {
@@ -20,6 +20,8 @@ class Planner {
   Planner(const Bound& bound, const Call& call, const PlanRequest& request)
       : bound_(bound), call_(call), request_(request), rows_(rows(bound)), shards_(bound.factors.size(), 1) {
     targets_ = request.current;
+    costs_ = request.costs;
+    if (costs_.empty()) costs_.assign(request.mesh_shape.size(), cost_model());
     outputs_.assign(bound.outputs.size(), Placements(request.mesh_shape.size()));
   }
 
@@ -43,6 +45,7 @@ class Planner {
   const Call& call_;
   const PlanRequest& request_;
   std::vector<Row> rows_;
+  std::vector<CostModel> costs_;  // per axis
   std::vector<int64_t> shards_;   // per factor: parts it is cut in so far
 };
 
@@ -140,12 +143,12 @@ void Planner::add(std::vector<Candidate>& found, Row row, size_t axis) const {
     const int64_t bytes = bytes_on_axis(i, axis);
     largest = std::max(largest, bytes);
     if (now == then) continue;
-    candidate.cost += ranks == 1 ? kRename : move_cost(now, then, bytes, ranks);
+    candidate.cost += ranks == 1 ? kRename : move_cost(now, then, bytes, ranks, costs_[axis]);
     candidate.bytes += bytes_sent(now, then, bytes, ranks);
   }
   // Cutting what nobody had cut only puts the gather off: somebody will want the whole again.
   if (ranks > 1 && cuts_something_new(candidate.row, axis)) {
-    candidate.cost += move_cost(Shard(0), Replicate(), largest, ranks);
+    candidate.cost += move_cost(Shard(0), Replicate(), largest, ranks, costs_[axis]);
   }
   if (candidate.cost == kNever && candidate.rejected.empty()) candidate.rejected = "a shard cannot become partial";
   if (!candidate.rejected.empty()) candidate.cost = kNever;
@@ -253,6 +256,20 @@ Plan default_plan(const Call& call, size_t mesh_ndim) {
         {.placements = Placements(mesh_ndim), .list = result.type()->kind() == c10::TypeKind::ListType, .sizes = {}});
   }
   return plan;
+}
+
+namespace {
+
+std::atomic<uint64_t> version{0};
+
+}  // namespace
+
+uint64_t plans_version() {
+  return version.load(std::memory_order_acquire);
+}
+
+void make_plans_stale() {
+  version.fetch_add(1, std::memory_order_acq_rel);
 }
 
 }  // namespace serried::spmd

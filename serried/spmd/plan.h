@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "serried/spmd/bind.h"
+#include "serried/spmd/cost.h"
 #include "serried/spmd/rows.h"
 
 namespace serried::spmd {
@@ -39,6 +40,7 @@ struct PlanRequest {
   /// Inputs the op writes to: their placements cannot change, and output k that aliases input i must lie like it.
   /// A plan without such a row leaves the input elsewhere; the caller writes back.
   std::vector<std::pair<int, int>> written;  // (input, output or -1)
+  std::vector<CostModel> costs = {};         // per axis; none: cost_model() on all
 };
 
 /// One row as the planner saw it, for explain.
@@ -57,5 +59,10 @@ Plan make_plan(const Bound& bound, const Call& call, const PlanRequest& request,
 
 /// All inputs to Replicate, all outputs Replicate.
 Plan default_plan(const Call& call, size_t mesh_ndim);
+
+/// Grows with every change of what plans are made by, users' rules and cost models: a plan made under another version
+/// is stale. Thread-safe.
+uint64_t plans_version();
+void make_plans_stale();
 
 }  // namespace serried::spmd

@@ -56,7 +56,7 @@ std::string to_string(const std::vector<Step>& steps) {
 }
 
 std::vector<Step> redistribution(c10::IntArrayRef sizes, const Placements& from, const Placements& to,
-                                 c10::IntArrayRef mesh_shape) {
+                                 c10::IntArrayRef mesh_shape, const std::vector<CostModel>& costs) {
   check(from, to, mesh_shape);
   Placements start = from;
   // One rank alone holds the same whatever the placement is called.
@@ -64,7 +64,7 @@ std::vector<Step> redistribution(c10::IntArrayRef sizes, const Placements& from,
     if (mesh_shape[axis] == 1) start[axis] = to[axis];
   }
   if (start == to) return {};
-  return detail::cheapest_steps(sizes, start, to, mesh_shape);
+  return detail::cheapest_steps(sizes, start, to, mesh_shape, costs);
 }
 
 std::vector<Box> owned_boxes(c10::IntArrayRef sizes, c10::ArrayRef<Placement> placements, const Position& at) {

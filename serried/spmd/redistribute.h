@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "serried/mesh/layout.h"
+#include "serried/spmd/cost.h"
 
 namespace serried::spmd {
 
@@ -31,9 +32,9 @@ std::string to_string(const std::vector<Step>& steps);
 
 /// The steps from `from` to `to` for a tensor of `sizes`; none where they are equal. Neighbouring steps of one kind
 /// over several axes are merged where the result is exact for these sizes. ValueError for Shard -> Partial of a kind
-/// without identity and for Partial -> another Partial.
+/// without identity and for Partial -> another Partial. `costs` has a model per axis, or none: cost_model() on all.
 std::vector<Step> redistribution(c10::IntArrayRef sizes, const Placements& from, const Placements& to,
-                                 c10::IntArrayRef mesh_shape);
+                                 c10::IntArrayRef mesh_shape, const std::vector<CostModel>& costs = {});
 
 /// Rectangles of global indices: what one rank sends another. One Span per dim.
 using Box = c10::SmallVector<Span, 4>;

@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <limits>
 
-#include "serried/spmd/cost.h"
-
 namespace serried::spmd::detail {
 namespace {
 
@@ -36,8 +34,9 @@ bool is_plain_shard(const Placement& p) {
 
 class Search {
  public:
-  Search(c10::IntArrayRef sizes, const Placements& to, c10::IntArrayRef mesh_shape)
-      : to_(to), mesh_shape_(mesh_shape), bytes_(kElementBytes), model_(cost_model()) {
+  Search(c10::IntArrayRef sizes, const Placements& to, c10::IntArrayRef mesh_shape, const std::vector<CostModel>& costs)
+      : to_(to), mesh_shape_(mesh_shape), bytes_(kElementBytes), costs_(costs) {
+    if (costs_.empty()) costs_.assign(mesh_shape.size(), cost_model());
     for (int64_t size : sizes) bytes_ *= double(size);
   }
 
@@ -212,22 +211,35 @@ class Search {
     return bytes_ / parts;
   }
 
+  // One collective over several axes is as slow as the slowest of them.
+  CostModel slowest(const Axes& axes) const {
+    CostModel model = costs_[size_t(axes.front())];
+    for (int64_t axis : axes) {
+      const CostModel& other = costs_[size_t(axis)];
+      model = {.latency = std::max(model.latency, other.latency),
+               .bandwidth = std::min(model.bandwidth, other.bandwidth),
+               .copy_bandwidth = std::min(model.copy_bandwidth, other.copy_bandwidth),
+               .copy_latency = std::max(model.copy_latency, other.copy_latency)};
+    }
+    return model;
+  }
+
   double cost(Step::Kind kind, const Axes& axes, const Placements& after) const {
+    const CostModel model = slowest(axes);
     double ranks = 1;
     for (int64_t axis : axes) ranks *= double(mesh_shape_[axis]);
     const double others = (ranks - 1) / ranks;
-    const auto collective = [&](double sent) { return model_.latency + sent / model_.bandwidth; };
+    const auto collective = [&](double sent) { return model.latency + sent / model.bandwidth; };
     switch (kind) {
       case Step::Kind::slice:
-      case Step::Kind::to_partial: return model_.copy_latency + local_bytes(after) / model_.copy_bandwidth;
+      case Step::Kind::to_partial: return model.copy_latency + local_bytes(after) / model.copy_bandwidth;
       case Step::Kind::all_gather: return collective(local_bytes(after) * others);
       case Step::Kind::all_reduce: return collective(2 * local_bytes(now_) * others);
       case Step::Kind::reduce_scatter:
       case Step::Kind::all_to_all: return collective(local_bytes(now_) * others);
       case Step::Kind::exchange: {
         const double bytes = local_bytes(after);
-        return kExchangeLatency * model_.latency + bytes * others / model_.bandwidth +
-               2 * bytes / model_.copy_bandwidth;
+        return kExchangeLatency * model.latency + bytes * others / model.bandwidth + 2 * bytes / model.copy_bandwidth;
       }
     }
     return std::numeric_limits<double>::infinity();
@@ -249,7 +261,7 @@ class Search {
   const Placements& to_;
   c10::IntArrayRef mesh_shape_;
   double bytes_;
-  const CostModel model_;
+  std::vector<CostModel> costs_;  // per axis
   std::vector<Node> nodes_;
   int from_ = 0;
   Placements now_;
@@ -263,8 +275,8 @@ bool reduce_together(ReduceKind a, ReduceKind b) {
 }
 
 std::vector<Step> cheapest_steps(c10::IntArrayRef sizes, const Placements& from, const Placements& to,
-                                 c10::IntArrayRef mesh_shape) {
-  return Search(sizes, to, mesh_shape).run(from);
+                                 c10::IntArrayRef mesh_shape, const std::vector<CostModel>& costs) {
+  return Search(sizes, to, mesh_shape, costs).run(from);
 }
 
 }  // namespace serried::spmd::detail

@@ -5,7 +5,6 @@
 #include <ATen/core/enum_tag.h>
 
 #include <algorithm>
-#include <atomic>
 #include <map>
 #include <mutex>
 #include <shared_mutex>
@@ -13,13 +12,13 @@
 
 #include "serried/base/error.h"
 #include "serried/spmd/fixups.h"
+#include "serried/spmd/plan.h"
 
 namespace serried::spmd {
 namespace {
 
 // Users' rules by "ns::name" or "ns::name.overload".
 struct UserRules {
-  std::atomic<uint64_t> version{0};
   std::shared_mutex mutex;
   std::map<std::string, Rule, std::less<>> rules;
 };
@@ -186,18 +185,14 @@ void register_rule(const std::string& op, const std::string& rule) {
   UserRules& users = user_rules();
   std::unique_lock lock(users.mutex);
   users.rules.insert_or_assign(op, parsed);
-  ++users.version;
+  make_plans_stale();
 }
 
 void unregister_rule(const std::string& op) {
   UserRules& users = user_rules();
   std::unique_lock lock(users.mutex);
   users.rules.erase(op);
-  ++users.version;
-}
-
-uint64_t rules_version() {
-  return user_rules().version.load(std::memory_order_acquire);
+  make_plans_stale();
 }
 
 }  // namespace serried::spmd

@@ -53,7 +53,4 @@ bool is_dynamic(const c10::FunctionSchema& schema);
 void register_rule(const std::string& op, const std::string& rule);
 void unregister_rule(const std::string& op);
 
-/// Grows with every change of users' rules: plans made under another version are stale.
-uint64_t rules_version();
-
 }  // namespace serried::spmd

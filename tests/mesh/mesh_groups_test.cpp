@@ -123,5 +123,20 @@ TEST(MeshGroups, GivenOnesStayAndOthersComeFromTheCurrentGroup) {
   });
 }
 
+TEST(MeshGroups, HaveTheBackendThatTheirAxisTells) {
+  run_ranks(4, [](const Group& group) {
+    const DeviceMesh mesh = init_device_mesh("cpu", {2, 2}, {"dp", "tp"});
+    for (const DeviceMesh& each : {mesh, mesh["tp"], mesh.flatten("all")}) {
+      for (int64_t axis = 0; axis < each.ndim(); ++axis) {
+        const std::string before = each.backend(axis);
+        EXPECT_EQ(before, each.get_group(axis)->getBackendName());
+        EXPECT_EQ(before, each.backend(axis));
+        EXPECT_FALSE(before.empty());
+      }
+    }
+    EXPECT_THROW(mesh.backend(2), c10::IndexError);
+  });
+}
+
 }  // namespace
 }  // namespace serried

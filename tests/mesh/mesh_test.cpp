@@ -193,6 +193,8 @@ TEST(Mesh, OfGivenGroups) {
   EXPECT_EQ(grid.get_coordinate(), (Ranks{1, 0}));
   EXPECT_EQ(grid.get_all_groups(), groups);
   EXPECT_EQ(grid["b"].get_group(), groups[1]);
+  EXPECT_EQ(grid.backend(1), "fake");
+  EXPECT_EQ(grid.flatten("both").backend(0), "") << "no group holds these ranks, and none can be made";
 }
 
 TEST(Mesh, GuardsNestAndAreThisThreads) {

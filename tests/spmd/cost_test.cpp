@@ -5,6 +5,9 @@
 
 #include <cmath>
 
+#include "serried/spmd/plan.h"
+#include "serried/spmd/redistribute.h"
+
 namespace serried::spmd {
 namespace {
 
@@ -49,6 +52,32 @@ TEST(Cost, TheModelCanBeReplaced) {
   EXPECT_DOUBLE_EQ(move_cost(Replicate(), Shard(0), 8, 2), 3 + 2);
   set_cost_model(before);
   EXPECT_DOUBLE_EQ(cost_model().latency, before.latency);
+}
+
+TEST(Cost, ABackendMayHaveAModelOfItsOwn) {
+  const uint64_t version = plans_version();
+  set_cost_model("carrier pigeon", {.latency = 1e9});
+  EXPECT_GT(plans_version(), version);
+  EXPECT_EQ(cost_model("carrier pigeon").latency, 1e9);
+  EXPECT_EQ(cost_model("gloo").latency, CostModel().latency);
+  EXPECT_EQ(cost_model().latency, CostModel().latency);
+  set_cost_model({.latency = 3});
+  EXPECT_EQ(cost_model("carrier pigeon").latency, 1e9) << "its own stays";
+  EXPECT_EQ(cost_model("gloo").latency, 3);
+  reset_cost_model("carrier pigeon");
+  EXPECT_EQ(cost_model("carrier pigeon").latency, 3);
+  set_cost_model({});
+}
+
+// Over a slow axis one gather of much is better than two, over a fast one it does not matter.
+TEST(Cost, StepsGoByTheModelOfTheirAxis) {
+  const Placements from{Shard(0), Partial()}, to{Replicate(), Shard(0)};
+  const CostModel fast{.latency = 0.1}, slow{.latency = 0.1, .bandwidth = 1};
+  const auto first_axis = [&](const CostModel& a, const CostModel& b) {
+    return redistribution({64, 64}, from, to, {2, 2}, {a, b}).front().axes.front();
+  };
+  EXPECT_EQ(first_axis(slow, fast), 1) << "the sum is cut first, so that the slow axis gathers less";
+  EXPECT_EQ(first_axis(fast, slow), first_axis(fast, fast));
 }
 
 }  // namespace

@@ -79,7 +79,7 @@ Plan plan_by_rule(const OpInfo& info, const Call& call, const spmd::PlanRequest&
 
 Plan plan_call(const OpInfo& info, const Call& call, std::vector<Placements> current, const PlanSite& site,
                PlanTrace* trace) {
-  spmd::PlanRequest request{std::move(current), site.mesh_shape, written_inputs(info, call)};
+  spmd::PlanRequest request{std::move(current), site.mesh_shape, written_inputs(info, call), site.costs};
   for (auto& [input, output] : request.written) {
     if (info.is_foreach && info.num_returns == 0) output = 0;
   }
@@ -170,7 +170,7 @@ bool communicates(const std::vector<spmd::Step>& steps) {
 
 void find_moves(const OpInfo& info, const std::vector<Placements>& current, const PlanSite& site, CachedPlan& out) {
   const auto steps = [&](size_t i, const Placements& from, const Placements& to) {
-    return spmd::redistribution(out.tensors[i].sizes, from, to, site.mesh_shape);
+    return spmd::redistribution(out.tensors[i].sizes, from, to, site.mesh_shape, site.costs);
   };
   for (size_t i = 0; i < current.size(); ++i) {
     const Placements& to = out.plan.inputs[i];
@@ -263,7 +263,7 @@ std::unique_ptr<CachedPlan> build_plan(const OpInfo& info, const Arguments& argu
   const Call call = describe(info, arguments, values);
   const std::vector<Placements> current = current_placements(arguments);
   auto out =
-      std::make_unique<CachedPlan>(plan_everywhere(info, call, current, {mesh.shape()}));
+      std::make_unique<CachedPlan>(plan_everywhere(info, call, current, {mesh.shape(), spmd::cost_models(mesh)}));
   out->own_coordinate = c10::DimVector(mesh.position().coordinate);
   out->coordinate = out->own_coordinate;
   for (const TensorSlot& slot : arguments.tensors) {

@@ -76,6 +76,7 @@ const CachedPlan* find_fast_plan(OpInfo& info, const Arguments& arguments);
 /// Where a call is planned, whichever rank asks.
 struct PlanSite {
   Sizes mesh_shape;
+  std::vector<spmd::CostModel> costs = {};  // per axis; none: cost_model() on all
 };
 
 /// What a plan was chosen from: of the whole call, or of the first element of a foreach op.

@@ -63,7 +63,7 @@ class Explanation {
         call_(call),
         placements_(placements),
         mesh_(mesh),
-        plan_(detail::plan_everywhere(info, call, placements, {mesh.shape}, &trace_)) {}
+        plan_(detail::plan_everywhere(info, call, placements, {mesh.shape, mesh.costs}, &trace_)) {}
 
   std::string text() {
     if (info_.is_foreach) out_ << "each element of the lists is a call of its own; this is the first\n";

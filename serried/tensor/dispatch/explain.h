@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "serried/spmd/cost.h"
 #include "serried/spmd/op_call.h"
 
 namespace serried {
@@ -26,7 +27,8 @@ std::string explain(const std::string& op, const torch::jit::Stack& arguments);
 /// A mesh without ranks.
 struct MeshAxes {
   Sizes shape;
-  std::vector<std::string> names = {};  // none, or one per axis
+  std::vector<std::string> names = {};      // none, or one per axis
+  std::vector<spmd::CostModel> costs = {};  // none: spmd::cost_model() on all, or one per axis
 };
 
 /// The same of a call that nobody can make here: shapes, placements and a mesh are all it needs.

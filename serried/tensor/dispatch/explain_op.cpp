@@ -24,7 +24,7 @@ std::string explain_stack(const c10::OperatorHandle& op, const torch::jit::Stack
   }
   const DeviceMesh& mesh = arguments.first->mesh;
   return explain(detail::describe(info, arguments, stack), detail::current_placements(arguments),
-                 {mesh.shape(), mesh.dim_names()});
+                 {mesh.shape(), mesh.dim_names(), spmd::cost_models(mesh)});
 }
 
 }  // namespace

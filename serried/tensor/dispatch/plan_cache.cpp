@@ -6,7 +6,6 @@
 #include <unordered_map>
 
 #include "serried/base/log.h"
-#include "serried/spmd/registry.h"
 #include "serried/tensor/debug/comm_notes.h"
 
 namespace serried {
@@ -23,7 +22,7 @@ struct Entry {
 
 struct Cache {
   std::unordered_multimap<uint64_t, Entry> plans;
-  uint64_t rules_version = spmd::rules_version();
+  uint64_t version = spmd::plans_version();
   DispatchStats stats;
 };
 
@@ -32,12 +31,12 @@ Cache& cache() {
   return instance;
 }
 
-// A user's rule may have come from another thread.
+// A user's rule or a cost model may have come from another thread.
 void drop_stale_plans() {
-  const uint64_t version = spmd::rules_version();
-  if (C10_LIKELY(cache().rules_version == version)) return;
+  const uint64_t version = spmd::plans_version();
+  if (C10_LIKELY(cache().version == version)) return;
   clear_dispatch_cache();
-  cache().rules_version = version;
+  cache().version = version;
 }
 
 const CachedPlan* find(const OpInfo& info, const Arguments& arguments) {

@@ -7,6 +7,7 @@
 #include <c10/util/hash.h>
 
 #include "serried/spmd/cost.h"
+#include "serried/spmd/plan.h"
 #include "serried/tensor/redistribute/steps.h"
 
 namespace serried {
@@ -14,24 +15,24 @@ namespace {
 
 struct Key {
   uint64_t spec;
-  const spmd::CostModel* model;  // another model, other plans
+  uint64_t version;  // of what plans are made by
   Placements to;
 };
 
 // The same without owning the placements: a look-up allocates nothing.
 struct KeyView {
   uint64_t spec;
-  const spmd::CostModel* model;
+  uint64_t version;
   const Placements& to;
 
-  KeyView(uint64_t spec_, const spmd::CostModel* model_, const Placements& to_) : spec(spec_), model(model_), to(to_) {}
-  KeyView(const Key& key) : spec(key.spec), model(key.model), to(key.to) {}
+  KeyView(uint64_t spec_, uint64_t version_, const Placements& to_) : spec(spec_), version(version_), to(to_) {}
+  KeyView(const Key& key) : spec(key.spec), version(key.version), to(key.to) {}
 };
 
 struct KeyHash {
   using is_transparent = void;
   size_t operator()(const KeyView& key) const {
-    size_t hash = c10::hash_combine(key.spec, reinterpret_cast<size_t>(key.model));
+    size_t hash = c10::hash_combine(key.spec, key.version);
     for (const Placement& p : key.to) hash = c10::hash_combine(hash, p.bits());
     return hash;
   }
@@ -40,7 +41,7 @@ struct KeyHash {
 struct KeyEqual {
   using is_transparent = void;
   bool operator()(const KeyView& a, const KeyView& b) const {
-    return a.spec == b.spec && a.model == b.model && a.to == b.to;
+    return a.spec == b.spec && a.version == b.version && a.to == b.to;
   }
 };
 
@@ -49,13 +50,14 @@ struct KeyEqual {
 class Plans {
  public:
   const std::vector<spmd::Step>& find(const Spec& from, const Placements& to) {
-    const KeyView view(from.id, &spmd::cost_model(), to);
+    const KeyView view(from.id, spmd::plans_version(), to);
     const auto young = young_.find(view);
     if (young != young_.end()) return young->second;
-    Key key{view.spec, view.model, to};
+    Key key{view.spec, view.version, to};
     auto found = old_.extract(key);
     if (!found.empty()) return insert(std::move(key), std::move(found.mapped()));
-    return insert(std::move(key), spmd::redistribution(from.sizes, from.placements, to, from.mesh.shape()));
+    return insert(std::move(key), spmd::redistribution(from.sizes, from.placements, to, from.mesh.shape(),
+                                                       spmd::cost_models(from.mesh)));
   }
 
  private:
