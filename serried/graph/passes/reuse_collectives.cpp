@@ -35,6 +35,12 @@ bool copies(const Node& node) {
   return is_op(node, kOps);
 }
 
+bool is_operand(const Node& node, ValueId value) {
+  bool found = false;
+  for_each_operand(node, [&](ValueId id) { found |= id == value; });
+  return found;
+}
+
 // Which values have the same data, as far as it is cheap to see.
 class SameData {
  public:
@@ -52,7 +58,10 @@ class SameData {
     const std::string call = can_tell ? call_text(node) : "";
     if (access.is_barrier) std::for_each(changes_.begin(), changes_.end(), [](int64_t& changes) { ++changes; });
     for (int32_t storage : access.writes) ++changes_[size_t(storage)];
-    for_each_result(node, [&](ValueId id) { changes_then_[size_t(id)] = changes_of(id); });
+    // add_() and its kin give back what they were given: no new value, but one that was written.
+    for_each_result(node, [&](ValueId id) {
+      if (!is_operand(node, id)) changes_then_[size_t(id)] = changes_of(id);
+    });
     if (!can_tell || node.results.size() != 1 || node.results[0].size() != 1) return kNoValue;
     const ValueId result = node.results[0][0];
     if (result == kNoValue) return kNoValue;

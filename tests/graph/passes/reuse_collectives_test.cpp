@@ -106,6 +106,23 @@ TEST(ReuseCollectives, SeesWritesInBetween) {
   });
 }
 
+// The op that writes gives back the very tensor that it was given.
+TEST(ReuseCollectives, SeesWritesInPlace) {
+  expect_left(4, [](const Tensors& in, const Group& group) -> Tensors {
+    at::Tensor x = in[0].exp(), y = in[1].sin();
+    const at::Tensor one = all_reduce(x, group) + all_gather(y, group).sum();
+    x.add_(1);
+    y.copy_(y * 2);
+    return {one, all_reduce(x, group) + all_gather(y, group).sum()};
+  });
+  expect_left(3, [](const Tensors& in, const Group& group) -> Tensors {
+    at::Tensor x = in[0].exp();
+    at::Tensor sum = all_reduce(x, group) + 1;
+    for (int k = 0; k < 2; ++k) sum = sum * 2 + all_reduce(x.mul_(3), group);
+    return {sum};
+  });
+}
+
 TEST(ReuseCollectives, SeesWritesToResults) {
   const OnGroup earlier = [](const Tensors& in, const Group& group) -> Tensors {
     at::Tensor one = all_reduce(in[0], group);
