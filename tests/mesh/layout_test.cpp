@@ -105,10 +105,11 @@ TEST(Layout, SeveralAxesCutOneDimFromLeftToRight) {
 }
 
 TEST(Layout, NestedCutsOfFiveRowsOnTwoByTwo) {
+  const Sizes shape = {2, 2};
   const std::vector<std::pair<int64_t, int64_t>> size_and_offset = {{2, 0}, {1, 2}, {1, 3}, {1, 4}};
   for (int64_t rank = 0; rank < 4; ++rank) {
-    const auto coordinate = coordinate_of(rank, {2, 2});
-    const Position at{{2, 2}, coordinate};
+    const auto coordinate = coordinate_of(rank, shape);
+    const Position at{shape, coordinate};
     const Placements placements = {Shard(0), Shard(0)};
     EXPECT_EQ(local_sizes({5, 3}, placements, at), c10::DimVector({size_and_offset[size_t(rank)].first, 3}));
     EXPECT_EQ(local_offsets({5, 3}, placements, at), c10::DimVector({size_and_offset[size_t(rank)].second, 0}));
