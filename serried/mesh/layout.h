@@ -5,14 +5,27 @@
 #include <c10/util/DimVector.h>
 
 #include <cstdint>
+#include <initializer_list>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "serried/mesh/placement.h"
 
 namespace serried {
 
-/// Sizes that own their memory; empty and absent are different things, so options hold an optional of it.
+/// Sizes that own their memory.
 using Sizes = std::vector<int64_t>;
+
+/// Of options: empty and absent are different things. Takes what tensors give: {.shape = x.sizes()}.
+class OptionalSizes : public std::optional<Sizes> {
+ public:
+  using std::optional<Sizes>::optional;
+  OptionalSizes() = default;
+  OptionalSizes(std::optional<Sizes> sizes) : std::optional<Sizes>(std::move(sizes)) {}
+  OptionalSizes(c10::IntArrayRef sizes) : std::optional<Sizes>(sizes.vec()) {}
+  OptionalSizes(std::initializer_list<int64_t> sizes) : std::optional<Sizes>(sizes) {}
+};
 
 /// Indices [begin, begin + size).
 struct Span {

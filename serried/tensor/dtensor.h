@@ -13,8 +13,8 @@ namespace serried {
 struct FromLocalOptions {
   bool run_check =
       false;  // compare dtype and sizes across the mesh and broadcast replicated parts from their first rank
-  std::optional<Sizes> shape = {};  // global; both or none. None: every rank's part is as large as this one
-  std::optional<Sizes> stride = {};
+  OptionalSizes shape = {};  // global; both or none. None: every rank's part is as large as this one
+  OptionalSizes stride = {};
   std::optional<Placements> grad_placements =
       {};  // of the gradient that comes back; none: as given, Partial -> Replicate
 };

@@ -36,7 +36,7 @@ TEST(DTensor, GlobalSizesMayBeGivenForUnevenParts) {
     const at::Tensor whole = iota({5, 3});
     const Span rows = chunk(5, 4, mesh.get_local_rank());
     const at::Tensor part = whole.narrow(0, rows.begin, rows.size);
-    const DTensor d = DTensor::from_local(part, mesh, {Shard(0)}, {.shape = Sizes{5, 3}, .stride = Sizes{3, 1}});
+    const DTensor d = DTensor::from_local(part, mesh, {Shard(0)}, {.shape = whole.sizes(), .stride = whole.strides()});
     EXPECT_EQ(d.sizes(), whole.sizes());
     expect_equal(d.full_tensor(), whole);
     expect_equal(d.to_local(), part);
