@@ -1,5 +1,7 @@
 // How our programs run under a sanitizer, and what it must not report, each with its reason. Part of every sanitized
 // test program, so that one that is started by hand, or by another test, runs the same way.
+#include <gtest/gtest.h>
+
 extern "C" {
 
 // LibTorch is not instrumented, so nothing here may depend on that: memory that it hands over counts as written.
@@ -20,6 +22,11 @@ const char* __tsan_default_options() {
   // LibTorch and OpenMP synchronise with locks and atomics that are not seen; only what our code reads or writes
   // counts.
   return "ignore_noninstrumented_modules=1:second_deadlock_stack=1:halt_on_error=0";
+}
+
+// Else a report would fail the program at its end, and name no test.
+void __tsan_on_report() {
+  ADD_FAILURE() << "the thread sanitizer reports what stands above";
 }
 
 const char* __tsan_default_suppressions() {
