@@ -50,6 +50,14 @@ struct Exposed {
   }
 };
 
+TEST(SignedStore, ARankMayPutItsOwnInThePlaceOfAStrangersWord) {
+  const Exposed store;
+  store.open->set("card", bytes("of a stranger"));
+  std::thread reader([&] { EXPECT_EQ(store.ranks->get("card"), bytes("mine")); });
+  store.ranks->set("card", bytes("mine"));
+  reader.join();
+}
+
 TEST(Signer, OpensWhatItSealed) {
   for (const std::string& value : {std::string(), std::string("v"), std::string(100000, 'x'), std::string("\0\1", 2)}) {
     EXPECT_EQ(signer()->open("key", signer()->seal("key", bytes(value))), bytes(value));

@@ -2,6 +2,8 @@
 #include "serried/comm/rendezvous/signed_store.h"
 
 #include <charconv>
+#include <chrono>
+#include <thread>
 #include <utility>
 
 #include <c10/util/StringUtil.h>
@@ -11,6 +13,9 @@
 
 namespace serried::detail {
 namespace {
+
+// What a stranger has left in the place of a rank that comes a little later is overwritten by that rank.
+constexpr std::chrono::seconds kPatience{1};
 
 [[noreturn]] void raise_stranger(const std::string& key, const c10::intrusive_ptr<c10d::Store>& store) {
   const std::string place = place_of(store);
@@ -42,7 +47,12 @@ void SignedStore::set(const std::string& key, const Bytes& value) {
 }
 
 Bytes SignedStore::get(const std::string& key) {
-  return open(key, store_->get(key));
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  while (true) {
+    if (std::optional<Bytes> value = signer_->open(key, store_->get(key))) return *std::move(value);
+    if (std::chrono::steady_clock::now() > deadline) raise_stranger(key, store_);
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
 }
 
 /// Puts `change(old value)` in place of the old value, nothing for a key that is absent, and returns what the key holds
@@ -97,7 +107,10 @@ void SignedStore::append(const std::string& key, const Bytes& value) {
 
 std::vector<Bytes> SignedStore::multiGet(const std::vector<std::string>& keys) {
   std::vector<Bytes> values = store_->multiGet(keys);
-  for (size_t i = 0; i < keys.size(); ++i) values[i] = open(keys[i], values[i]);
+  for (size_t i = 0; i < keys.size(); ++i) {
+    std::optional<Bytes> value = signer_->open(keys[i], values[i]);
+    values[i] = value ? *std::move(value) : get(keys[i]);
+  }
   return values;
 }
 
