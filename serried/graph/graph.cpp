@@ -141,6 +141,16 @@ ValueId Graph::add_value(Value value) {
   return ValueId(values_.size() - 1);
 }
 
+Node make_node(const char* name, std::vector<Argument> arguments, std::vector<std::vector<ValueId>> results,
+               const char* overload) {
+  const c10::OperatorHandle op = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
+  const std::vector<c10::Argument>& declared = op.schema().arguments();
+  while (arguments.size() < declared.size()) {
+    arguments.push_back(Argument::of(declared[arguments.size()].default_value().value()));
+  }
+  return {op, std::move(arguments), std::move(results)};
+}
+
 Node& Graph::add_node(Node node) {
   nodes_.push_back(std::move(node));
   return nodes_.back();

@@ -1,6 +1,7 @@
 // A captured step as a flat list of ops on plain tensors: what a recorder writes, passes rewrite, a program runs.
 #pragma once
 
+#include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
@@ -55,11 +56,16 @@ struct Value {
   std::string name = {};     // for readers; may be empty
 };
 
+/// A generator of the user's.
+using WeakGenerator = c10::weak_intrusive_ptr<c10::GeneratorImpl>;
+
 /// One argument of a node: a constant, or values.
 struct Argument {
-  enum class Kind : uint8_t { constant, value, values, optional_values, nested_values, group };
+  enum class Kind : uint8_t { constant, value, values, optional_values, nested_values, group, generator };
   Kind kind = Kind::constant;
-  c10::IValue constant = {};  // of a group: its registered name; of nested values: the length of each list
+  // Of a group: its registered name; of nested values: the length of each list; of a generator of the user's: its
+  // number in the recording, which holds it weakly.
+  c10::IValue constant = {};
   std::vector<ValueId> ids = {};
 
   static Argument of(c10::IValue constant) { return {Kind::constant, std::move(constant), {}}; }
@@ -80,6 +86,10 @@ struct Node {
   /// Of a collective, else empty.
   std::string group_name() const;
 };
+
+/// A node of the op `name`; arguments left out at the end have their defaults.
+Node make_node(const char* name, std::vector<Argument> arguments, std::vector<std::vector<ValueId>> results,
+               const char* overload = "");
 
 /// What a parameter's .grad is after a call.
 struct Gradient {

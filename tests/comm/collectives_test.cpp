@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "serried/comm/collectives/cut.h"
+#include "serried/comm/collectives/pieces.h"
 #include "tests/support/close.h"
 #include "tests/support/on_ranks.h"
 

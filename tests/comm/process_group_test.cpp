@@ -128,7 +128,7 @@ TEST_P(ProcessGroup, CrossesTheDispatcherAsACustomObject) {
     ASSERT_TRUE(boxed.isCustomClass());
     EXPECT_EQ(boxed.toCustomClass<c10d::ProcessGroup>(), g);
     const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("serried::all_reduce", "");
-    torch::jit::Stack stack{at::ones({3}), boxed, c10::make_intrusive<ReduceOp>(ReduceOp::SUM)};
+    torch::jit::Stack stack{at::ones({3}), boxed, c10::make_intrusive<ReduceOp>(ReduceOp::SUM), c10::IValue()};
     op.callBoxed(stack);
     expect_equal(stack.at(0).toTensor(), at::full({3}, float(g->getSize())));
   });

@@ -51,9 +51,9 @@ inline graph::Graph sample_graph() {
   g.inputs() = {x, graph::kNoValue};
   g.add_node({op_named("aten::mm"), {Argument::of_value(x), Argument::of_value(p)}, {{product}}});
   g.add_node({op_named("aten::mul", "Tensor"), {Argument::of_value(product), Argument::of_value(c)}, {{scaled}}});
-  g.add_node({op_named("serried::all_reduce"),
-              {Argument::of_value(scaled), group_argument("dp"), reduce_op(c10d::ReduceOp::SUM)},
-              {{loss}}});
+  g.add_node(graph::make_node("serried::all_reduce",
+                              {Argument::of_value(scaled), group_argument("dp"), reduce_op(c10d::ReduceOp::SUM)},
+                              {{loss}}));
   g.add_node({op_named("aten::t"), {Argument::of_value(x)}, {{turned}}});
   g.add_node({op_named("aten::mm"), {Argument::of_value(turned), Argument::of_value(loss)}, {{gradient}}});
   g.add_node({op_named("aten::add_", "Tensor"),

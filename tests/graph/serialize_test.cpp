@@ -80,13 +80,21 @@ TEST(GraphSerialize, WritesAllThereIs) {
             "inputs [%0, undefined]\n"
             "node %3 = aten::mm(%0, %1)\n"
             "node %4 = aten::mul.Tensor(%3, %2)\n"
-            "node %5 = serried::all_reduce(%4, group=\"dp\", op=sum)\n"
+            "node %5 = serried::all_reduce(%4, group=\"dp\", op=sum, timeout_ms=none)\n"
             "node %6 = aten::t(%0)\n"
             "node %7 = aten::mm(%6, %5)\n"
             "node %1 = aten::add_.Tensor(%1, %7, alpha=-0.1)\n"
             "gradient %7 of \"f32[3, 2]\"\n"
             "outputs [%5]\n"
             "end\n");
+}
+
+TEST(GraphSerialize, ArgumentsThatOpsHaveGotSinceHaveTheirDefaults) {
+  const std::string text = to_text(sample_graph());
+  std::string older = text;
+  const std::string added = ", timeout_ms=none";
+  older.erase(older.find(added), added.size());
+  EXPECT_EQ(to_text(parse_graph(older)), text);
 }
 
 TEST(GraphSerialize, ReadsWhatItWrote) {

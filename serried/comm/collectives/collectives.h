@@ -5,19 +5,30 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string_view>
 #include <vector>
 
 namespace serried {
 
+// A timeout stands in place of the group's, for one call.
+
+struct AllReduceOptions {
+  c10d::ReduceOp op = c10d::ReduceOp::SUM;
+  std::optional<std::chrono::milliseconds> timeout = {};
+};
+
 struct AllGatherOptions {
   int64_t dim = 0;
+  std::optional<std::chrono::milliseconds> timeout = {};
 };
 
 struct ReduceScatterOptions {
   int64_t dim = 0;
   c10d::ReduceOp op = c10d::ReduceOp::SUM;
+  std::optional<std::chrono::milliseconds> timeout = {};
 };
 
 struct AllToAllOptions {
@@ -25,20 +36,28 @@ struct AllToAllOptions {
   int64_t concat_dim = 0;
   std::vector<int64_t> split_sizes =
       {};  // per peer along split_dim; empty: cut like Shard, last ranks smaller or empty
+  std::optional<std::chrono::milliseconds> timeout = {};
 };
 
 struct BroadcastOptions {
   int src = 0;
+  std::optional<std::chrono::milliseconds> timeout = {};
 };
 
 struct PeerOptions {
   int peer = 0;
   int tag = 0;
+  std::optional<std::chrono::milliseconds> timeout = {};
+};
+
+struct BarrierOptions {
+  std::optional<std::chrono::milliseconds> timeout = {};
 };
 
 /// The reduction of `x` over the group, on every rank, as a new tensor. Gradient: all_reduce with the same op (SUM,
 /// AVG).
 at::Tensor all_reduce(const at::Tensor& x, const Group& group, const c10d::ReduceOp& op = c10d::ReduceOp::SUM);
+at::Tensor all_reduce(const at::Tensor& x, const Group& group, AllReduceOptions options);
 
 /// All ranks' `x` side by side along `dim`, in rank order. Sizes along `dim` may differ. Gradient: reduce_scatter SUM.
 at::Tensor all_gather(const at::Tensor& x, const Group& group, AllGatherOptions options = {});
@@ -62,10 +81,11 @@ void all_to_all_into(const at::Tensor& output, const at::Tensor& x, const Group&
 
 /// In place, without gradients.
 void all_reduce_(const at::Tensor& x, const Group& group, const c10d::ReduceOp& op = c10d::ReduceOp::SUM);
+void all_reduce_(const at::Tensor& x, const Group& group, AllReduceOptions options);
 void broadcast_(const at::Tensor& x, const Group& group, BroadcastOptions options = {});
 
 /// Returns when every rank has called it.
-void barrier(const Group& group);
+void barrier(const Group& group, BarrierOptions options = {});
 
 /// Blocking point to point; one send meets one recv of the same peer pair and tag, in order.
 void send(const at::Tensor& x, const Group& group, PeerOptions options);

@@ -9,6 +9,7 @@
 #include "serried/base/env.h"
 #include "serried/base/error.h"
 #include "serried/base/log.h"
+#include "serried/comm/collectives/collective.h"
 
 namespace serried {
 namespace detail {
@@ -47,8 +48,7 @@ void check_nan(watch::NanCheck mode, const at::Tensor& sent, const char* op, int
 
 void watch::set_nan_check(const c10::intrusive_ptr<c10d::ProcessGroup>& group, NanCheck mode) {
   const auto backend = group->getBackend(c10::DeviceType::CPU);
-  auto* checkable = dynamic_cast<detail::NanCheckable*>(backend.get());
-  if (checkable != nullptr) return checkable->set_nan_check(mode);
+  if (detail::capabilities_of(*backend).checks_nan) return dynamic_cast<detail::Carrier&>(*backend).set_nan_check(mode);
   raise<c10::NotImplementedError>({"set_nan_check",
                                    c10::str("the backend ", backend->getBackendName(), " cannot check for NaN"),
                                    "use one of serried's own backends: gloo, shm, threads"});

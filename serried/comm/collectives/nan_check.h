@@ -7,13 +7,6 @@
 
 namespace serried::detail {
 
-/// Mixed into a c10d::Backend that can check what it sends; `watch::set_nan_check` finds it by dynamic_cast.
-class NanCheckable {
- public:
-  virtual ~NanCheckable() = default;
-  virtual void set_nan_check(watch::NanCheck mode) = 0;
-};
-
 /// SERRIED_NAN_CHECK: the mode that new groups start with.
 watch::NanCheck default_nan_check();
 

@@ -6,7 +6,6 @@
 #include <algorithm>
 
 #include "serried/base/error.h"
-#include "serried/comm/collectives/transport.h"
 #include "serried/comm/collectives/watch.h"
 
 namespace serried::detail {
@@ -44,30 +43,7 @@ std::vector<int64_t> make_record(const at::Tensor& x, int64_t split_dim, int64_t
   return record;
 }
 
-using Table = std::vector<std::vector<int64_t>>;
-
-Table exchange(std::string_view where, const at::Tensor& x, const Group& group, const std::vector<int64_t>& record) {
-  at::AutoDispatchBelowADInplaceOrView below;
-  const int64_t length = int64_t(record.size());
-  const int64_t num_ranks = group->getSize();
-  at::Tensor host = at::empty({num_ranks, length}, at::kLong);
-  at::Tensor mine = at::empty({length}, at::kLong);
-  // Filled with this rank's own, so that a backend that moves nothing makes all ranks alike.
-  std::copy(record.begin(), record.end(), mine.mutable_data_ptr<int64_t>());
-  for (int64_t rank = 0; rank < num_ranks; ++rank) {
-    std::copy(record.begin(), record.end(), host.mutable_data_ptr<int64_t>() + rank * length);
-  }
-  const bool on_host = x.is_cpu();
-  const at::Tensor all = on_host ? host : host.to(x.device());
-  Transport(where, group, x).all_gather(all.unbind(0), on_host ? mine : mine.to(x.device()), all);
-  if (!on_host) host = all.cpu();
-  Table table;
-  for (int64_t rank = 0; rank < num_ranks; ++rank) {
-    const int64_t* row = host.const_data_ptr<int64_t>() + rank * length;
-    table.emplace_back(row, row + length);
-  }
-  return table;
-}
+using Table = std::vector<SizeExchange::Record>;
 
 std::string describe(const std::vector<int64_t>& record) {
   const int64_t num_dims = record[Column::num_dims];
@@ -131,23 +107,69 @@ void check_pieces(const Table& table) {
 
 }  // namespace
 
-std::vector<int64_t> agree_gather_sizes(const at::Tensor& x, const Group& group, int64_t dim) {
-  if (x.is_meta() || group->getSize() == 1) return std::vector<int64_t>(group->getSize(), x.size(dim));
-  const Table table = exchange("all_gather", x, group, make_record(x, dim, dim, {}));
+SizeExchange::SizeExchange(const char* where, const at::Tensor& x, const Group& group, const Record& mine,
+                           TimeoutMs timeout, bool now) {
+  at::AutoDispatchBelowADInplaceOrView below;
+  const int64_t length = int64_t(mine.size());
+  at::Tensor own = at::empty({length}, at::kLong);
+  std::copy(mine.begin(), mine.end(), own.mutable_data_ptr<int64_t>());
+  // Filled with this rank's own, so that a backend that moves nothing makes all ranks alike.
+  mine_ = own.to(x.device());
+  all_ = own.expand({group->getSize(), length}).contiguous().to(x.device());
+  const Collective gather{.kind = watch::Kind::all_gather,
+                          .where = where,
+                          .inputs = mine_,
+                          .outputs = all_,
+                          .timeout = in_milliseconds(timeout)};
+  if (now) {
+    run_quietly(group, gather);
+  } else {
+    work_ = start_quietly(group, gather);
+  }
+}
+
+Table SizeExchange::get() const {
+  at::AutoDispatchBelowADInplaceOrView below;
+  if (work_) work_->wait();
+  const at::Tensor host = all_.cpu();
+  Table table;
+  for (int64_t rank = 0; rank < host.size(0); ++rank) {
+    const int64_t* row = host.const_data_ptr<int64_t>() + rank * host.size(1);
+    table.emplace_back(row, row + host.size(1));
+  }
+  return table;
+}
+
+GatherSizes::GatherSizes(const at::Tensor& x, const Group& group, int64_t dim, TimeoutMs timeout, bool now) {
+  if (x.is_meta() || group->getSize() == 1) {
+    alone_.assign(group->getSize(), x.size(dim));
+  } else {
+    exchange_.emplace("all_gather", x, group, make_record(x, dim, dim, {}), timeout, now);
+  }
+}
+
+std::vector<int64_t> GatherSizes::get() const {
+  if (!exchange_) return alone_;
+  const Table table = exchange_->get();
   check_agreement("all_gather", table);
   return column(table, Column::split_size);
 }
 
-std::vector<int64_t> agree_exchange_sizes(const at::Tensor& x, const Group& group, int64_t split_dim,
-                                          int64_t concat_dim, at::IntArrayRef split_sizes) {
-  const bool one_dim = split_dim == concat_dim;
+ExchangeSizes::ExchangeSizes(const at::Tensor& x, const Group& group, int64_t split_dim, int64_t concat_dim,
+                             at::IntArrayRef split_sizes, TimeoutMs timeout, bool now)
+    : one_dim_(split_dim == concat_dim), rank_(group->getRank()) {
   if (x.is_meta() || group->getSize() == 1) {
-    const int64_t size = one_dim ? split_sizes[group->getRank()] : x.size(concat_dim);
-    return std::vector<int64_t>(group->getSize(), size);
+    alone_.assign(group->getSize(), one_dim_ ? split_sizes[rank_] : x.size(concat_dim));
+  } else {
+    exchange_.emplace("all_to_all", x, group, make_record(x, split_dim, concat_dim, split_sizes), timeout, now);
   }
-  const Table table = exchange("all_to_all", x, group, make_record(x, split_dim, concat_dim, split_sizes));
+}
+
+std::vector<int64_t> ExchangeSizes::get() const {
+  if (!exchange_) return alone_;
+  const Table table = exchange_->get();
   check_agreement("all_to_all", table);
-  if (one_dim) return column(table, Column::extra + group->getRank());
+  if (one_dim_) return column(table, Column::extra + rank_);
   check_pieces(table);
   return column(table, Column::concat_size);
 }

@@ -1,20 +1,59 @@
 // Before pieces of different sizes travel, ranks tell each other what they hold: one small all_gather of int64.
 #pragma once
 
-#include "serried/comm/groups/group.h"
+#include "serried/comm/collectives/op.h"
 
-#include <ATen/core/Tensor.h>
-
-#include <string_view>
+#include <vector>
 
 namespace serried::detail {
 
-/// What every rank holds along `dim`. ValueError on every rank, naming two of them and their tensors,
-/// where dtypes or other dims differ. A meta tensor communicates nothing: every rank is taken to hold as much.
-std::vector<int64_t> agree_gather_sizes(const at::Tensor& x, const Group& group, int64_t dim);
+/// What every rank says of its tensor, on its way. Observers are not told: it is part of the collective that needs it.
+class SizeExchange {
+ public:
+  using Record = std::vector<int64_t>;
+
+  /// `now`: blocks until it is complete, without a Work.
+  SizeExchange(const char* where, const at::Tensor& x, const Group& group, const Record& mine, TimeoutMs timeout,
+               bool now);
+
+  bool is_complete() const { return !work_ || work_->isCompleted(); }
+  /// The records of all ranks, in order.
+  std::vector<Record> get() const;
+
+ private:
+  at::Tensor mine_;
+  at::Tensor all_;
+  WorkPtr work_;  // null: it is complete
+};
+
+/// What every rank holds along `dim`. A meta tensor communicates nothing: every rank is taken to hold as much.
+class GatherSizes {
+ public:
+  GatherSizes(const at::Tensor& x, const Group& group, int64_t dim, TimeoutMs timeout, bool now);
+
+  bool are_known() const { return !exchange_ || exchange_->is_complete(); }
+  /// Blocks. ValueError on every rank, naming two of them and their tensors, where dtypes or other dims differ.
+  std::vector<int64_t> get() const;
+
+ private:
+  std::vector<int64_t> alone_;
+  std::optional<SizeExchange> exchange_;
+};
 
 /// What comes from each rank along `concat_dim` when rank p sends split_sizes[q] along `split_dim` to rank q.
-std::vector<int64_t> agree_exchange_sizes(const at::Tensor& x, const Group& group, int64_t split_dim,
-                                          int64_t concat_dim, at::IntArrayRef split_sizes);
+class ExchangeSizes {
+ public:
+  ExchangeSizes(const at::Tensor& x, const Group& group, int64_t split_dim, int64_t concat_dim,
+                at::IntArrayRef split_sizes, TimeoutMs timeout, bool now);
+
+  bool are_known() const { return !exchange_ || exchange_->is_complete(); }
+  std::vector<int64_t> get() const;
+
+ private:
+  bool one_dim_;
+  int rank_;
+  std::vector<int64_t> alone_;
+  std::optional<SizeExchange> exchange_;
+};
 
 }  // namespace serried::detail

@@ -52,8 +52,7 @@ class BucketWriter {
   }
 
   void add_node(const char* name, std::vector<Argument> arguments, std::vector<std::vector<ValueId>> results) {
-    nodes_.push_back(
-        {c10::Dispatcher::singleton().findSchemaOrThrow(name, ""), std::move(arguments), std::move(results)});
+    nodes_.push_back(make_node(name, std::move(arguments), std::move(results)));
   }
 
   // The same elements in a row, as `sizes`.

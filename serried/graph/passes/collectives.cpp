@@ -59,7 +59,7 @@ SimpleCollective simple_collective(const Graph& graph, const Node& node) {
   const Kind kind = simple_kind(node);
   const bool has_pieces = kind == Kind::all_gather || kind == Kind::reduce_scatter;
   if (kind == Kind::none || (has_pieces && !has_pieces_in_a_row(node))) return {};
-  if (is_premultiplied(node)) return {};
+  if (is_premultiplied(node) || !constant_named(node, "timeout_ms").isNone()) return {};
   SimpleCollective found{.kind = kind, .operand = node.arguments[0].ids[0]};
   found.result = kind == Kind::all_reduce_in_place ? found.operand : node.results.at(0).at(0);
   if (found.operand == kNoValue || found.result == kNoValue) return {};

@@ -6,9 +6,9 @@
 #include "serried/base/error.h"
 #include "serried/graph/passes/access.h"
 #include "serried/graph/passes/collectives.h"
-#include "serried/graph/passes/functional_collectives.h"
 #include "serried/graph/passes/passes.h"
 #include "serried/graph/passes/plan_memory.h"
+#include "serried/graph/passes/starts_and_waits.h"
 
 namespace serried::passes {
 namespace {
@@ -29,16 +29,11 @@ std::optional<c10::OperatorHandle> start_of(const Node& node) {
 }
 
 bool can_start(const Graph& graph, const Node& node) {
-  if (!start_of(node) || is_premultiplied(node) || !has_pieces_in_a_row(node)) return false;
+  if (!start_of(node) || is_premultiplied(node)) return false;
   bool fits = true;
-  // Integers have no average that all backends agree on, and not all of them carry every dtype.
-  const auto check = [&](ValueId id) {
-    const TensorMeta& meta = graph.value(id).meta;
-    fits &= is_dense_cpu(meta) && c10::isFloatingType(meta.dtype);
-  };
+  const auto check = [&](ValueId id) { fits &= is_dense_cpu(graph.value(id).meta); };
   for_each_operand(node, check);
   for_each_result(node, check);
-  for_each_written(node, [&](ValueId id) { fits &= is_contiguous(graph.value(id).meta); });
   return fits;
 }
 

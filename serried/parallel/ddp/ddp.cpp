@@ -12,8 +12,8 @@
 #include "serried/parallel/ddp/mixed_precision.h"
 #include "serried/parallel/ddp/reducer.h"
 #include "serried/parallel/ddp/verify.h"
-#include "serried/tape/tape.h"
 #include "serried/tape/facts.h"
+#include "serried/tape/tape.h"
 
 namespace serried {
 

@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "serried/base/error.h"
+#include "serried/comm/collectives/ops.h"
 #include "serried/parallel/ddp/backward_end.h"
 #include "serried/parallel/ddp/dtensor_parameters.h"
 #include "serried/tape/library_hook.h"
@@ -142,8 +143,7 @@ void DelayedReducer::launch() {
   gather();
   bucket_.launched = true;
   bucket_.flat.div_(group_->getSize());
-  std::vector<at::Tensor> tensors = {bucket_.flat.is_complex() ? at::view_as_real(bucket_.flat) : bucket_.flat};
-  bucket_.work = group_->allreduce(tensors);
+  bucket_.work = ops::start_all_reduce_(bucket_.flat, group_, share(c10d::ReduceOp::SUM));
 }
 
 void DelayedReducer::end(bool completed) {

@@ -15,11 +15,12 @@
 
 #include "serried/base/error.h"
 #include "serried/comm/collectives/collectives.h"
-#include "serried/comm/collectives/direct.h"
+#include "serried/comm/collectives/door.h"
+#include "serried/comm/collectives/ops.h"
 #include "serried/parallel/ddp/backward_end.h"
 #include "serried/parallel/ddp/dtensor_parameters.h"
-#include "serried/tape/tape.h"
 #include "serried/tape/library_hook.h"
+#include "serried/tape/tape.h"
 
 namespace serried::detail {
 namespace {
@@ -195,8 +196,7 @@ void Reducer::mark_ready(size_t index) {
 // Our own backends divide where they add: one pass less over the gradients.
 bool Reducer::divides_in_reduction() const {
   if (comm_hook_ || divisor_) return false;
-  const auto backend = group_->getBackend(parameters_[0].tensor.device().type());
-  return dynamic_cast<DirectCollectives*>(backend.get()) != nullptr;
+  return goes_straight(group_, parameters_[0].tensor);
 }
 
 void Reducer::contribute(size_t index) {
@@ -250,15 +250,17 @@ void Reducer::launch(size_t index) {
     return;
   }
   at::NoGradGuard no_grad;
-  c10d::AllreduceOptions how;
-  if (round_.divides_in_reduction && !bucket.sparse) how.reduceOp = c10d::ReduceOp::AVG;
-  std::vector<at::Tensor> tensors = {bucket.flat.is_complex() ? at::view_as_real(bucket.flat) : bucket.flat};
   try {
-    as_part_of_backward([&] { bucket.work = group_->allreduce(tensors, how); });
+    as_part_of_backward([&] { bucket.work = start_reduction(bucket); });
   } catch (const c10::ValueError&) {
     raise_if_nan(bucket);
     throw;
   }
+}
+
+c10::intrusive_ptr<c10d::Work> Reducer::start_reduction(const Bucket& bucket) const {
+  const bool divides = round_.divides_in_reduction && !bucket.sparse;
+  return ops::start_all_reduce_(bucket.flat, group_, share(divides ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM));
 }
 
 bool Reducer::is_unused_here(const Bucket& bucket) const {
@@ -275,10 +277,7 @@ void Reducer::launch_used_map() {
   round_.used_anywhere = at::zeros({int64_t(parameters_.size())}, at::kInt);
   auto* map = round_.used_anywhere.data_ptr<int>();
   for (size_t i = 0; i < parameters_.size(); ++i) map[i] = round_.used[i] ? std::max(1, round_.num_fired[i]) : 0;
-  std::vector<at::Tensor> tensors = {round_.used_anywhere};
-  c10d::AllreduceOptions how;
-  how.reduceOp = c10d::ReduceOp::MAX;
-  round_.used_work = group_->allreduce(tensors, how);
+  round_.used_work = ops::start_all_reduce_(round_.used_anywhere, group_, share(c10d::ReduceOp::MAX));
 }
 
 bool Reducer::is_used_anywhere(size_t index) {

@@ -158,6 +158,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool looks_for_unused() const;
   bool is_unused_here(const Bucket& bucket) const;
   bool divides_in_reduction() const;
+  c10::intrusive_ptr<c10d::Work> start_reduction(const Bucket& bucket) const;
   bool holds_gradients(const Bucket& bucket) const;
   void log_unused() const;
   void raise_if_nan(const Bucket& bucket) const;

@@ -10,6 +10,7 @@
 
 #include "serried/base/error.h"
 #include "serried/comm/collectives/collectives.h"
+#include "serried/comm/collectives/ops.h"
 #include "serried/comm/collectives/watch.h"
 #include "serried/parallel/ddp/bucket_memory.h"
 
@@ -115,14 +116,11 @@ void broadcast_from_owner(ZeroBucket& bucket, const Group& group) {
   broadcast_in_place(bucket, group);
 }
 
-c10::intrusive_ptr<c10::ivalue::Future> start_broadcast(const ZeroBucket& bucket, c10d::ProcessGroup& group) {
+c10::intrusive_ptr<c10::ivalue::Future> start_broadcast(const ZeroBucket& bucket, const Group& group) {
   at::NoGradGuard no_grad;
-  const int rank = group.getRank();
+  const int rank = group->getRank();
   const at::Tensor flat = packed(bucket, rank);
-  std::vector<at::Tensor> tensors = {flat};
-  c10d::BroadcastOptions how;
-  how.rootRank = bucket.owner;
-  return group.broadcast(tensors, how)
+  return ops::start_broadcast_(flat, group, bucket.owner)
       ->getFuture()
       ->then(
           [flat, bucket, rank](c10::ivalue::Future& done) -> c10::IValue {

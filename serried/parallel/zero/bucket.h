@@ -29,6 +29,6 @@ void lay_flat(ZeroBucket& bucket, const Group& group);
 void broadcast_from_owner(ZeroBucket& bucket, const Group& group);
 
 /// The same by copies, without waiting: the future completes when the parameters here have the owner's values.
-c10::intrusive_ptr<c10::ivalue::Future> start_broadcast(const ZeroBucket& bucket, c10d::ProcessGroup& group);
+c10::intrusive_ptr<c10::ivalue::Future> start_broadcast(const ZeroBucket& bucket, const Group& group);
 
 }  // namespace serried::detail

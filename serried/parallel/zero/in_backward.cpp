@@ -24,7 +24,7 @@ void ZeroOptimizer::check_backward_steps() const {
 
 std::vector<c10::intrusive_ptr<c10::ivalue::Future>> ZeroOptimizer::step_part(const std::vector<at::Tensor>& parameters,
                                                                               const std::vector<at::Tensor>& gradients,
-                                                                              c10d::ProcessGroup& group) {
+                                                                              const Group& group) {
   at::NoGradGuard no_grad;
   forget_consolidated();
   copy_options(param_groups_, local_->param_groups());
@@ -37,7 +37,7 @@ std::vector<c10::intrusive_ptr<c10::ivalue::Future>> ZeroOptimizer::step_part(co
   }
   step_with_stand_ins(*local_, gradient_of);
   std::vector<c10::intrusive_ptr<c10::ivalue::Future>> sent;
-  if (group.getSize() == 1) return sent;
+  if (group->getSize() == 1) return sent;
   for (const ZeroBucket& bucket : make_zero_buckets(updated, partition_)) {
     sent.push_back(start_broadcast(bucket, group));
   }

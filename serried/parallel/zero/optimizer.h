@@ -68,7 +68,7 @@ class ZeroOptimizer : public torch::optim::Optimizer, public Joinable {
   /// ranks. Leaves .grad alone, so that backward may go on meanwhile.
   std::vector<c10::intrusive_ptr<c10::ivalue::Future>> step_part(const std::vector<at::Tensor>& parameters,
                                                                  const std::vector<at::Tensor>& gradients,
-                                                                 c10d::ProcessGroup& group);
+                                                                 const Group& group);
 
  protected:
   torch::optim::Optimizer& local() const { return *local_; }

@@ -58,7 +58,7 @@ TEST(Overlap, GivesTheSameOnAllBackends) {
       const Recorded recorded = record(fn, in);
       for (const auto& list : {std::vector<Pass>{passes::overlap()}, {passes::overlap(1)}}) {
         const Recorded after = with(recorded, list);
-        EXPECT_EQ(after.graph.count("wait"), 6);
+        EXPECT_EQ(after.graph.count("wait"), 7);
         expect_same_results(fn, after, in);
         expect_same_results(fn, with(after, passes::defaults()), in);
       }
@@ -201,15 +201,32 @@ TEST(Overlap, TrainsInDataParallelAsEagerDoes) {
 TEST(Overlap, LeavesWhatCannotStartAsItWasRecorded) {
   const Group group = fake_group(0, 2);
   const Function fn = [&](const Tensors& in) -> Tensors {
-    Tensors counts{in[0].to(at::kLong)};
-    const auto work = group->allreduce(counts);
+    Tensors scaled{in[0].exp()};
+    c10d::AllreduceOptions how;
+    how.reduceOp = c10d::makePreMulSum(0.5);
+    const auto work = group->allreduce(scaled, how);
     const at::Tensor meanwhile = in[0].sin();
     work->wait();
-    all_reduce_(meanwhile.t(), group);
-    return {meanwhile, counts[0]};
+    return {meanwhile, scaled[0]};
   };
   const Recorded before = record(fn, {torch::randn({2, 3})});
   EXPECT_EQ(code_of(with(before, {passes::overlap()})), code_of(before));
+}
+
+TEST(Overlap, StartsEveryDtypeAndLayout) {
+  const Group group = fake_group(0, 2);
+  const Function fn = [&](const Tensors& in) -> Tensors {
+    const at::Tensor counts = all_reduce(in[0].to(at::kLong), group, c10d::ReduceOp::AVG);
+    const at::Tensor turned = in[0].sin();
+    all_reduce_(turned.t(), group);
+    const at::Tensor marks = all_gather(in[0] > 0, group, {.dim = 1});
+    return {in[0].cos(), turned, counts, marks};
+  };
+  const Recorded after = with(record(fn, {torch::randn({2, 3})}), {passes::overlap()});
+  EXPECT_EQ(after.graph.count("serried::start_all_reduce"), 1);
+  EXPECT_EQ(after.graph.count("serried::start_all_reduce_"), 1);
+  EXPECT_EQ(after.graph.count("serried::start_all_gather"), 1);
+  EXPECT_EQ(after.graph.count("serried::wait"), 3);
 }
 
 TEST(Overlap, TellsPartsOfOneStorageApart) {

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "serried/graph/passes/passes.h"
-#include "serried/graph/record/recorder.h"
 #include "serried/graph/record/compare.h"
+#include "serried/graph/record/recorder.h"
 #include "serried/graph/replay/program.h"
 #include "serried/graph/text/text.h"
 #include "tests/support/close.h"

@@ -1,6 +1,7 @@
 // What a recorder learns from DistributedDataParallel that no op shows.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 
 #include "serried/comm/groups/ranks.h"
@@ -75,7 +76,8 @@ TEST(RecordableDdp, DoesNotSeeTheRebuildOfBuckets) {
     step();
     EXPECT_TRUE(ddp.reducer().has_rebuilt_buckets());
     EXPECT_EQ(told.num_calls.count("serried::broadcast_"), 0u);
-    EXPECT_GT(told.num_calls["c10d::allreduce_"], 0) << "averaging is part of the step";
+    const auto reduces = [](const auto& call) { return call.first.find("all_reduce") != std::string::npos; };
+    EXPECT_TRUE(std::any_of(told.num_calls.begin(), told.num_calls.end(), reduces)) << "averaging is part of the step";
   });
 }
 

@@ -4,6 +4,7 @@
 #include "serried/base/fork.h"
 #include "serried/comm/backends/gloo/engine.h"
 #include "serried/comm/backends/gloo/work.h"
+#include "serried/comm/collectives/collective.h"
 #include "serried/comm/collectives/nan_check.h"
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -24,7 +25,7 @@ using TensorLists = std::vector<Tensors>;
 /// The destructor waits for collectives under way, up to the timeout; once the group has failed it waits for nothing:
 /// gloo cannot give up a collective before its timeout, so a thread of its own then takes the engine apart. So it does
 /// where the last owner goes in a callback, on a thread of the engine. Sends and receives that are waited for raise.
-class GlooBackend : public c10d::Backend, public detail::NanCheckable {
+class GlooBackend : public c10d::Backend, public detail::Carrier {
  public:
   GlooBackend(const Store& store, int rank, int world_size, const EngineOptions& options);
   ~GlooBackend() override;
@@ -32,6 +33,8 @@ class GlooBackend : public c10d::Backend, public detail::NanCheckable {
   const std::string getBackendName() const override { return "gloo"; }
   c10::intrusive_ptr<Options> getBackendOptions() override;
   void setTimeout(std::chrono::milliseconds timeout) override;
+  /// gloo knows c10d's calls alone.
+  detail::Capabilities capabilities() const override { return {.checks_nan = true}; }
   void set_nan_check(watch::NanCheck mode) override { nan_check_ = mode; }
   void setGroupUid(const std::string& name) override;
   void setSequenceNumberForGroup() override { engine_->setSequenceNumberForGroup(); }

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "serried/comm/collectives/average.h"
+#include "serried/comm/collectives/reductions.h"
 
 namespace serried::gloo {
 namespace {

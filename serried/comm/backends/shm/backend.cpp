@@ -1,4 +1,4 @@
-// The life of the backend, its heap, and the blocking calls.
+// The life of the backend, and its heap.
 #include "serried/comm/backends/shm/backend.h"
 
 #include <algorithm>
@@ -9,7 +9,6 @@
 #include "serried/base/error.h"
 #include "serried/base/trace.h"
 #include "serried/comm/backends/shm/tensors.h"
-#include "serried/comm/collectives/premultiply.h"
 #include "serried/comm/rendezvous/world_store.h"
 
 namespace serried::shm {
@@ -47,8 +46,8 @@ void ShmBackend::close() {
   driver_->close(patience);
   PhaseSync& sync = driver_->engine().sync();
   sync.leave();
-  // Rank 0's store need not wait at exit for ranks that may be dead.
-  if (sync.aborted()) detail::abandon(args_.store);
+  // Rank 0's store need not wait at exit for ranks that may be dead, noticed by a collective or not.
+  if (sync.aborted() || sync.any_peer_died()) detail::abandon(args_.store);
   mailbox_->close();
 }
 
@@ -127,66 +126,9 @@ void ShmBackend::check_nan(const at::Tensor& sent, const char* op) const {
   }
 }
 
-void ShmBackend::check_nan(const Tensors& sent, const char* op) const {
+void ShmBackend::check_nan(at::TensorList sent, const char* op) const {
   if (nan_check_.load(std::memory_order_relaxed) == watch::NanCheck::off) return;
   for (const at::Tensor& tensor : sent) check_nan(tensor, op);
-}
-
-void ShmBackend::run_now(Op op) {
-  op.timeout = timeout_or_default(c10d::kUnsetTimeout);
-  driver_->run_now(op);
-}
-
-void ShmBackend::direct_all_reduce(const at::Tensor& input, const at::Tensor& output, const c10d::ReduceOp& op) {
-  check_nan(input, "all_reduce");
-  if (op != RedOpType::PREMUL_SUM) return run_now(all_reduce_op(input, output, op));
-  const at::Tensor scaled = detail::premultiplied(input, op);
-  run_now(all_reduce_op(scaled, output, RedOpType::SUM));
-}
-
-void ShmBackend::direct_all_gather(at::TensorList outputs, const at::Tensor& input) {
-  check_nan(input, "all_gather");
-  run_now(all_gather_op(outputs, input, place()));
-}
-
-void ShmBackend::direct_reduce_scatter(const at::Tensor& output, at::TensorList inputs, const c10d::ReduceOp& op) {
-  check_nan(inputs.vec(), "reduce_scatter");
-  if (op != RedOpType::PREMUL_SUM) return run_now(reduce_scatter_op(output, inputs, op, place()));
-  Tensors scaled;
-  for (const at::Tensor& input : inputs) scaled.push_back(detail::premultiplied(input, op));
-  run_now(reduce_scatter_op(output, scaled, RedOpType::SUM, place()));
-}
-
-void ShmBackend::direct_all_to_all(at::TensorList outputs, at::TensorList inputs) {
-  check_nan(inputs.vec(), "all_to_all");
-  run_now(all_to_all_op(outputs, inputs, place()));
-}
-
-void ShmBackend::direct_all_gather_flat(const at::Tensor& output, const at::Tensor& input) {
-  check_nan(input, "all_gather");
-  run_now(all_gather_flat_op(output, input));
-}
-
-void ShmBackend::direct_reduce_scatter_flat(const at::Tensor& output, const at::Tensor& input,
-                                            const c10d::ReduceOp& op) {
-  check_nan(input, "reduce_scatter");
-  if (op != RedOpType::PREMUL_SUM) return run_now(reduce_scatter_flat_op(output, input, op, place()));
-  const at::Tensor scaled = detail::premultiplied(input, op);
-  run_now(reduce_scatter_flat_op(output, scaled, RedOpType::SUM, place()));
-}
-
-void ShmBackend::direct_all_to_all_flat(const at::Tensor& output, const at::Tensor& input) {
-  check_nan(input, "all_to_all");
-  run_now(all_to_all_flat_op(output, input, place()));
-}
-
-void ShmBackend::direct_broadcast(const at::Tensor& tensor, int root) {
-  if (rank_ == root) check_nan(tensor, "broadcast");
-  run_now(broadcast_op(tensor, root, place()));
-}
-
-void ShmBackend::direct_barrier() {
-  run_now(barrier_op());
 }
 
 }  // namespace serried::shm

@@ -6,7 +6,7 @@
 #include "serried/comm/backends/shm/heap.h"
 #include "serried/comm/backends/shm/mailbox.h"
 #include "serried/comm/backends/shm/ops.h"
-#include "serried/comm/collectives/direct.h"
+#include "serried/comm/collectives/collective.h"
 #include "serried/comm/collectives/nan_check.h"
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -35,7 +35,7 @@ CallOptions call_options(const Options& options) {
 }
 
 /// Calls may come from any thread; collectives are matched across ranks in the order of the calls.
-class ShmBackend : public c10d::Backend, public detail::DirectCollectives, public detail::NanCheckable {
+class ShmBackend : public c10d::Backend, public detail::Carrier {
  public:
   explicit ShmBackend(const ConnectArgs& args);
   ~ShmBackend() override;
@@ -43,7 +43,12 @@ class ShmBackend : public c10d::Backend, public detail::DirectCollectives, publi
   const std::string getBackendName() const override { return args_.backend; }
   c10::intrusive_ptr<Options> getBackendOptions() override;
   void setTimeout(std::chrono::milliseconds timeout) override { timeout_ms_ = timeout.count(); }
+
+  detail::Capabilities capabilities() const override { return {.takes_collectives = true, .checks_nan = true}; }
+  void run(const detail::Collective& collective) override;
+  WorkPtr start(const detail::Collective& collective) override;
   void set_nan_check(watch::NanCheck mode) override { nan_check_ = mode; }
+
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return driver_->num_issued(); }
 
@@ -97,26 +102,17 @@ class ShmBackend : public c10d::Backend, public detail::DirectCollectives, publi
   /// group.
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
 
-  void direct_all_reduce(const at::Tensor& input, const at::Tensor& output, const c10d::ReduceOp& op) override;
-  void direct_all_gather(at::TensorList outputs, const at::Tensor& input) override;
-  void direct_reduce_scatter(const at::Tensor& output, at::TensorList inputs, const c10d::ReduceOp& op) override;
-  void direct_all_to_all(at::TensorList outputs, at::TensorList inputs) override;
-  void direct_all_gather_flat(const at::Tensor& output, const at::Tensor& input) override;
-  void direct_reduce_scatter_flat(const at::Tensor& output, const at::Tensor& input, const c10d::ReduceOp& op) override;
-  void direct_all_to_all_flat(const at::Tensor& output, const at::Tensor& input) override;
-  void direct_broadcast(const at::Tensor& tensor, int root) override;
-  void direct_barrier() override;
-
  private:
   Place place() const { return {.rank = rank_, .world_size = size_}; }
   std::chrono::milliseconds timeout_or_default(std::chrono::milliseconds timeout) const;
-  void run_now(Op op);
   WorkPtr issue(c10d::OpType type, Task task, CallOptions options);
   WorkPtr issue_program(c10d::OpType type, Task task, std::vector<Op> ops, CallOptions options);
-  WorkPtr post(Transfer::Direction direction, const at::Tensor& tensor, int peer, int tag);
+  WorkPtr post(Transfer::Direction direction, const at::Tensor& tensor, int peer, int tag,
+               std::chrono::milliseconds timeout = c10d::kUnsetTimeout);
+  WorkPtr post(const detail::Collective& peer_call);
   void check_root(std::string_view where, int64_t root) const;
   void check_nan(const at::Tensor& sent, const char* op) const;
-  void check_nan(const Tensors& sent, const char* op) const;
+  void check_nan(at::TensorList sent, const char* op) const;
   WorkPtr remember(WorkPtr work);
   void close();
 

@@ -8,7 +8,7 @@
 #include "serried/base/error.h"
 #include "serried/comm/backends/shm/backend.h"
 #include "serried/comm/backends/shm/tensors.h"
-#include "serried/comm/collectives/premultiply.h"
+#include "serried/comm/collectives/reductions.h"
 
 namespace serried::shm {
 namespace {
@@ -65,7 +65,7 @@ WorkPtr ShmBackend::issue_program(OpType type, Task task, std::vector<Op> ops, C
   for (Op& op : ops) op.timeout = timeout_or_default(options.timeout);
   if (!ops.empty()) task.op.record.kind = ops.front().record.kind;  // what messages call it
   task.program = [ops = std::move(ops)](Engine& engine) mutable {
-    for (Op& op : ops) run(engine, op);
+    for (Op& op : ops) shm::run(engine, op);
   };
   return issue(type, std::move(task), options);
 }

@@ -85,7 +85,8 @@ std::string describe(Transfer::Direction direction, const at::Tensor& tensor, in
 
 }  // namespace
 
-WorkPtr ShmBackend::post(Transfer::Direction direction, const at::Tensor& tensor, int peer, int tag) {
+WorkPtr ShmBackend::post(Transfer::Direction direction, const at::Tensor& tensor, int peer, int tag,
+                         std::chrono::milliseconds timeout) {
   const bool sends = direction == Transfer::Direction::send;
   const char* where = sends ? "send" : "recv";
   const at::Tensor dense = readable(where, tensor);
@@ -98,7 +99,7 @@ WorkPtr ShmBackend::post(Transfer::Direction direction, const at::Tensor& tensor
   transfer->peer = peer;
   transfer->tag = tag;
   transfer->dtype = int(dense.scalar_type());
-  transfer->timeout = timeout_or_default(c10d::kUnsetTimeout);
+  transfer->timeout = timeout_or_default(timeout);
   transfer->what = describe(direction, tensor, peer, tag);
   const auto type = sends ? c10d::OpType::SEND : peer < 0 ? c10d::OpType::RECVANYSOURCE : c10d::OpType::RECV;
   auto work = c10::make_intrusive<TransferWork>(rank_, type, transfer, mailbox_, tensor, dense);

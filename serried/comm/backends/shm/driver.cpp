@@ -254,7 +254,10 @@ void Driver::close(std::chrono::milliseconds patience) {
 
 /// Under the lock. The thread keeps the driver alive: it ends when the driver is closed and nothing is open.
 void Driver::start_thread() {
-  thread_ = start_helper_thread([self = shared_from_this()] { self->run_thread(); });
+  thread_ = start_helper_thread([self = shared_from_this(), label = rank_label()] {
+    const ThreadRankLabel speaks_for(label);  // where ranks are threads
+    self->run_thread();
+  });
 }
 
 void Driver::run_thread() {

@@ -166,6 +166,13 @@ bool PhaseSync::is_gone(int peer) const {
   return pid != 0 && pid != getpid() && kill(pid, 0) != 0 && errno == ESRCH;
 }
 
+bool PhaseSync::any_peer_died() const {
+  for (int peer = 0; peer < segment_.world_size(); ++peer) {
+    if (segment_.info(peer).left.load(std::memory_order_acquire) == 0 && is_gone(peer)) return true;
+  }
+  return false;
+}
+
 int PhaseSync::missing_peer(uint32_t phase) const {
   for (int peer = 0; peer < segment_.world_size(); ++peer) {
     // Order matters: a peer may reach the phase and leave between the two looks.

@@ -65,6 +65,9 @@ class PhaseSync {
   /// may be dead or stopped in the middle of one, so it gets 100 ms.
   void give_up(bool peers_are_threads);
 
+  /// Whether a peer has ended without leaving the group.
+  bool any_peer_died() const;
+
   /// Raises if the group was aborted.
   void check_usable() const;
 

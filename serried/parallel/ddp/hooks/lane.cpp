@@ -22,14 +22,14 @@ void Lane::wait() {
   if (last_) last_->wait();
 }
 
-c10d::ProcessGroup& Lane::group(const Group& parent) {
-  if (parent_.is(parent)) return *group_;
+const Group& Lane::group(const Group& parent) {
+  if (parent_.is(parent)) return group_;
   wait();
   parent_ = KnownGroup(parent);
   std::vector<int> ranks(parent->getSize());
   std::iota(ranks.begin(), ranks.end(), 0);
   group_ = split_group(parent, {ranks});
-  return *group_;
+  return group_;
 }
 
 HookFuture Lane::run(const std::function<HookFuture()>& start) {

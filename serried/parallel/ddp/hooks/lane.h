@@ -31,7 +31,7 @@ class Lane {
   Lane& operator=(const Lane&) = delete;
 
   /// A group of the same ranks as `parent`, made when `parent` is another one than before: then all ranks must call.
-  c10d::ProcessGroup& group(const Group& parent);
+  const Group& group(const Group& parent);
 
   /// Runs `start` when the chains that were started before have ended, well or not.
   HookFuture run(const std::function<HookFuture()>& start);

@@ -67,10 +67,10 @@ void BucketMemory::judge(bool warm_start) {
   if (!is_finite) errors.clear();
 }
 
-LowRankMean::LowRankMean(c10d::ProcessGroup& group, at::Tensor buffer, Parts parts,
-                         std::shared_ptr<BucketMemory> memory, const PowerSGDOptions& options)
+LowRankMean::LowRankMean(const Group& group, at::Tensor buffer, Parts parts, std::shared_ptr<BucketMemory> memory,
+                         const PowerSGDOptions& options)
     : group_(group),
-      world_size_(group_.getSize()),
+      world_size_(group_->getSize()),
       buffer_(std::move(buffer)),
       parts_(std::move(parts)),
       memory_(std::move(memory)),

@@ -46,7 +46,7 @@ struct BucketMemory {
 class LowRankMean : public std::enable_shared_from_this<LowRankMean> {
  public:
   /// `group` must outlive the future.
-  LowRankMean(c10d::ProcessGroup& group, at::Tensor buffer, Parts parts, std::shared_ptr<BucketMemory> memory,
+  LowRankMean(const Group& group, at::Tensor buffer, Parts parts, std::shared_ptr<BucketMemory> memory,
               const PowerSGDOptions& options);
 
   /// Fills the bucket; the future holds its buffer.
@@ -62,7 +62,7 @@ class LowRankMean : public std::enable_shared_from_this<LowRankMean> {
   void store(size_t stack);
   void remember();
 
-  c10d::ProcessGroup& group_;
+  const Group& group_;
   const int world_size_;
   const at::Tensor buffer_;
   const Parts parts_;

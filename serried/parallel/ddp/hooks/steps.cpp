@@ -1,6 +1,8 @@
 // Steps of hooks on c10's futures.
 #include "serried/parallel/ddp/hooks/steps.h"
 
+#include "serried/comm/collectives/ops.h"
+
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/jit_type.h>
 
@@ -15,14 +17,14 @@ HookFuture ready(const at::Tensor& tensor) {
   return future;
 }
 
-HookFuture start_sum(c10d::ProcessGroup& group, at::Tensor tensor) {
-  std::vector<at::Tensor> tensors{std::move(tensor)};
-  return group.allreduce(tensors)->getFuture();
+HookFuture start_sum(const Group& group, const at::Tensor& tensor) {
+  return serried::detail::ops::start_all_reduce_(tensor, group, serried::detail::share(c10d::ReduceOp::SUM))
+      ->getFuture();
 }
 
 HookFuture average(const Group& group, const at::Tensor& buffer) {
   buffer.div_(group->getSize());
-  return after(start_sum(*group, buffer), [buffer](const c10::IValue&) { return buffer; });
+  return after(start_sum(group, buffer), [buffer](const c10::IValue&) { return buffer; });
 }
 
 HookFuture after(const HookFuture& future, std::function<at::Tensor(const c10::IValue&)> step) {

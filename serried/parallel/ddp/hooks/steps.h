@@ -13,7 +13,7 @@ namespace serried::hooks::detail {
 HookFuture ready(const at::Tensor& tensor);
 
 /// Sums `tensor` over the group in place.
-HookFuture start_sum(c10d::ProcessGroup& group, at::Tensor tensor);
+HookFuture start_sum(const Group& group, const at::Tensor& tensor);
 
 /// Divides `buffer` and sums it in place; the future holds it.
 HookFuture average(const Group& group, const at::Tensor& buffer);

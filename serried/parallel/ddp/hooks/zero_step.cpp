@@ -9,6 +9,7 @@
 #include <c10/util/StringUtil.h>
 
 #include "serried/base/error.h"
+#include "serried/comm/collectives/ops.h"
 #include "serried/comm/collectives/watch.h"
 #include "serried/parallel/ddp/ddp.h"
 #include "serried/parallel/ddp/dtensor_parameters.h"
@@ -77,7 +78,7 @@ class ZeroStep {
   /// The bucket's buffer, when its parameters have been updated on every rank.
   HookFuture update(const Group& group, const c10d::GradBucket& bucket, const HookFuture& averaged) {
     check_group(group, zero_);
-    c10d::ProcessGroup& own_group = lane_.group(group);
+    const Group& own_group = lane_.group(group);
     const at::Tensor used = finds_unused() ? used_here(bucket) : at::Tensor();
     return lane_.run([this, bucket, averaged, used, &own_group] {
       const auto agree = [used, &own_group] { return any(used, own_group); };
@@ -97,14 +98,12 @@ class ZeroStep {
     return used;
   }
 
-  static HookFuture any(const at::Tensor& used, c10d::ProcessGroup& group) {
-    std::vector<at::Tensor> tensors = {used};
-    c10d::AllreduceOptions how;
-    how.reduceOp = c10d::ReduceOp::MAX;
-    return group.allreduce(tensors, how)->getFuture();
+  static HookFuture any(const at::Tensor& used, const Group& group) {
+    using namespace serried::detail;
+    return ops::start_all_reduce_(used, group, share(c10d::ReduceOp::MAX))->getFuture();
   }
 
-  HookFuture step(const c10d::GradBucket& bucket, const at::Tensor& used, c10d::ProcessGroup& group) const {
+  HookFuture step(const c10d::GradBucket& bucket, const at::Tensor& used, const Group& group) const {
     const std::vector<at::Tensor> all = bucket.getParameters(), slices = bucket.getGradients();
     std::vector<at::Tensor> parameters, gradients;
     for (size_t i = 0; i < all.size(); ++i) {

@@ -1,13 +1,12 @@
-// Collectives over a group: checks once, then the dispatcher ops.
-#include "serried/comm/collectives/collectives.h"
+// Checks of what users pass to collectives: once, before anything is sent.
+#include "serried/comm/collectives/checks.h"
 
 #include <algorithm>
 #include <array>
 
 #include "serried/base/error.h"
-#include "serried/comm/collectives/cut.h"
-#include "serried/comm/collectives/ops.h"
-#include "serried/comm/collectives/piece_sizes.h"
+#include "serried/comm/collectives/collectives.h"
+#include "serried/comm/collectives/pieces.h"
 #include "serried/comm/collectives/watch.h"
 
 namespace serried {
@@ -25,16 +24,6 @@ constexpr size_t kNumParsedOps = 8;  // premul_sum needs a factor, which a name 
        "make one with new_group(), or pass current_process_group() where a ProcessGroupGuard is alive"});
 }
 
-void check_group(std::string_view where, const Group& group) {
-  if (!group) raise_no_group(where);
-}
-
-void check(std::string_view where, const at::Tensor& x, const Group& group) {
-  check_group(where, group);
-  if (x.defined()) return;
-  raise<c10::ValueError>({where, "the tensor is undefined", "pass a tensor; at::empty({0}) is one without elements"});
-}
-
 // The same on every backend, and on a group of one, which reduces nothing.
 void check_meaning(std::string_view where, const c10d::ReduceOp& op, at::ScalarType dtype) {
   const bool ordered = op.op_ == RedOpType::MIN || op.op_ == RedOpType::MAX;
@@ -47,6 +36,20 @@ void check_meaning(std::string_view where, const c10d::ReduceOp& op, at::ScalarT
        "bitwise ops take integers and bool; min and max take no complex numbers; avg takes no bool"});
 }
 
+}  // namespace
+
+namespace detail {
+
+void check_group(std::string_view where, const Group& group) {
+  if (!group) raise_no_group(where);
+}
+
+void check_call(std::string_view where, const at::Tensor& x, const Group& group) {
+  check_group(where, group);
+  if (x.defined()) return;
+  raise<c10::ValueError>({where, "the tensor is undefined", "pass a tensor; at::empty({0}) is one without elements"});
+}
+
 void check_op(std::string_view where, const c10d::ReduceOp& op, const at::Tensor& x) {
   if (op.op_ == RedOpType::PREMUL_SUM && !op.supplement_) {
     raise<c10::ValueError>(
@@ -57,7 +60,6 @@ void check_op(std::string_view where, const c10d::ReduceOp& op, const at::Tensor
   raise<c10::ValueError>({where, "the reduction is unused", "pass one of " + c10::Join(", ", known)});
 }
 
-// `dim` counted from the front.
 int64_t checked_dim(std::string_view where, const char* name, const at::Tensor& x, int64_t dim) {
   if (x.dim() == 0) {
     raise<c10::ValueError>({where, watch::describe_tensor(x) + " has no dim to work along", "pass x.unsqueeze(0)"});
@@ -74,13 +76,13 @@ void check_rank(std::string_view where, const char* name, int rank, const Group&
                           c10::str("pass a rank of the group: 0 to ", group->getSize() - 1)});
 }
 
-void check_peer(std::string_view where, const PeerOptions& options, const Group& group) {
-  check_rank(where, "peer", options.peer, group);
-  if (options.peer == group->getRank()) {
-    raise<c10::ValueError>({where, c10::str("peer ", options.peer, " is this rank itself"), "copy the tensor instead"});
+void check_peer(std::string_view where, int peer, int tag, const Group& group) {
+  check_rank(where, "peer", peer, group);
+  if (peer == group->getRank()) {
+    raise<c10::ValueError>({where, c10::str("peer ", peer, " is this rank itself"), "copy the tensor instead"});
   }
-  if (options.tag >= 0) return;
-  raise<c10::ValueError>({where, c10::str("tag is ", options.tag), "pass a tag of 0 or more"});
+  if (tag >= 0) return;
+  raise<c10::ValueError>({where, c10::str("tag is ", tag), "pass a tag of 0 or more"});
 }
 
 void check_output(std::string_view where, const at::Tensor& output, const at::Tensor& x, int64_t num_elements) {
@@ -107,9 +109,9 @@ void check_divisible(std::string_view where, const at::Tensor& x, const Group& g
 }
 
 std::vector<int64_t> checked_splits(const at::Tensor& x, int64_t dim, int num_ranks, std::vector<int64_t> sizes) {
-  if (sizes.empty()) return detail::shard_sizes(x.size(dim), num_ranks);
+  if (sizes.empty()) return shard_sizes(x.size(dim), num_ranks);
   const bool negative = std::any_of(sizes.begin(), sizes.end(), [](int64_t size) { return size < 0; });
-  if (!negative && int64_t(sizes.size()) == num_ranks && detail::sum_of(sizes) == x.size(dim)) return sizes;
+  if (!negative && int64_t(sizes.size()) == num_ranks && sum_of(sizes) == x.size(dim)) return sizes;
   raise<c10::ValueError>(
       {"all_to_all",
        c10::str("split_sizes are [", c10::Join(", ", sizes), "] for dim ", dim, " of ", watch::describe_tensor(x),
@@ -117,93 +119,14 @@ std::vector<int64_t> checked_splits(const at::Tensor& x, int64_t dim, int num_ra
        c10::str("pass ", num_ranks, " sizes of 0 or more that add up to ", x.size(dim), ", or none to cut evenly")});
 }
 
-}  // namespace
-
-at::Tensor all_reduce(const at::Tensor& x, const Group& group, const c10d::ReduceOp& op) {
-  check("all_reduce", x, group);
-  check_op("all_reduce", op, x);
-  return detail::ops::all_reduce(x, group, detail::share(op));
+std::optional<int64_t> checked_timeout(std::string_view where, std::optional<std::chrono::milliseconds> timeout) {
+  if (!timeout) return std::nullopt;
+  if (timeout->count() > 0) return timeout->count();
+  raise<c10::ValueError>({where, c10::str("the timeout is ", timeout->count(), " ms"),
+                          "pass a timeout above 0, as in {.timeout = 30s}, or none for the group's"});
 }
 
-at::Tensor all_gather(const at::Tensor& x, const Group& group, AllGatherOptions options) {
-  check("all_gather", x, group);
-  const int64_t dim = checked_dim("all_gather", "dim", x, options.dim);
-  return detail::ops::all_gather(x, group, dim, detail::agree_gather_sizes(x, group, dim));
-}
-
-at::Tensor reduce_scatter(const at::Tensor& x, const Group& group, ReduceScatterOptions options) {
-  check("reduce_scatter", x, group);
-  check_op("reduce_scatter", options.op, x);
-  const int64_t dim = checked_dim("reduce_scatter", "dim", x, options.dim);
-  const std::vector<int64_t> sizes = detail::shard_sizes(x.size(dim), group->getSize());
-  return detail::ops::reduce_scatter(x, group, dim, sizes, detail::share(options.op));
-}
-
-at::Tensor all_to_all(const at::Tensor& x, const Group& group, AllToAllOptions options) {
-  check("all_to_all", x, group);
-  const int64_t split_dim = checked_dim("all_to_all", "split_dim", x, options.split_dim);
-  const int64_t concat_dim = checked_dim("all_to_all", "concat_dim", x, options.concat_dim);
-  const std::vector<int64_t> split_sizes =
-      checked_splits(x, split_dim, group->getSize(), std::move(options.split_sizes));
-  const std::vector<int64_t> concat_sizes = detail::agree_exchange_sizes(x, group, split_dim, concat_dim, split_sizes);
-  return detail::ops::all_to_all(x, group, split_dim, concat_dim, split_sizes, concat_sizes);
-}
-
-at::Tensor broadcast(const at::Tensor& x, const Group& group, BroadcastOptions options) {
-  check("broadcast", x, group);
-  check_rank("broadcast", "src", options.src, group);
-  return detail::ops::broadcast(x, group, options.src);
-}
-
-void all_gather_into(const at::Tensor& output, const at::Tensor& x, const Group& group) {
-  check("all_gather_into", x, group);
-  check_output("all_gather_into", output, x, x.numel() * group->getSize());
-  detail::ops::all_gather_into(output, x, group);
-}
-
-void reduce_scatter_into(const at::Tensor& output, const at::Tensor& x, const Group& group, const c10d::ReduceOp& op) {
-  check("reduce_scatter_into", x, group);
-  check_op("reduce_scatter_into", op, x);
-  check_divisible("reduce_scatter_into", x, group);
-  check_output("reduce_scatter_into", output, x, x.numel() / group->getSize());
-  detail::ops::reduce_scatter_into(output, x, group, detail::share(op));
-}
-
-void all_to_all_into(const at::Tensor& output, const at::Tensor& x, const Group& group) {
-  check("all_to_all_into", x, group);
-  check_divisible("all_to_all_into", x, group);
-  check_output("all_to_all_into", output, x, x.numel());
-  detail::ops::all_to_all_into(output, x, group);
-}
-
-void all_reduce_(const at::Tensor& x, const Group& group, const c10d::ReduceOp& op) {
-  check("all_reduce_", x, group);
-  check_op("all_reduce_", op, x);
-  detail::ops::all_reduce_(x, group, detail::share(op));
-}
-
-void broadcast_(const at::Tensor& x, const Group& group, BroadcastOptions options) {
-  check("broadcast_", x, group);
-  check_rank("broadcast_", "src", options.src, group);
-  detail::ops::broadcast_(x, group, options.src);
-}
-
-void barrier(const Group& group) {
-  check_group("barrier", group);
-  detail::ops::barrier(group);
-}
-
-void send(const at::Tensor& x, const Group& group, PeerOptions options) {
-  check("send", x, group);
-  check_peer("send", options, group);
-  detail::ops::send(x, group, options.peer, options.tag);
-}
-
-void recv(const at::Tensor& x, const Group& group, PeerOptions options) {
-  check("recv", x, group);
-  check_peer("recv", options, group);
-  detail::ops::recv_(x, group, options.peer, options.tag);
-}
+}  // namespace detail
 
 c10d::ReduceOp parse_reduce_op(std::string_view name) {
   for (size_t i = 0; i < kNumParsedOps; ++i) {

@@ -1,5 +1,5 @@
-// Finds the starts of c10d and their waits, and our op for both together.
-#include "serried/graph/passes/functional_collectives.h"
+// Finds starts and their waits, and the one op of ours that stands for both.
+#include "serried/graph/passes/starts_and_waits.h"
 
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
@@ -9,7 +9,7 @@
 #include <string>
 #include <unordered_map>
 
-#include "serried/comm/collectives/direct.h"
+#include "serried/comm/collectives/collective.h"
 #include "serried/comm/groups/group.h"
 #include "serried/graph/passes/access.h"
 #include "serried/graph/passes/collectives.h"
@@ -17,11 +17,6 @@
 
 namespace serried::graph {
 namespace {
-
-Node node_of(const char* name, std::vector<Argument> arguments, std::vector<std::vector<ValueId>> results,
-             const char* overload = "") {
-  return {c10::Dispatcher::singleton().findSchemaOrThrow(name, overload), std::move(arguments), std::move(results)};
-}
 
 Argument equal_sizes(int64_t size, int64_t count) {
   return Argument::of(std::vector<int64_t>(size_t(count), size));
@@ -44,7 +39,7 @@ int64_t num_parts(const TensorMeta& whole, const TensorMeta& part) {
 bool averages_as_c10d(const std::string& group_name) {
   try {
     const Group group = c10d::resolve_process_group(group_name);
-    return dynamic_cast<detail::DirectCollectives*>(group->getBackend(at::kCPU).get()) != nullptr;
+    return detail::capabilities_of(*group->getBackend(at::kCPU)).takes_collectives;
   } catch (const std::exception&) {
     return false;  // a group of another process, or without a backend for the CPU
   }
@@ -58,6 +53,8 @@ bool is_average(const Node& node) {
 bool is_in(const std::vector<int32_t>& storages, int32_t storage) {
   return std::find(storages.begin(), storages.end(), storage) != storages.end();
 }
+
+constexpr std::string_view kStart = "serried::start_";
 
 class StartsAndWaits {
  public:
@@ -88,13 +85,22 @@ class StartsAndWaits {
   void fold_at(size_t i, const std::function<bool(const Node&)>& may_be_apart) {
     const Node& node = graph_.nodes()[i];
     const size_t wait = wait_of(node);
-    if (wait <= i || !is_plain(node)) return;
-    std::optional<Node> ours = ours_for(node, i);
+    if (wait <= i) return;
+    std::optional<Node> ours = is_ours(node) ? blocking_form(node) : is_plain(node) ? ours_for(node, i) : std::nullopt;
     if (!ours || (!has_views_alone(i + 1, wait) && !may_be_apart(*ours))) return;
     is_dropped_[i] = is_dropped_[wait] = true;
     for_each_result(*ours, [&](ValueId id) { is_dropped_[makers_.at(id)] = true; });
     replacements_[i] = {*ours};
     if (ours->results.size() == 1 && ours->results[0].size() > 1) replacements_[i] = gathered_and_split(*ours);
+  }
+
+  static bool is_ours(const Node& node) { return node.op.operator_name().name.starts_with(kStart); }
+
+  // The same arguments; the Work is gone.
+  static Node blocking_form(const Node& node) {
+    std::vector<std::vector<ValueId>> results(node.results.begin(), node.results.end() - 1);
+    const std::string name = "serried::" + node.op.operator_name().name.substr(kStart.size());
+    return make_node(name.c_str(), node.arguments, std::move(results));
   }
 
   // 0 where nobody waits, or the Work is used otherwise.
@@ -141,14 +147,14 @@ class StartsAndWaits {
   static std::optional<Node> reduced_in_place(const Node& node) {
     const bool is_sparse = !node.arguments[3].ids.empty();
     if (node.arguments[0].ids.size() != 1 || is_sparse) return std::nullopt;
-    return node_of("serried::all_reduce_",
-                   {Argument::of_value(node.arguments[0].ids[0]), group_of(node), node.arguments[2]}, {});
+    return make_node("serried::all_reduce_",
+                     {Argument::of_value(node.arguments[0].ids[0]), group_of(node), node.arguments[2]}, {});
   }
 
   static std::optional<Node> broadcast_in_place(const Node& node) {
     if (node.arguments[0].ids.size() != 1 || constant_named(node, "root_tensor").toInt() != 0) return std::nullopt;
-    return node_of("serried::broadcast_",
-                   {Argument::of_value(node.arguments[0].ids[0]), group_of(node), node.arguments[2]}, {});
+    return make_node("serried::broadcast_",
+                     {Argument::of_value(node.arguments[0].ids[0]), group_of(node), node.arguments[2]}, {});
   }
 
   std::optional<Node> gathered(const Node& node, size_t i) const {
@@ -156,11 +162,11 @@ class StartsAndWaits {
     const int64_t count = num_parts(graph_.value(out).meta, graph_.value(in).meta);
     if (count > 0 && is_fresh(out, i)) return gather_of(in, group_of(node), {out}, count);
     if (!lie_in_a_row(out, in)) return std::nullopt;
-    return node_of("serried::all_gather_into", {Argument::of_value(out), Argument::of_value(in), group_of(node)}, {});
+    return make_node("serried::all_gather_into", {Argument::of_value(out), Argument::of_value(in), group_of(node)}, {});
   }
 
   Node gather_of(ValueId in, const Argument& group, std::vector<ValueId> results, int64_t count) const {
-    return node_of(
+    return make_node(
         "serried::all_gather",
         {Argument::of_value(in), group, Argument::of(int64_t(0)), equal_sizes(graph_.value(in).meta.sizes[0], count)},
         {std::move(results)});
@@ -172,12 +178,12 @@ class StartsAndWaits {
     const int64_t count = num_parts(graph_.value(in).meta, graph_.value(out).meta);
     if (count > 0 && is_fresh(out, i)) {
       const Argument sizes = equal_sizes(graph_.value(out).meta.sizes[0], count);
-      return node_of("serried::reduce_scatter",
-                     {Argument::of_value(in), group_of(node), Argument::of(int64_t(0)), sizes, op}, {{out}});
+      return make_node("serried::reduce_scatter",
+                       {Argument::of_value(in), group_of(node), Argument::of(int64_t(0)), sizes, op}, {{out}});
     }
     if (!lie_in_a_row(out, in)) return std::nullopt;
-    return node_of("serried::reduce_scatter_into",
-                   {Argument::of_value(out), Argument::of_value(in), group_of(node), op}, {});
+    return make_node("serried::reduce_scatter_into",
+                     {Argument::of_value(out), Argument::of_value(in), group_of(node), op}, {});
   }
 
   // Without sizes pieces are equal, and only the group knows how many there are.
@@ -186,7 +192,8 @@ class StartsAndWaits {
     const Argument &received = node.arguments[3], &sent = node.arguments[4];
     const size_t num_received = received.constant.toListRef().size(), num_sent = sent.constant.toListRef().size();
     if (num_received == 0 && num_sent == 0 && lie_in_a_row(out, in)) {
-      return node_of("serried::all_to_all_into", {Argument::of_value(out), Argument::of_value(in), group_of(node)}, {});
+      return make_node("serried::all_to_all_into", {Argument::of_value(out), Argument::of_value(in), group_of(node)},
+                       {});
     }
     const TensorMeta &to = graph_.value(out).meta, &from = graph_.value(in).meta;
     const bool fits = num_received > 0 && num_received == num_sent && !from.sizes.empty() && to.dtype == from.dtype &&
@@ -194,8 +201,8 @@ class StartsAndWaits {
                       std::equal(to.sizes.begin() + 1, to.sizes.end(), from.sizes.begin() + 1);
     if (!fits || !is_fresh(out, i)) return std::nullopt;
     const Argument first = Argument::of(int64_t(0));
-    return node_of("serried::all_to_all", {Argument::of_value(in), group_of(node), first, first, sent, received},
-                   {{out}});
+    return make_node("serried::all_to_all", {Argument::of_value(in), group_of(node), first, first, sent, received},
+                     {{out}});
   }
 
   // The results are all parts; gathered_and_split makes them views of one tensor.
@@ -221,8 +228,8 @@ class StartsAndWaits {
     for (size_t k = 0; k < parts.size(); ++k)
       move_values(graph_, graph_.value(parts[k]).storage, storage, length * int64_t(k));
     gather.results = {{whole}};
-    return {gather, node_of("aten::split", {Argument::of_value(whole), Argument::of(size), Argument::of(int64_t(0))},
-                            {parts}, "Tensor")};
+    return {gather, make_node("aten::split", {Argument::of_value(whole), Argument::of(size), Argument::of(int64_t(0))},
+                              {parts}, "Tensor")};
   }
 
   bool lie_in_a_row(ValueId a, ValueId b) const {

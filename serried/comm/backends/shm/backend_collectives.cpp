@@ -1,0 +1,100 @@
+// Collectives as the door describes them: each is one Op of the engine.
+#include "serried/comm/backends/shm/backend.h"
+#include "serried/comm/collectives/reductions.h"
+
+namespace serried::shm {
+namespace {
+
+using detail::Collective;
+using watch::Kind;
+
+bool is_peer_call(const Collective& c) {
+  return c.kind == Kind::send || c.kind == Kind::recv;
+}
+
+c10d::OpType type_of(Kind kind) {
+  switch (kind) {
+    case Kind::all_reduce: return c10d::OpType::ALLREDUCE;
+    case Kind::reduce: return c10d::OpType::REDUCE;
+    case Kind::reduce_scatter: return c10d::OpType::REDUCE_SCATTER;
+    case Kind::all_gather: return c10d::OpType::ALLGATHER;
+    case Kind::all_to_all: return c10d::OpType::ALLTOALL;
+    case Kind::broadcast: return c10d::OpType::BROADCAST;
+    case Kind::barrier: return c10d::OpType::BARRIER;
+    default: return c10d::OpType::UNKNOWN;
+  }
+}
+
+Op reduced_to_root(const Collective& c, RedOpType op, Place place) {
+  Op made = reduce_op(c.inputs[0], c.root, op, place);
+  const at::Tensor& output = c.outputs[0];
+  made.sinks.base = output.numel() == 0 ? nullptr : static_cast<char*>(output.mutable_data_ptr());
+  return made;
+}
+
+Op op_of(const Collective& c, at::TensorList inputs, RedOpType op, Place place) {
+  const bool is_flat = inputs.size() == 1 && c.outputs.size() == 1;
+  switch (c.kind) {
+    case Kind::all_reduce: return all_reduce_op(inputs[0], c.outputs[0], op);
+    case Kind::reduce: return reduced_to_root(c, op, place);
+    case Kind::reduce_scatter:
+      return is_flat ? reduce_scatter_flat_op(c.outputs[0], inputs[0], op, place)
+                     : reduce_scatter_op(c.outputs[0], inputs, op, place);
+    case Kind::all_gather:
+      return is_flat ? all_gather_flat_op(c.outputs[0], inputs[0]) : all_gather_op(c.outputs, inputs[0], place);
+    case Kind::all_to_all:
+      return is_flat ? all_to_all_flat_op(c.outputs[0], inputs[0], place) : all_to_all_op(c.outputs, inputs, place);
+    case Kind::broadcast: return broadcast_op(c.outputs[0], c.root, place);
+    case Kind::barrier: return barrier_op();
+    default: TORCH_INTERNAL_ASSERT(false, "no Op for ", watch::kind_name(c.kind));
+  }
+}
+
+/// What is sent, and how it is reduced: PREMUL_SUM is a sum of scaled inputs.
+struct Contributions {
+  Tensors scaled = {};
+  RedOpType op = c10d::ReduceOp::UNUSED;
+
+  explicit Contributions(const Collective& c) {
+    if (c.op == nullptr) return;
+    op = c.op->op_;
+    if (op != c10d::ReduceOp::PREMUL_SUM) return;
+    op = c10d::ReduceOp::SUM;
+    for (const at::Tensor& input : c.inputs) scaled.push_back(detail::premultiplied(input, *c.op));
+  }
+  at::TensorList of(const Collective& c) const { return scaled.empty() ? c.inputs : at::TensorList(scaled); }
+};
+
+}  // namespace
+
+void ShmBackend::run(const Collective& c) {
+  if (is_peer_call(c)) {
+    post(c)->wait();
+    return;
+  }
+  check_nan(c.inputs, watch::kind_name(c.kind));
+  const Contributions contributions(c);
+  Op op = op_of(c, contributions.of(c), contributions.op, place());
+  op.timeout = timeout_or_default(c.timeout);
+  driver_->run_now(op);
+}
+
+WorkPtr ShmBackend::start(const Collective& c) {
+  if (is_peer_call(c)) return post(c);
+  check_nan(c.inputs, watch::kind_name(c.kind));
+  Contributions contributions(c);
+  Task task;
+  task.op = op_of(c, contributions.of(c), contributions.op, place());
+  task.outputs = c.outputs.vec();
+  task.keep_alive = std::move(contributions.scaled);
+  task.keep_alive.insert(task.keep_alive.end(), c.inputs.begin(), c.inputs.end());
+  return issue(type_of(c.kind), std::move(task), {.timeout = c.timeout});
+}
+
+WorkPtr ShmBackend::post(const Collective& c) {
+  const bool sends = c.kind == Kind::send;
+  return post(sends ? Transfer::Direction::send : Transfer::Direction::receive, sends ? c.inputs[0] : c.outputs[0],
+              c.root, c.tag, c.timeout);
+}
+
+}  // namespace serried::shm

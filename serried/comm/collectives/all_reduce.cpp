@@ -1,0 +1,195 @@
+// all_reduce and reduce: sums and other reductions over the ranks.
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include "serried/comm/collectives/async.h"
+#include "serried/comm/collectives/checks.h"
+#include "serried/comm/collectives/collectives.h"
+#include "serried/comm/collectives/op.h"
+#include "serried/comm/collectives/ops.h"
+#include "serried/comm/collectives/pending.h"
+
+namespace serried {
+namespace detail {
+namespace {
+
+Collective reduction(const char* where, const at::Tensor& input, const at::Tensor& output, const ReduceOpPtr& op,
+                     TimeoutMs timeout) {
+  return {.kind = watch::Kind::all_reduce,
+          .where = where,
+          .inputs = input,
+          .outputs = output,
+          .op = op.get(),
+          .timeout = in_milliseconds(timeout)};
+}
+
+struct AllReduce {
+  static constexpr const char* kName = "all_reduce";
+  static constexpr const char* kArguments = "__torch__.torch.classes.c10d.ReduceOp op";
+
+  static at::Tensor kernel(const at::Tensor& x, const Group& group, const ReduceOpPtr& op, TimeoutMs timeout,
+                           WorkPtr* started) {
+    // What is on its way is a copy: its caller goes on with `x`.
+    const at::Tensor result =
+        started != nullptr ? x.clone(at::MemoryFormat::Contiguous) : at::empty(x.sizes(), x.options());
+    const at::Tensor input = started != nullptr ? result : x.contiguous();
+    carry_out(group, reduction(kName, input, result, op, timeout), started);
+    return result;
+  }
+  static at::Tensor meta(const at::Tensor& x, const Group&, const ReduceOpPtr&) {
+    return at::empty(x.sizes(), x.options());
+  }
+  static void save(AutogradContext* ctx, const ReduceOpPtr& op) { ctx->saved_data["op"] = int64_t(op->op_); }
+  static at::Tensor backward(AutogradContext* ctx, const Group& group, const at::Tensor& grad) {
+    return ops::all_reduce(grad, group, share(differentiable_op(ctx, kName)));
+  }
+};
+
+struct AllReduceInPlace {
+  static constexpr const char* kName = "all_reduce_";
+  static constexpr bool kWrites = true;
+  static constexpr const char* kArguments =
+      "Tensor(a!) x, __torch__.torch.classes.c10d.ProcessGroup group, __torch__.torch.classes.c10d.ReduceOp op";
+
+  static void kernel(const at::Tensor& x, const Group& group, const ReduceOpPtr& op, TimeoutMs timeout,
+                     WorkPtr* started) {
+    write_through(x, [&](const at::Tensor& dense, std::function<void()> after) {
+      carry_out(group, reduction(kName, dense, dense, op, timeout), started, std::move(after));
+    });
+  }
+  static void refuse_gradient(const at::Tensor& x, const Group&, const ReduceOpPtr&) {
+    refuse_gradient_in_place(x, kName, "use the functional form: y = all_reduce(x, group)");
+  }
+};
+
+struct Reduce {
+  static constexpr const char* kName = "reduce";
+  static constexpr const char* kArguments = "int dst";
+
+  static at::Tensor kernel(const at::Tensor& x, const Group& group, int64_t dst, TimeoutMs timeout, WorkPtr* started) {
+    const at::Tensor input = x.contiguous();
+    const at::Tensor result = at::zeros(x.sizes(), x.options());
+    const c10d::ReduceOp sum(c10d::ReduceOp::SUM);
+    const Collective reduction{.kind = watch::Kind::reduce,
+                               .where = kName,
+                               .inputs = input,
+                               .outputs = result,
+                               .op = &sum,
+                               .root = int(dst),
+                               .timeout = in_milliseconds(timeout)};
+    carry_out(group, reduction, started);
+    return result;
+  }
+  static at::Tensor meta(const at::Tensor& x, const Group&, int64_t) { return at::empty(x.sizes(), x.options()); }
+  static void save(AutogradContext* ctx, int64_t dst) { ctx->saved_data["dst"] = dst; }
+  static at::Tensor backward(AutogradContext* ctx, const Group& group, const at::Tensor& grad) {
+    return ops::broadcast(grad, group, ctx->saved_data["dst"].toInt());
+  }
+};
+
+using AllReduceOp = FunctionalOp<AllReduce, const ReduceOpPtr&>;
+using AllReduceInPlaceOp = PlainOp<AllReduceInPlace, const Group&, const ReduceOpPtr&>;
+using ReduceToRootOp = FunctionalOp<Reduce, int64_t>;
+
+TORCH_LIBRARY_FRAGMENT(serried, m) {
+  AllReduceOp::define(m);
+  AllReduceInPlaceOp::define(m);
+  ReduceToRootOp::define(m);
+}
+
+TORCH_LIBRARY_IMPL(serried, CompositeExplicitAutograd, m) {
+  AllReduceOp::on_devices(m);
+  AllReduceInPlaceOp::on_devices(m);
+  ReduceToRootOp::on_devices(m);
+}
+
+TORCH_LIBRARY_IMPL(serried, Meta, m) {
+  AllReduceOp::on_meta(m);
+  AllReduceInPlaceOp::on_meta(m);
+  ReduceToRootOp::on_meta(m);
+}
+
+TORCH_LIBRARY_IMPL(serried, Autograd, m) {
+  AllReduceOp::on_autograd(m);
+  AllReduceInPlaceOp::on_autograd(m);
+  ReduceToRootOp::on_autograd(m);
+}
+
+TORCH_LIBRARY_IMPL(serried, ADInplaceOrView, m) {
+  AllReduceInPlaceOp::on_version_count(m);
+}
+
+// What the op takes of a user's options.
+struct Checked {
+  ReduceOpPtr op;
+  TimeoutMs timeout;
+};
+
+Checked checked(const char* where, const at::Tensor& x, const Group& group, const AllReduceOptions& options) {
+  check_call(where, x, group);
+  check_op(where, options.op, x);
+  return {share(options.op), checked_timeout(where, options.timeout)};
+}
+
+}  // namespace
+
+at::Tensor ops::all_reduce(const at::Tensor& x, const Group& group, const ReduceOpPtr& op) {
+  return AllReduceOp::call(x, group, op, {});
+}
+
+void ops::all_reduce_(const at::Tensor& x, const Group& group, const ReduceOpPtr& op) {
+  AllReduceInPlaceOp::call(x, group, op, {});
+}
+
+WorkPtr ops::start_all_reduce_(const at::Tensor& x, const Group& group, const ReduceOpPtr& op) {
+  at::AutoDispatchBelowADInplaceOrView below;
+  if (x.layout() == at::kStrided) return AllReduceInPlaceOp::start(x, group, op, {});
+  std::vector<at::Tensor> tensors{x};
+  c10d::AllreduceOptions options;
+  options.reduceOp = *op;
+  return group->allreduce(tensors, options);
+}
+
+at::Tensor ops::reduce(const at::Tensor& x, const Group& group, int64_t dst) {
+  return ReduceToRootOp::call(x, group, dst, {});
+}
+
+}  // namespace detail
+
+at::Tensor all_reduce(const at::Tensor& x, const Group& group, AllReduceOptions options) {
+  const auto [op, timeout] = detail::checked("all_reduce", x, group, options);
+  return detail::AllReduceOp::call(x, group, op, timeout);
+}
+
+at::Tensor all_reduce(const at::Tensor& x, const Group& group, const c10d::ReduceOp& op) {
+  return all_reduce(x, group, AllReduceOptions{.op = op});
+}
+
+void all_reduce_(const at::Tensor& x, const Group& group, AllReduceOptions options) {
+  const auto [op, timeout] = detail::checked("all_reduce_", x, group, options);
+  detail::AllReduceInPlaceOp::call(x, group, op, timeout);
+}
+
+void all_reduce_(const at::Tensor& x, const Group& group, const c10d::ReduceOp& op) {
+  all_reduce_(x, group, AllReduceOptions{.op = op});
+}
+
+Pending async::all_reduce(const at::Tensor& x, const Group& group, AllReduceOptions options) {
+  const auto [op, timeout] = detail::checked("all_reduce", x, group, options);
+  return detail::pending(detail::AllReduceOp::start(x, group, op, timeout));
+}
+
+Pending async::all_reduce(const at::Tensor& x, const Group& group, const c10d::ReduceOp& op) {
+  return async::all_reduce(x, group, AllReduceOptions{.op = op});
+}
+
+Pending async::all_reduce_(const at::Tensor& x, const Group& group, AllReduceOptions options) {
+  const auto [op, timeout] = detail::checked("all_reduce_", x, group, options);
+  return detail::pending({x, detail::AllReduceInPlaceOp::start(x, group, op, timeout)});
+}
+
+Pending async::all_reduce_(const at::Tensor& x, const Group& group, const c10d::ReduceOp& op) {
+  return async::all_reduce_(x, group, AllReduceOptions{.op = op});
+}
+
+}  // namespace serried

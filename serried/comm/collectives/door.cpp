@@ -1,0 +1,154 @@
+// From a collective to a backend: hooks, the backend of the tensors' device, and the way it takes.
+#include "serried/comm/collectives/door.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+
+#include <algorithm>
+
+#include "serried/base/error.h"
+#include "serried/base/trace.h"
+#include "serried/comm/collectives/by_c10d.h"
+#include "serried/comm/collectives/observe.h"
+#include "serried/comm/collectives/pending.h"
+
+namespace serried::detail {
+namespace {
+
+int64_t bytes_of(at::TensorList tensors) {
+  int64_t bytes = 0;
+  for (const at::Tensor& x : tensors) bytes += x.numel() * int64_t(x.itemsize());
+  return bytes;
+}
+
+// What this rank puts in, or gets where it puts in nothing.
+int64_t bytes_of(const Collective& c) {
+  return bytes_of(c.inputs.empty() ? c.outputs : c.inputs);
+}
+
+/// A collective on its way: told to observers, and a span of the trace.
+class Told {
+ public:
+  Told(const Group& group, const Collective& c, int64_t bytes)
+      : span_(watch::kind_name(c.kind), "comm", c.kind == watch::Kind::barrier ? -1 : bytes) {
+    observe::started(watch::kind_name(c.kind), bytes, group);
+  }
+
+ private:
+  trace::Span span_;
+};
+
+std::string device_list(const Group& group) {
+  std::vector<std::string> names;
+  for (const at::Device& device : group->getDeviceTypes()) names.push_back(device.str());
+  std::sort(names.begin(), names.end());
+  return names.empty() ? "none" : c10::Join(", ", names);
+}
+
+// Such a group has no name either: c10d keeps it in the backends.
+void check_has_backend(const char* where, const Group& group) {
+  if (group->hasBackends()) return;
+  raise<c10::ValueError>({where, "the group has no backend", "make the group with new_group"});
+}
+
+c10::intrusive_ptr<c10d::Backend> backend_for(const char* where, const Group& group, const at::Tensor& x) {
+  check_has_backend(where, group);
+  const at::DeviceType device = x.device().type();
+  if (group->hasBackendForDeviceType(device)) return group->getBackend(device);
+  raise<c10::ValueError>({where,
+                          c10::str(watch::describe_tensor(x), " is on ", x.device(), ", and group \"",
+                                   group->getGroupName(), "\" serves: ", device_list(group)),
+                          "move the tensor to a device the group serves, or make the group with {.device = ...}"});
+}
+
+const at::Tensor* first_tensor(const Collective& c) {
+  if (!c.inputs.empty()) return &c.inputs[0];
+  return c.outputs.empty() ? nullptr : &c.outputs[0];
+}
+
+c10::intrusive_ptr<c10d::Backend> backend_for(const Group& group, const Collective& c) {
+  if (const at::Tensor* x = first_tensor(c)) return backend_for(c.where, group, *x);
+  check_has_backend(c.where, group);
+  // The group's own where it serves the CPU, else whatever it serves.
+  return group->hasBackendForDeviceType(at::kCPU) ? group->getBackend(at::kCPU) : group->getDefaultBackend();
+}
+
+// Null where the backend has to be asked by c10d's calls.
+Carrier* carrier_of(c10d::Backend& backend, const Collective& c) {
+  auto* carrier = dynamic_cast<Carrier*>(&backend);
+  if (carrier == nullptr) return nullptr;
+  const Capabilities can = carrier->capabilities();
+  const at::Tensor* x = first_tensor(c);
+  return can.takes_collectives && (x == nullptr || x->device().type() == can.device) ? carrier : nullptr;
+}
+
+void run_on(c10d::Backend& backend, const Collective& c) {
+  if (Carrier* carrier = carrier_of(backend, c)) return carrier->run(c);
+  start_by_c10d(backend, c)->wait();
+}
+
+WorkPtr start_on(c10d::Backend& backend, const Collective& c) {
+  if (Carrier* carrier = carrier_of(backend, c)) return carrier->start(c);
+  return start_by_c10d(backend, c);
+}
+
+bool multiplies(const Collective& c) {
+  return c.op != nullptr && c.op->op_ == c10d::ReduceOp::PREMUL_SUM;
+}
+
+// One rank gets what it has put in.
+void run_alone(const Collective& c) {
+  if (c.inputs.empty() || c.outputs.empty() || c.outputs[0].is_same(c.inputs[0])) return;
+  c.outputs[0].view({-1}).copy_(c.inputs[0].view({-1}));
+}
+
+}  // namespace
+
+void Carrier::run(const Collective&) {
+  TORCH_INTERNAL_ASSERT(false, "this backend takes no collectives");
+}
+
+WorkPtr Carrier::start(const Collective&) {
+  TORCH_INTERNAL_ASSERT(false, "this backend takes no collectives");
+}
+
+void Carrier::set_nan_check(watch::NanCheck) {
+  TORCH_INTERNAL_ASSERT(false, "this backend cannot check for NaN");
+}
+
+Capabilities capabilities_of(const c10d::Backend& backend) {
+  const auto* carrier = dynamic_cast<const Carrier*>(&backend);
+  return carrier != nullptr ? carrier->capabilities() : Capabilities();
+}
+
+void run(const Group& group, const Collective& collective) {
+  start_what_is_due(group);
+  const Told told(group, collective, bytes_of(collective));
+  const auto backend = backend_for(group, collective);
+  if (group->getSize() == 1 && !multiplies(collective)) return run_alone(collective);
+  run_on(*backend, collective);
+}
+
+WorkPtr start(const Group& group, const Collective& collective) {
+  start_what_is_due(group);
+  const Told told(group, collective, bytes_of(collective));
+  return start_on(*backend_for(group, collective), collective);
+}
+
+void run_quietly(const Group& group, const Collective& collective) {
+  start_what_is_due(group);
+  run_on(*backend_for(group, collective), collective);
+}
+
+WorkPtr start_quietly(const Group& group, const Collective& collective) {
+  start_what_is_due(group);
+  return start_on(*backend_for(group, collective), collective);
+}
+
+bool goes_straight(const Group& group, const at::Tensor& x) {
+  const at::DeviceType device = x.device().type();
+  if (!group->hasBackendForDeviceType(device)) return false;
+  const Capabilities can = capabilities_of(*group->getBackend(device));
+  return can.takes_collectives && can.device == device;
+}
+
+}  // namespace serried::detail

@@ -1,0 +1,24 @@
+// The one door: every collective of the library goes through here, blocking or not, past the same hooks.
+#pragma once
+
+#include "serried/comm/collectives/collective.h"
+#include "serried/comm/groups/group.h"
+
+namespace serried::detail {
+
+/// Tells observers and the trace, then has the group's backend for the tensors' device do it: as it is where the
+/// backend takes Collectives, else by c10d's calls. ValueError that lists the group's devices where it serves another
+/// one.
+void run(const Group& group, const Collective& collective);
+
+/// The same, started only. Waiting for the Work raises what went wrong and may be done again; to drop it is no error.
+WorkPtr start(const Group& group, const Collective& collective);
+
+/// The same without telling anybody: for what a collective has to find out first.
+void run_quietly(const Group& group, const Collective& collective);
+WorkPtr start_quietly(const Group& group, const Collective& collective);
+
+/// Whether `run` goes to the group's backend as it is, on the device of `x`.
+bool goes_straight(const Group& group, const at::Tensor& x);
+
+}  // namespace serried::detail

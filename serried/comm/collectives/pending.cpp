@@ -1,0 +1,211 @@
+// Pendings: the result is asked for once and kept.
+#include "serried/comm/collectives/pending.h"
+
+#include <ATen/ThreadLocalState.h>
+
+#include <atomic>
+#include <exception>
+#include <map>
+#include <mutex>
+#include <optional>
+
+#include "serried/base/error.h"
+#include "serried/tape/tape.h"
+
+namespace serried {
+namespace detail {
+
+class PendingState {
+ public:
+  virtual ~PendingState() = default;
+
+  at::Tensor wait() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!is_done_) {
+      try {
+        result_ = finish();
+      } catch (...) {
+        error_ = std::current_exception();
+      }
+      is_done_ = true;
+    }
+    if (error_) std::rethrow_exception(error_);
+    return result_;
+  }
+
+  bool ready() {
+    const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+    return lock.owns_lock() && (is_done_ || is_there());  // else somebody waits
+  }
+
+ protected:
+  virtual at::Tensor finish() = 0;
+  virtual bool is_there() = 0;
+
+ private:
+  std::mutex mutex_;
+  bool is_done_ = false;
+  at::Tensor result_;
+  std::exception_ptr error_;
+};
+
+namespace {
+
+uint32_t version_of(const at::Tensor& x) {
+  return x.defined() && !x.is_inference() ? uint32_t(x._version()) : 0;
+}
+
+/// A tensor that a collective reads, and what says whether it was written since.
+class Reading {
+ public:
+  explicit Reading(Sent sent) : sent_(std::move(sent)), version_(version_of(sent_.x)) {}
+
+  void check_unwritten() const {
+    if (version_of(sent_.x) == version_) return;
+    raise<c10::ValueError>({sent_.where,
+                            watch::describe_tensor(sent_.x) + " was written while it was on its way to other ranks",
+                            "write to it after wait(), or pass x.clone()"});
+  }
+
+ private:
+  const Sent sent_;
+  const uint32_t version_;
+};
+
+class OnTheWay final : public PendingState {
+ public:
+  OnTheWay(OnItsWay started, Sent sent) : started_(std::move(started)), reading_(std::move(sent)) {}
+
+ private:
+  at::Tensor finish() override {
+    std::get<WorkPtr>(started_)->wait();
+    reading_.check_unwritten();
+    return std::get<at::Tensor>(started_);
+  }
+  bool is_there() override { return std::get<WorkPtr>(started_)->isCompleted(); }
+
+  const OnItsWay started_;
+  const Reading reading_;
+};
+
+class Continued final : public PendingState {
+ public:
+  Continued(Pending first, std::function<at::Tensor(at::Tensor)> fn) : first_(std::move(first)), fn_(std::move(fn)) {}
+
+ private:
+  at::Tensor finish() override { return std::exchange(fn_, nullptr)(first_.wait()); }
+  bool is_there() override { return first_.ready(); }
+
+  const Pending first_;
+  std::function<at::Tensor(at::Tensor)> fn_;
+};
+
+class Due final : public PendingState {
+ public:
+  Due(Sent sent, Group group, std::function<bool()> is_known, std::function<OnItsWay()> start)
+      : reading_(std::move(sent)), group_(std::move(group)), is_known_(std::move(is_known)), start_(std::move(start)) {}
+
+  /// Errors are those of the wait.
+  void start_now() {
+    const std::lock_guard<std::mutex> lock(start_mutex_);
+    const auto start = std::exchange(start_, nullptr);
+    if (!start) return;
+    try {
+      // With the caller's grad mode, whichever thread comes here first.
+      const at::ThreadLocalStateGuard as_the_caller(callers_state_);
+      reading_.check_unwritten();
+      started_ = start();
+    } catch (...) {
+      error_ = std::current_exception();
+    }
+  }
+
+ private:
+  at::Tensor finish() override {
+    start_what_is_due(group_);  // those before it first
+    start_now();                // waits if another thread does so
+    if (error_) std::rethrow_exception(error_);
+    std::get<WorkPtr>(started_)->wait();
+    reading_.check_unwritten();
+    return std::get<at::Tensor>(started_);
+  }
+  bool is_there() override {
+    {
+      const std::lock_guard<std::mutex> lock(start_mutex_);
+      if (start_ && !is_known_()) return false;
+    }
+    start_what_is_due(group_);
+    start_now();
+    return error_ != nullptr || std::get<WorkPtr>(started_)->isCompleted();
+  }
+
+  const Reading reading_;
+  const Group group_;
+  const std::function<bool()> is_known_;
+  const at::ThreadLocalState callers_state_;
+  std::mutex start_mutex_;
+  std::function<OnItsWay()> start_;
+  OnItsWay started_;
+  std::exception_ptr error_;
+};
+
+// What is due, by group; nearly always nothing.
+struct DueTable {
+  std::atomic<size_t> count{0};
+  std::mutex mutex;
+  std::map<const c10d::ProcessGroup*, std::vector<std::shared_ptr<Due>>> by_group;
+};
+
+DueTable& due_table() {
+  static auto* table = new DueTable();
+  return *table;
+}
+
+}  // namespace
+
+Pending pending(OnItsWay started, Sent sent) {
+  return Pending(std::make_shared<OnTheWay>(std::move(started), std::move(sent)));
+}
+
+Pending pending_after(const char* where, const at::Tensor& x, const Group& group, std::function<bool()> is_known,
+                      std::function<OnItsWay()> start) {
+  // In a recording it has its place where it is called.
+  if (tape::is_recording() || is_known()) return pending(start(), {where, x});
+  auto due = std::make_shared<Due>(Sent{where, x}, group, std::move(is_known), std::move(start));
+  DueTable& table = due_table();
+  const std::lock_guard<std::mutex> lock(table.mutex);
+  table.by_group[group.get()].push_back(due);
+  ++table.count;
+  return Pending(due);
+}
+
+void start_what_is_due(const Group& group) {
+  DueTable& table = due_table();
+  if (table.count.load(std::memory_order_acquire) == 0) return;
+  std::vector<std::shared_ptr<Due>> due;
+  {
+    const std::lock_guard<std::mutex> lock(table.mutex);
+    const auto found = table.by_group.find(group.get());
+    if (found == table.by_group.end()) return;
+    due = std::move(found->second);
+    table.by_group.erase(found);
+    table.count -= due.size();
+  }
+  for (const auto& one : due) one->start_now();
+}
+
+}  // namespace detail
+
+at::Tensor Pending::wait() const {
+  return state_->wait();
+}
+
+bool Pending::ready() const {
+  return state_->ready();
+}
+
+Pending Pending::then(std::function<at::Tensor(at::Tensor)> fn) const {
+  return Pending(std::make_shared<detail::Continued>(*this, std::move(fn)));
+}
+
+}  // namespace serried
