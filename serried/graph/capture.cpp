@@ -7,12 +7,16 @@
 #include <thread>
 #include <utility>
 
+#include <c10/core/AutogradState.h>
+
 #include "serried/base/error.h"
 #include "serried/base/log.h"
 #include "serried/graph/capture_states.h"
 #include "serried/graph/record/agree.h"
+#include "serried/graph/record/argument_watch.h"
 #include "serried/graph/record/compare.h"
 #include "serried/graph/record/inputs.h"
+#include "serried/graph/record/kept.h"
 #include "serried/tape/facts.h"
 #include "serried/tensor/parts.h"
 
@@ -20,7 +24,7 @@ namespace serried::graph {
 namespace {
 
 constexpr int kMaxRecordings = 4;  // of one program before it counts as a different one each time
-constexpr size_t kMaxPending = 8;  // ways to call a function that were recorded once, and may come again
+constexpr int kMinPending = 8;     // ways to call a function that were recorded once, and may come again
 
 // A replay gives results without an autograd graph, so nobody could call backward on them.
 void check_results(Recorder& recorder, const std::vector<at::Tensor>& outputs) {
@@ -50,6 +54,18 @@ void check_plain_results(const std::vector<std::string>& before, const std::vect
   }
 }
 
+// Equal in two calls, a number that was read from a tensor says nothing of the next.
+void check_numbers_read(const Recorder& recorder) {
+  if (recorder.host_reads().empty()) return;
+  throw CaptureError(
+      {CaptureErrorKind::host_read,
+       recorder.host_reads().front().op,
+       "",
+       "the function reads a number from a tensor and returns values that are no tensors; a replay would "
+       "return those of the recording",
+       {"return the tensor, and read it outside"}});
+}
+
 void check_options(const CaptureOptions& options) {
   const auto check = [](bool is_fine, const std::string& what, const std::string& fix) {
     if (!is_fine) raise<c10::ValueError>({"capture", what, fix});
@@ -68,13 +84,35 @@ void check_options(const CaptureOptions& options) {
   }
 }
 
-void note_outputs(Recorder& recorder, const std::vector<at::Tensor>& outputs, Attempt& call) {
-  for (const at::Tensor& t : outputs) {
-    recorder.graph().outputs().push_back(recorder.find(part_of(t)));
+// What the function made loses its history, as in a replay: what autograd has kept for it is gone then, and does not
+// look as if the surroundings held it.
+void note_results(Recorder& recorder, std::vector<at::Tensor>& results, Attempt& call) {
+  for (at::Tensor& t : results) {
+    const ValueId id = recorder.find(part_of(t));
+    const ValueKind kind = id == kNoValue ? ValueKind::constant : recorder.value(id).kind;
+    recorder.graph().outputs().push_back(id);
     call.output_specs.push_back(spec_of(t));
+    call.results_found.push_back(kind == ValueKind::persistent ? t : at::Tensor());
+    if (kind == ValueKind::computed && !t.is_leaf()) t = t.detach();
   }
-  recorder.graph().output_layouts() = layouts_of(outputs);
+  recorder.graph().output_layouts() = layouts_of(results);
 }
+
+// While alive a view holds no more than its base, unless DTensors are met: these ask for views that can be replayed as
+// they are made, and the way back from such a view holds what it was taken from.
+class PlainViews {
+ public:
+  PlainViews() : were_replayed_(state().get_view_replay_enabled()) { state().set_view_replay_enabled(false); }
+  ~PlainViews() {
+    if (were_replayed_) state().set_view_replay_enabled(true);
+  }
+  PlainViews(const PlainViews&) = delete;
+  PlainViews& operator=(const PlainViews&) = delete;
+
+ private:
+  static c10::AutogradState& state() { return c10::AutogradState::get_tls_state(); }
+  const bool were_replayed_;
+};
 
 // Sets a flag while alive.
 class Busy {
@@ -117,7 +155,7 @@ struct CaptureState::Impl {
   std::vector<GradientState> known_gradients() const;
   std::vector<RecordedFact> known_facts() const;
   void rely_on_listed(Recorder& recorder) const;
-  void record(Entry& entry, const CallArguments& arguments, Run run, MakeForm make_form);
+  void record(Entry& entry, const CallArguments& arguments, const Typed& typed);
   void add(Entry& entry, Attempt call, HandleCounts handles, MakeForm make_form);
   void add_different(Entry& entry, Attempt call, const std::string& difference);
   void keep_pending(Entry& entry, Pending pending);
@@ -230,7 +268,7 @@ void CaptureState::Impl::rely_on_listed(Recorder& recorder) const {
   }
 }
 
-void CaptureState::Impl::record(Entry& entry, const CallArguments& arguments, Run run, MakeForm make_form) {
+void CaptureState::Impl::record(Entry& entry, const CallArguments& arguments, const Typed& typed) {
   ++recordings_in_a_row;
   const Pending* pending = entry.pending();
   Attempt call{.before = known_gradients()};
@@ -238,21 +276,28 @@ void CaptureState::Impl::record(Entry& entry, const CallArguments& arguments, Ru
   Recorder recorder(arguments.tensors, known_facts());
   recorder.graph().input_layouts() = layouts_of(arguments.tensors);
   rely_on_listed(recorder);
+  const PlainViews plain_views;
+  const ArgumentWatch watch(arguments);
+  const ArgumentHandles argument_handles(arguments.tensors);
   try {
     FlatValues result;
     {
       const tape::Scope scope(recorder);
-      result = run();
+      result = typed.run();
     }
     recorder.raise_refusal();
+    watch.check(recorder, typed.flatten());
     check_results(recorder, result.tensors);
     if (pending != nullptr) check_plain_results(pending->last.plain_results, result.constants);
+    if (pending != nullptr && typed.returns_plain_values) check_numbers_read(recorder);
     call.plain_results = std::move(result.constants);
-    note_outputs(recorder, result.tensors, call);
+    note_results(recorder, result.tensors, call);
+    typed.refill(result.tensors);
+    recorder.note_kept(argument_handles.kept_now(recorder, result.tensors));
     if (pending != nullptr) recorder.note_lasting(pending->last.recording);
     call.effects = Effects(recorder, call.before, arguments.tensors);
     call.recording = recorder.take();
-    add(entry, std::move(call), std::move(handles), make_form);
+    add(entry, std::move(call), std::move(handles), typed.make_form);
   } catch (const CaptureError&) {
     const bool stays_eager = options.when_refused == WhenRefused::run_eager;
     tell_ranks(recorder.groups(), {function, calls}, stays_eager ? RecordingStatus::eager : RecordingStatus::refused);
@@ -311,6 +356,7 @@ void CaptureState::Impl::add_different(Entry& entry, Attempt call, const std::st
 
 void CaptureState::Impl::keep_pending(Entry& entry, Pending pending) {
   tell_ranks(pending.last.recording.groups, {function, calls}, RecordingStatus::pending);
+  pending.last.recording.kept.clear();
   entry.state = std::move(pending);
 }
 
@@ -318,6 +364,8 @@ void CaptureState::Impl::keep_pending(Entry& entry, Pending pending) {
 std::optional<Ready> CaptureState::Impl::make_ready(const Recording& before, Attempt call) {
   Recording replayable = call.recording;
   make_replayable(before, replayable);
+  refuse_kept(replayable);
+  replayable.kept.clear();
   Graph graph = replayable.graph;
   for (const Pass& pass : options.passes) pass.run(graph);
   call.effects.drop_unused(graph);
@@ -348,8 +396,9 @@ void CaptureState::Impl::refuse(const CaptureError& error) {
 void CaptureState::Impl::drop_oldest() {
   size_t num_ready = 0, num_pending = 0;
   for (auto entry = entries.begin(); entry != entries.end();) {
-    const bool is_one_too_many =
-        entry->ready() != nullptr ? ++num_ready > size_t(options.max_graphs) : ++num_pending > kMaxPending;
+    const bool is_one_too_many = entry->ready() != nullptr
+                                     ? ++num_ready > size_t(options.max_graphs)
+                                     : ++num_pending > size_t(std::max(options.max_graphs, kMinPending));
     entry = is_one_too_many ? entries.erase(entry) : std::next(entry);
   }
 }
@@ -369,17 +418,19 @@ void CaptureState::Impl::give_up() {
 
 CallArguments CaptureState::new_call() const {
   CallArguments arguments;
-  for (const Watched& variable : impl_->options.watch) arguments.watched.push_back({&variable.name(), variable.text()});
+  for (const Watched& variable : impl_->options.watch) {
+    arguments.watched.push_back({&variable.name(), variable.text(), variable.identities()});
+  }
   return arguments;
 }
 
-CaptureState::Outcome CaptureState::call(const CallArguments& arguments, Run run, MakeForm make_form) {
+CaptureState::Outcome CaptureState::call(const CallArguments& arguments, const Typed& typed) {
   Impl& self = *impl_;
   self.check_caller();
   const Busy busy(self.is_busy);
   ++self.calls;
   if (self.stage != Impl::Stage::capturing) {
-    run();
+    typed.run();
     if (self.stage == Impl::Stage::first_call) self.stage = Impl::Stage::capturing;
     return {};
   }
@@ -389,13 +440,13 @@ CaptureState::Outcome CaptureState::call(const CallArguments& arguments, Run run
     self.note_reason(arguments);
     if (self.is_hopeless()) {
       self.give_up();
-      run();
+      typed.run();
       return {};
     }
     entry = &self.add_entry(arguments);
   }
   try {
-    self.record(*entry, arguments, run, make_form);
+    self.record(*entry, arguments, typed);
     self.drop_oldest();
   } catch (const CaptureError& error) {
     self.refuse(error);

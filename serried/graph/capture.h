@@ -16,8 +16,8 @@
 #include "serried/graph/error.h"
 #include "serried/graph/graph.h"
 #include "serried/graph/passes/passes.h"
-#include "serried/graph/replay/call.h"
-#include "serried/graph/replay/plain_value.h"
+#include "serried/graph/record/call.h"
+#include "serried/graph/text/plain_value.h"
 #include "serried/tensor/visit.h"
 
 namespace serried {
@@ -59,6 +59,18 @@ class CaptureState {
   using Run = c10::function_ref<FlatValues()>;
   /// Copies the result of the last `Run`, as a form for replays.
   using MakeForm = c10::function_ref<std::shared_ptr<void>()>;
+  /// Takes the arguments apart, as they are now.
+  using Flatten = c10::function_ref<FlatValues()>;
+  /// Puts others in the place of the tensors in the result of the last `Run`.
+  using Refill = c10::function_ref<void(const std::vector<at::Tensor>&)>;
+  /// What the types of a function give.
+  struct Typed {
+    Run run;
+    MakeForm make_form;
+    Refill refill;
+    Flatten flatten;
+    bool returns_plain_values = false;
+  };
   struct Outcome {
     bool is_replay = false;
     std::vector<at::Tensor> outputs;   // of a replay
@@ -66,7 +78,7 @@ class CaptureState {
   };
   /// What is watched, and no arguments yet.
   CallArguments new_call() const;
-  Outcome call(const CallArguments& arguments, Run run, MakeForm make_form);
+  Outcome call(const CallArguments& arguments, const Typed& typed);
 
   int64_t captures() const;
   int64_t replays() const;
@@ -78,6 +90,27 @@ class CaptureState {
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
+
+/// Whether there are numbers, text and the like in a `T`, besides how many tensors it holds.
+template <class T>
+constexpr bool has_plain_values() {
+  using Plain = std::remove_cvref_t<T>;
+  if constexpr (detail::is_tensor_free<Plain>) {
+    return true;
+  } else if constexpr (detail::IsMap<Plain>) {
+    return has_plain_values<typename Plain::mapped_type>();
+  } else if constexpr (detail::IsOptional<Plain>) {
+    return has_plain_values<decltype(*std::declval<Plain&>())>();
+  } else if constexpr (detail::IsRange<Plain>) {
+    return has_plain_values<decltype(*std::declval<Plain&>().begin())>();
+  } else if constexpr (detail::IsTuple<Plain>) {
+    return []<class... Elements>(const std::tuple<Elements...>*) {
+      return (has_plain_values<Elements>() || ...);
+    }(static_cast<decltype(std::tuple_cat(std::declval<Plain>()))*>(nullptr));
+  } else {
+    return false;
+  }
+}
 
 /// One address per list of types.
 template <class... Types>
@@ -108,16 +141,24 @@ class Captured {
     using Result = std::invoke_result_t<Fn&, Args&...>;
     graph::CallArguments arguments = state_->new_call();
     arguments.types = &graph::types_tag<std::remove_cvref_t<Args>...>;
-    graph::Flattener flattener{arguments};
-    (detail::for_each_tensor(args, flattener), ...);
+    const auto flatten = [&] {
+      graph::FlatValues values;
+      graph::Flattener flattener{values};
+      (detail::for_each_tensor(args, flattener), ...);
+      return values;
+    };
+    static_cast<graph::FlatValues&>(arguments) = flatten();
     if constexpr (std::is_void_v<Result>) {
       const auto run = [&] {
         fn_(args...);
         return graph::FlatValues();
       };
-      state_->call(arguments, run, [] { return std::shared_ptr<void>(); });
+      const auto no_form = [] { return std::shared_ptr<void>(); };
+      const auto no_refill = [](const std::vector<at::Tensor>&) {};
+      state_->call(arguments, {run, no_form, no_refill, flatten});
     } else {
-      return call_for<std::remove_cvref_t<Result>>(arguments, [&] { return fn_(args...); });
+      return call_for<std::remove_cvref_t<Result>>(
+          arguments, [&] { return fn_(args...); }, flatten);
     }
   }
 
@@ -131,8 +172,8 @@ class Captured {
   std::vector<graph::Guard> guards() const { return state_->guards(); }
 
  private:
-  template <class Result, class Run>
-  Result call_for(const graph::CallArguments& arguments, Run run_function) {
+  template <class Result, class Run, class Flatten>
+  Result call_for(const graph::CallArguments& arguments, Run run_function, Flatten flatten) {
     std::optional<Result> result;
     const auto run = [&] {
       result.emplace(run_function());
@@ -147,12 +188,16 @@ class Captured {
       detail::for_each_tensor(*form, drop);
       return form;
     };
-    const auto outcome = state_->call(arguments, run, make_form);
+    const auto fill = [](Result& with, const std::vector<at::Tensor>& tensors) {
+      size_t next = 0;
+      auto fill_one = [&](at::Tensor& t) { t = tensors[next++]; };
+      detail::for_each_tensor(with, fill_one);
+    };
+    const auto refill = [&](const std::vector<at::Tensor>& tensors) { fill(*result, tensors); };
+    const auto outcome = state_->call(arguments, {run, make_form, refill, flatten, graph::has_plain_values<Result>()});
     if (!outcome.is_replay) return std::move(*result);
     Result replayed = *static_cast<const Result*>(outcome.form.get());
-    size_t next = 0;
-    auto fill = [&](at::Tensor& t) { t = outcome.outputs[next++]; };
-    detail::for_each_tensor(replayed, fill);
+    fill(replayed, outcome.outputs);
     return replayed;
   }
 
@@ -164,7 +209,7 @@ class Captured {
 ///       opt.zero_grad(); auto loss = loss_fn(net->forward(x), y); loss.backward(); opt.step(); return loss; });
 ///     at::Tensor loss = step(x, y);
 /// The first call runs as it is (optimizer state comes to life), the next two are recorded and compared, later ones
-/// replay. Results carry no autograd graph then.
+/// replay. Results of recorded calls and of replays carry no autograd graph.
 template <class Fn>
 Captured<std::decay_t<Fn>> capture(Fn&& fn, CaptureOptions options = {}) {
   return {std::forward<Fn>(fn), std::move(options)};

@@ -20,6 +20,7 @@ std::vector<at::Tensor> parts_of(const std::vector<at::Tensor>& tensors) {
 std::shared_ptr<const Recording> to_compare(Recording recording, std::vector<InputPlace> inputs) {
   for (OuterTensor& outer : recording.outer_tensors) outer.grad = at::Tensor();
   recording.inputs = std::move(inputs);
+  recording.kept.clear();
   recording.groups.clear();
   recording.before_replay.clear();
   recording.after_replay.clear();
@@ -36,11 +37,12 @@ bool Pending::may_be_like_last(const CallArguments& arguments) const {
 
 Ready::Ready(Attempt call, Recording replayable, Graph graph_)
     : graph(std::move(graph_)),
-      program(graph, replayable.groups),
+      program(graph, replayable.groups, replayable.generators),
       state_guards(replayable),
       sharing(replayable),
       effects(std::move(call.effects)),
       output_specs(std::move(call.output_specs)),
+      results_found(std::move(call.results_found)),
       hooks(std::move(replayable.hooks)),
       before_replay(std::move(replayable.before_replay)),
       after_replay(std::move(replayable.after_replay)),
@@ -70,6 +72,15 @@ bool Ready::lacks_confirmation(const CallArguments& arguments) const {
          sharing.fails_by_place(effects.inputs_of(arguments.tensors), arguments.tensors.size());
 }
 
+at::Tensor Ready::result(size_t i) const {
+  const ValueId id = graph.outputs()[i];
+  if (id == kNoValue) return {};
+  const bool is_found = graph.value(id).kind == ValueKind::persistent;
+  const at::Tensor found = is_found ? results_found[i].lock() : at::Tensor();
+  if (found.defined()) return found;
+  return output_specs[i] ? wrap(program.value(id), output_specs[i]) : program.value(id);
+}
+
 std::vector<at::Tensor> Ready::replay(const CallArguments& arguments) {
   for (const auto& action : before_replay) action();
   const HooksGuard guard(hooks);
@@ -82,11 +93,7 @@ std::vector<at::Tensor> Ready::replay(const CallArguments& arguments) {
     throw;
   }
   std::vector<at::Tensor> outputs;
-  for (size_t i = 0; i < graph.outputs().size(); ++i) {
-    const ValueId id = graph.outputs()[i];
-    at::Tensor t = id == kNoValue ? at::Tensor() : program.value(id);
-    outputs.push_back(output_specs[i] ? wrap(t, output_specs[i]) : t);
-  }
+  for (size_t i = 0; i < graph.outputs().size(); ++i) outputs.push_back(result(i));
   effects.apply(program, inputs);
   program.clear();
   for (const auto& action : after_replay) action();

@@ -7,10 +7,10 @@
 #include <variant>
 #include <vector>
 
+#include "serried/graph/record/handles.h"
 #include "serried/graph/record/recorder.h"
 #include "serried/graph/replay/effects.h"
 #include "serried/graph/replay/guards.h"
-#include "serried/graph/replay/handles.h"
 #include "serried/graph/replay/program.h"
 #include "serried/graph/replay/sharing.h"
 
@@ -22,6 +22,7 @@ struct Attempt {
   std::vector<GradientState> before = {};  // the call, of all parameters that were known then
   Effects effects = {};
   std::vector<SpecPtr> output_specs = {};
+  std::vector<WeakTensor> results_found = {};   // results that may be tensors of the surroundings
   std::vector<std::string> plain_results = {};  // besides tensors
 };
 
@@ -49,6 +50,7 @@ struct Ready {
   HandleCounts handles;
   Effects effects;
   std::vector<SpecPtr> output_specs;
+  std::vector<WeakTensor> results_found;
   GraphHooks hooks;
   std::vector<std::function<void()>> before_replay;
   std::vector<std::function<void()>> after_replay;
@@ -69,6 +71,8 @@ struct Ready {
   std::vector<at::Tensor> replay(const CallArguments& arguments);
 
  private:
+  /// Of the program's last run.
+  at::Tensor result(size_t i) const;
   bool inputs_share_as_recorded(const CallArguments& arguments) const;
 };
 

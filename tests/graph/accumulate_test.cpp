@@ -6,6 +6,7 @@
 
 #include "serried/comm/groups/ranks.h"
 #include "serried/graph/capture.h"
+#include "tests/graph/observed_programs.h"
 
 namespace serried {
 namespace {
@@ -274,6 +275,21 @@ TEST(CaptureGradients, OfTwoBackwardsOfOneGraph) {
     EXPECT_TRUE(at::equal(weight.grad(), 2 * (2 * weight.detach() * x.square())));
   }
   EXPECT_EQ(step.replays(), 4);
+}
+
+TEST(CaptureAccumulates, IntoGradientsThatChangePlaces) {
+  const std::string refusal = testing::refusal_of_program([](auto make, testing::Observations& seen) {
+    const at::Tensor w = torch::ones({4}, at::requires_grad()), v = torch::ones({4}, at::requires_grad());
+    auto step = make([&](const at::Tensor& x) {
+      (w * x + v * x * 2).sum().backward();
+      std::swap(w.mutable_grad(), v.mutable_grad());
+    });
+    for (int i = 0; i < 10; ++i) {
+      step(testing::numbers_of(i));
+      for (const at::Tensor& t : {w, v}) seen.push_back(testing::copy_of(t.grad()));
+    }
+  });
+  EXPECT_EQ(refusal, "");
 }
 
 }  // namespace

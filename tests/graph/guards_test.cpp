@@ -230,5 +230,13 @@ TEST(CaptureGuards, TheGraphUnusedForLongestGoesFirst) {
   EXPECT_EQ(step.captures(), 4);
 }
 
+TEST(CaptureGuards, AsManyKindsOfCallsAsThereMayBeGraphsTakeTurns) {
+  auto step = capture([](const at::Tensor& x) { return x * 2; }, {.max_graphs = 12});
+  for (int64_t i = 0; i < 60; ++i)
+    EXPECT_TRUE(at::equal(step(torch::ones({i % 12 + 1})), torch::full({i % 12 + 1}, 2.f)));
+  EXPECT_EQ(step.captures(), 12);
+  EXPECT_EQ(step.replays(), 60 - 1 - 24);
+}
+
 }  // namespace
 }  // namespace serried

@@ -125,6 +125,35 @@ TEST(CaptureHandles, MembersOfListedModulesMayBeSwapped) {
   EXPECT_EQ(step.captures(), 2);
 }
 
+// However often handles were taken for nothing.
+TEST(CaptureHandles, AreCountedForEver) {
+  at::Tensor scale = torch::ones({3});
+  std::vector<at::Tensor> kept;
+  auto step = capture([&](const at::Tensor& x) { return x * scale; });
+  for (int i = 0; i < 60; ++i) {
+    if (i % 2 == 0 && i < 40) kept.push_back(scale);
+    if (i == 50) kept.resize(12);
+    if (i == 52) scale = torch::full({3}, 5.f);
+    EXPECT_TRUE(at::equal(step(batch_of(i)), batch_of(i) * scale)) << i;
+  }
+  EXPECT_GE(step.replays(), 20);
+}
+
+// The number of handles stays: only a watched variable shows it.
+TEST(CaptureHandles, AWatchedVariableMayMoveOnWhileTheOldTensorIsKept) {
+  at::Tensor scale = torch::ones({3});
+  std::vector<at::Tensor> best;
+  auto step = capture([&](const at::Tensor& x) { return x * scale; }, {.watch = {{"scale", scale}}});
+  for (int i = 0; i < 16; ++i) {
+    if (i == 5 || i == 10) {
+      best.push_back(scale);
+      scale = torch::full({3}, float(i));
+    }
+    EXPECT_TRUE(at::equal(step(batch_of(i)), batch_of(i) * scale)) << i;
+  }
+  EXPECT_EQ(step.captures(), 3);
+}
+
 // What the surroundings keep in two variables, one of which moves on.
 TEST(CaptureHandles, AVariableThatMovesOnIsSeen) {
   const at::NoGradGuard no_grad;

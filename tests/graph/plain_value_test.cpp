@@ -43,6 +43,15 @@ TEST(PlainText, TellsNumbersApartThatDifferInTheLastDigit) {
   EXPECT_EQ(plain_text(std::numeric_limits<int64_t>::min()), "-9223372036854775808");
 }
 
+TEST(PlainText, TellsListsOfTextApart) {
+  using Words = std::vector<std::string>;
+  EXPECT_EQ(plain_text(Words{"a", "b"}), "[\"a\", \"b\"]");
+  EXPECT_NE(plain_text(Words{"a, b"}), plain_text(Words{"a", "b"}));
+  EXPECT_NE(plain_text(Words{"a\", \"b"}), plain_text(Words{"a", "b"}));
+  EXPECT_NE(plain_text(Words{}), plain_text(Words{""}));
+  EXPECT_NE(plain_text(std::vector<Words>{{"a"}, {"b"}}), plain_text(std::vector<Words>{{"a\"], [\"b"}}));
+}
+
 TEST(PlainText, TellsScalarsOfOtherTypesApart) {
   EXPECT_EQ(plain_text(at::Scalar(2)), "2");
   EXPECT_EQ(plain_text(at::Scalar(2.0)), "2.0");
@@ -144,6 +153,41 @@ TEST(WatchedVariables, AGroupInTheVariableOfAnotherIsNoticedWhileTheOldOneLives)
     EXPECT_EQ(step.graph().nodes()[0].group_name(), other->getGroupName());
     EXPECT_EQ(step.last_recapture_reason(), "group was " + plain_text(world) + " and is " + plain_text(other));
   });
+}
+
+struct Factor : torch::nn::Module {
+  explicit Factor(double value) : value(value) {}
+  double value;
+};
+
+// The allocator gives the memory of the old one to the new one.
+TEST(WatchedVariables, AnotherObjectAtTheSameAddressIsAnotherOne) {
+  for (const bool in_one_block : {true, false}) {
+    const auto make = [&](double value) {
+      return in_one_block ? std::make_shared<Factor>(value) : std::shared_ptr<Factor>(new Factor(value));
+    };
+    std::vector<std::shared_ptr<Factor>> factors = {make(1)};
+    std::shared_ptr<Factor>& factor = factors[0];
+    for (const bool in_list : {false, true}) {
+      CaptureOptions options;
+      if (in_list) options.watch.emplace_back("factors", factors);
+      if (!in_list) options.watch.emplace_back("factor", factor);
+      auto step = capture([&](const at::Tensor& x) { return x * factor->value; }, std::move(options));
+      for (int i = 0; i < 20; ++i) {
+        if (i % 5 == 0) factor.reset();
+        if (i % 5 == 0) factor = make(i + 1);
+        EXPECT_TRUE(at::equal(step(one_pair()), one_pair() * factor->value)) << i;
+      }
+    }
+  }
+}
+
+TEST(WatchedVariables, ListsOfTextAreToldApart) {
+  std::vector<std::string> words = {"a, b"};
+  auto step = capture([&](const at::Tensor& x) { return x * double(words.size()); }, {.watch = {{"words", words}}});
+  EXPECT_TRUE(at::equal(replay(step, one_pair()), one_pair()));
+  words = {"a", "b"};
+  EXPECT_TRUE(at::equal(step(one_pair()), one_pair() * 2));
 }
 
 TEST(WatchedVariables, SchedulersReachStockSgdThroughThem) {

@@ -328,6 +328,26 @@ TEST(CaptureRefusal, NamesANumberInTheResultThatChanges) {
       "  fix: return the tensor, and read it outside");
 }
 
+// Equal in both recordings, and another one later.
+TEST(CaptureRefusal, NamesTheHostReadOfAFunctionThatReturnsNumbers) {
+  auto step = capture([](const at::Tensor& x) { return std::make_tuple(x * 2, x.sum().item<double>()); });
+  for (int i = 0; i < 2; ++i) step(ones());
+  EXPECT_EQ(error_text<CaptureError>([&] { step(ones()); }),
+            "[capture] host read: the function reads a number from a tensor and returns values that are no tensors; a "
+            "replay would return those of the recording\n"
+            "  op: aten::_local_scalar_dense\n"
+            "  fix: return the tensor, and read it outside");
+  auto numbers = capture([](const at::Tensor& x) { return std::make_pair(std::vector<at::Tensor>{x * 2}, 7); });
+  auto tensors = capture([](const at::Tensor& x) {
+    if (x.sum().item<double>() > 100) return std::vector<at::Tensor>{x};
+    return std::vector<at::Tensor>{x * 2};
+  });
+  for (int i = 0; i < 6; ++i) {
+    EXPECT_EQ(numbers(ones()).second, 7);
+    EXPECT_EQ(tensors(ones()).size(), 1);
+  }
+}
+
 TEST(CaptureMisuse, OptionsThatMakeNoSenseAreNamed) {
   const auto error_of = [](CaptureOptions options) {
     return error_text<c10::ValueError>([&] { capture([](const at::Tensor& x) { return x * 2; }, options); });

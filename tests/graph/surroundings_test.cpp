@@ -114,6 +114,46 @@ TEST(CaptureSurroundings, AChangeOfLayoutInsideIsRefused) {
   }
 }
 
+TEST(CaptureSurroundings, AnotherHistoryIsNoticed) {
+  at::Tensor w = torch::full({3}, 2.f, at::requires_grad()), h = w * 3;
+  at::Tensor v = torch::full({3}, 2.f, at::requires_grad()), k = v * 3;
+  auto step = capture([&](const at::Tensor& x) { (h * x).sum().backward({}, /*retain_graph=*/true); });
+  for (int i = 0; i < 12; ++i) {
+    if (i == 6) h.add_(w), k.add_(v);  // the same memory
+    const at::Tensor x = counted({3}, float(i));
+    step(x);
+    (k * x).sum().backward({}, /*retain_graph=*/true);
+    EXPECT_TRUE(at::equal(w.grad(), v.grad())) << i;
+  }
+  EXPECT_EQ(step.last_recapture_reason(), "the tensor f32[3] has another history than when recorded");
+}
+
+TEST(CaptureSurroundings, AHistoryThatTheFunctionGivesIsRefused) {
+  const at::Tensor w = torch::ones({3}, at::requires_grad());
+  const auto refusal_of = [&](const std::function<void(const at::Tensor&, const at::Tensor&)>& write) {
+    at::Tensor state = torch::zeros({3});
+    auto step = capture([&](const at::Tensor& x) {
+      const at::Tensor y = x * w;
+      y.sum().backward();
+      write(state, y);
+    });
+    try {
+      for (int i = 0; i < 8; ++i, state.detach_()) step(counted({3}, float(i)));
+    } catch (const graph::CaptureError& error) {
+      return std::string(error.what_without_backtrace());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(
+      refusal_of([](const at::Tensor& state, const at::Tensor& y) { state.copy_(y); }),
+      "[capture] unsupported: the function changes whether the tensor f32[3] of its surroundings requires "
+      "gradients, or its history (requires_grad_, detach_, an in-place op with a tensor that requires gradients); "
+      "a replay would not\n"
+      "  fix: write into it under torch::NoGradGuard, or what detach() gives; or change requires_grad outside of "
+      "the captured function");
+  EXPECT_EQ(refusal_of([](const at::Tensor& state, const at::Tensor& y) { state.copy_(y.detach()); }), "");
+}
+
 TEST(CaptureSurroundings, ATensorThatIsMadeAnewForEachCallIsRefused) {
   at::Tensor scale;
   auto step = capture([&](const at::Tensor& x) { return x * scale; });

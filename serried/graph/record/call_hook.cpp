@@ -47,7 +47,8 @@ void check_result(const at::Tensor& result, const at::Tensor& given) {
     return;
   }
   const auto text = [](const at::Tensor& t, const DTensorMeta* dtensor) {
-    return meta_of(t).to_string() + (dtensor != nullptr ? " " + dtensor->spec->to_string() : "");
+    const std::string part = meta_of(t).to_string();
+    return dtensor == nullptr ? part : c10::str(part, " ", dtensor->spec->to_string());
   };
   raise<c10::ValueError>(
       {"call_hook",

@@ -86,6 +86,18 @@ std::optional<size_t> changed_argument(const Recording& first, const Recording& 
        hints_for(node, read != nullptr)});
 }
 
+void check_generators(const Recording& first, const Recording& second) {
+  for (size_t i = 0; i < std::min(first.generators.size(), second.generators.size()); ++i) {
+    if (first.generators[i]._unsafe_get_target() == second.generators[i]._unsafe_get_target()) continue;
+    throw CaptureError({CaptureErrorKind::changing_scalar,
+                        "",
+                        "",
+                        "a generator that the function draws from is another one in each call; a replay would draw "
+                        "from the last one",
+                        {"keep one generator, and seed it before the call of the captured function"}});
+  }
+}
+
 void check_constants(const Recording& first, const Recording& second) {
   const std::vector<Node>& nodes = second.graph.nodes();
   for (size_t i = 0; i < nodes.size(); ++i) {
@@ -279,6 +291,7 @@ std::string first_difference(const Recording& first, const Recording& second) {
 void make_replayable(const Recording& first, Recording& second) {
   compare_inputs(first, second);
   check_views(first, second);
+  check_generators(first, second);
   check_constants(first, second);
   for (size_t i = 0; i < second.externals.size(); ++i) decide_kind(first, second, i);
   drop_makers_of_constants(second.graph);

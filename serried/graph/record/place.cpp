@@ -1,6 +1,8 @@
 // Reads tensors as they are, without an op.
 #include "serried/graph/record/place.h"
 
+#include <torch/csrc/autograd/variable.h>
+
 #include "serried/tensor/parts.h"
 
 namespace serried::graph {
@@ -47,6 +49,16 @@ bool Place::holds(const at::Tensor& t) const {
   if (now.scalar_type() != meta.dtype || now.sizes() != c10::IntArrayRef(meta.sizes)) return false;
   if (now.layout() != at::kStrided) return true;
   return now.strides() == c10::IntArrayRef(meta.strides) && (!now.has_storage() || now.storage_offset() == meta.offset);
+}
+
+WeakHistory history_of(const at::Tensor& t) {
+  const auto* meta = t.defined() ? torch::autograd::impl::get_autograd_meta(t) : nullptr;
+  return WeakHistory(meta != nullptr ? meta->grad_fn_ : c10::intrusive_ptr<torch::autograd::Node>());
+}
+
+bool has_history(const at::Tensor& t, const WeakHistory& history) {
+  const auto* meta = torch::autograd::impl::get_autograd_meta(t);
+  return (meta != nullptr ? meta->grad_fn_.get() : nullptr) == history._unsafe_get_target();
 }
 
 InputPlace::InputPlace(const at::Tensor& t)

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torch/csrc/autograd/function.h>
 
 #include "serried/graph/graph.h"
 #include "serried/tensor/weak_tensor.h"
@@ -17,6 +18,11 @@ struct Place {
   bool holds(const at::Tensor& t) const;
 };
 Place place_of(const at::Tensor& t);
+
+/// The node of autograd that made a tensor; of a leaf none.
+using WeakHistory = c10::weak_intrusive_ptr<torch::autograd::Node>;
+WeakHistory history_of(const at::Tensor& t);
+bool has_history(const at::Tensor& t, const WeakHistory& history);
 
 /// An input of a recording, and what else it may be: what differed between recordings that agree.
 struct InputPlace {

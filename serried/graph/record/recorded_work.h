@@ -21,6 +21,9 @@ class Recorder::RecordedWork final : public c10d::Work {
   RecordedWork(c10::intrusive_ptr<c10d::Work> inner, std::shared_ptr<Link> link, ValueId id)
       : inner_(std::move(inner)), link_(std::move(link)), id_(id) {}
 
+  /// There as long as this is. No weak pointer to this: it would keep `inner`, with its tensors.
+  std::weak_ptr<const void> life() const { return life_; }
+
   bool wait(std::chrono::milliseconds timeout) override {
     const tape::Pause pause;
     const bool done = inner_->wait(timeout);
@@ -63,6 +66,7 @@ class Recorder::RecordedWork final : public c10d::Work {
   std::shared_ptr<Link> link_;
   ValueId id_;
   bool is_noted_ = false;
+  std::shared_ptr<const void> life_ = std::make_shared<char>();
 };
 
 }  // namespace serried::graph

@@ -121,6 +121,11 @@ ValueId Recorder::find_known(const at::Tensor& t) const {
   return alike != by_layout_.end() ? alike->second : kNoValue;
 }
 
+bool Recorder::is_as_ops_left(const at::Tensor& t) const {
+  const auto known = by_impl_.find(t.unsafeGetTensorImpl());
+  return known != by_impl_.end() && known->second.layout == layout_key(t);
+}
+
 ValueId Recorder::find(const at::Tensor& t) {
   if (!t.defined()) return kNoValue;
   const ValueId known = find_known(t);
@@ -166,7 +171,7 @@ void Recorder::note_outer(c10::TensorImpl* impl, ValueId value) {
   const auto argument = arguments_.find(impl);
   const int input = argument != arguments_.end() ? argument->second : -1;
   recording_.outer_tensors.push_back({t, value, t.is_inference() ? 0 : uint32_t(t._version()), grad.defined(), grad,
-                                      place_of(t), input, is_made_inside(value)});
+                                      place_of(t), t.requires_grad(), history_of(t), input, is_made_inside(value)});
   if (input >= 0 && num_user_hooks(t) > 0) hooked_input_ = meta_of(t).to_string();
   share_hooks(t);
 }
@@ -217,15 +222,33 @@ ValueId Recorder::define(const at::Tensor& t) {
   if (refuse_odd(t, "a result")) return kNoValue;
   const ValueId id = graph().add_value({.kind = ValueKind::computed, .meta = meta_of(t)});
   remember(t, id);
+  // set_() and its kin give other memory to a tensor that was there.
+  const bool is_new = seen_outer_.count(t.unsafeGetTensorImpl()) == 0;
+  if (is_new) made_.push_back({t, t.storage().getWeakStorageImpl(), id});
   return id;
 }
 
 ValueId Recorder::define_work(IValue& slot) {
   const ValueId id = graph().add_value({.kind = ValueKind::work});
   on_their_way_.push_back(id);
-  slot = IValue(
-      c10::intrusive_ptr<c10d::Work>(c10::make_intrusive<RecordedWork>(slot.toCustomClass<c10d::Work>(), link_, id)));
+  auto work = c10::make_intrusive<RecordedWork>(slot.toCustomClass<c10d::Work>(), link_, id);
+  works_.push_back({work->life(), graph().nodes().size()});
+  slot = IValue(c10::intrusive_ptr<c10d::Work>(std::move(work)));
   return id;
+}
+
+std::unordered_set<int32_t> Recorder::storages_handed_out() const {
+  std::unordered_set<int32_t> storages;
+  const auto add = [&](const Node& node) {
+    for_each_operand(node, [&](ValueId id) { storages.insert(value(id).storage); });
+  };
+  for (const LiveWork& work : works_) {
+    if (!work.life.expired()) add(recording_.graph.nodes().at(work.node));
+  }
+  for (const Node& node : recording_.graph.nodes()) {
+    if (node.op.operator_name().name == "serried::call_hook") add(node);
+  }
+  return storages;
 }
 
 Argument Recorder::argument_of(const IValue& value) {
@@ -253,7 +276,19 @@ Argument Recorder::argument_of(const IValue& value) {
     }
     return {Argument::Kind::group, group->getGroupName(), {}};
   }
-  return Argument::of(value);
+  return value.isGenerator() ? argument_of(value.toGenerator()) : Argument::of(value);
+}
+
+// Held weakly: the user may put another one in its place.
+Argument Recorder::argument_of(const at::Generator& generator) {
+  if (!generator.defined() || generator == at::detail::getDefaultCPUGenerator()) return Argument::of(generator);
+  std::vector<WeakGenerator>& known = recording_.generators;
+  const auto found = std::find_if(known.begin(), known.end(), [&](const WeakGenerator& weak) {
+    return weak._unsafe_get_target() == generator.unsafeGetGeneratorImpl();
+  });
+  const int64_t number = found - known.begin();
+  if (found == known.end()) known.emplace_back(generator.getIntrusivePtr());
+  return {Argument::Kind::generator, number, {}};
 }
 
 std::vector<ValueId> Recorder::find_all(const std::vector<at::Tensor>& tensors) {
@@ -336,6 +371,7 @@ Recording Recorder::take() {
   link_->wait = nullptr;
   refuse_generator(generators_.any_change());
   refuse_moved();
+  refuse_other_history();
   raise_refusal();
   wait_for_all();
   adopt_results();

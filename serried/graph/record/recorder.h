@@ -36,6 +36,8 @@ struct OuterTensor {
   bool had_grad;     // then
   WeakTensor grad;
   Place place;              // then
+  bool required_grad;       // then
+  WeakHistory history;      // then
   int input = -1;           // of the graph, and so another tensor at each call; -1: none
   bool is_alias = false;    // of what an op made: mostly made inside too
   bool is_lasting = false;  // met by the recording before as well
@@ -62,6 +64,25 @@ struct LiveObject {
   std::weak_ptr<const void> object;
 };
 
+/// A result of an op, when it was made.
+struct MadeTensor {
+  WeakTensor tensor;
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+  ValueId value;
+};
+
+/// An argument of a call, or what the call made, that somebody seemed to hold on to at its end.
+struct KeptTensor {
+  WeakTensor tensor;
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage{c10::intrusive_ptr<c10::StorageImpl>()};
+  ValueId value;
+  int argument = -1;                          // -1: made
+  size_t explained = 0;                       // handles whose holder is known
+  std::optional<size_t> tensors_explained{};  // in its memory; none where the call did not make that
+
+  bool is_kept() const;
+};
+
 /// One run of a function, before it is trusted.
 struct Recording {
   Graph graph;
@@ -70,12 +91,14 @@ struct Recording {
   std::vector<InputPlace> inputs;  // of the graph
   std::vector<OuterTensor> outer_tensors;
   std::vector<HostRead> host_reads;
+  std::vector<KeptTensor> kept;
   std::vector<RecordedFact> facts;
   std::vector<LiveObject> objects;
   std::vector<std::function<void()>> before_replay;
   std::vector<std::function<void()>> after_replay;
-  std::vector<Group> groups;  // of its collectives, in the order of first use
-  GraphHooks hooks;           // of users, in the order of their calls
+  std::vector<Group> groups;                   // of its collectives, in the order of first use
+  std::vector<WeakGenerator> generators = {};  // of users, that its ops draw from, likewise
+  GraphHooks hooks;                            // of users, in the order of their calls
   bool ran_backward = false;
 };
 
@@ -103,6 +126,8 @@ class Recorder final : public tape::Recorder {
   ValueId find(const at::Tensor& t);
   /// As find, but kNoValue for tensors that no op has met.
   ValueId find_known(const at::Tensor& t) const;
+  /// Whether an op gave `t` the memory, sizes and strides that it has.
+  bool is_as_ops_left(const at::Tensor& t) const;
 
   /// What `before` met too was not made inside.
   void note_lasting(const Recording& before);
@@ -110,12 +135,21 @@ class Recorder final : public tape::Recorder {
   void make_input(ValueId id, const at::Tensor& t);
 
   const std::vector<OuterTensor>& outer_tensors() const { return recording_.outer_tensors; }
+  const std::vector<HostRead>& host_reads() const { return recording_.host_reads; }
+  /// By its ops.
+  const std::vector<MadeTensor>& made() const { return made_; }
+  /// Storages, by number, that somebody may hold for a good reason: of collectives whose Work is there, and of what
+  /// hooks of users were given, which replays give them too.
+  std::unordered_set<int32_t> storages_handed_out() const;
+  ValueId input(size_t number) const { return recording_.graph.inputs().at(number); }
+  void note_kept(std::vector<KeptTensor> kept) { recording_.kept = std::move(kept); }
   /// Of the collectives so far; also after `take`.
   const std::vector<Group>& groups() const { return recording_.groups; }
   /// What was recorded; ends the recorder's use. CaptureError for hooks on arguments, and as raise_refusal.
   Recording take();
   Graph& graph() { return recording_.graph; }
   const Value& value(ValueId id) const { return recording_.graph.value(id); }
+  const std::vector<Value>& values() const { return recording_.graph.values(); }
   /// Throws what was met that cannot be replayed; only now, so that the function has run to its end.
   void raise_refusal() const;
   bool ran_backward() const { return recording_.ran_backward; }
@@ -129,6 +163,7 @@ class Recorder final : public tape::Recorder {
   class RecordedWork;
 
   Argument argument_of(const c10::IValue& value);
+  Argument argument_of(const at::Generator& generator);
   bool has_memory_of(const at::Tensor& t, ValueId id) const;
   void note_layout(const at::Tensor& t, Known& known);
   ValueId define(const at::Tensor& t);
@@ -147,6 +182,7 @@ class Recorder final : public tape::Recorder {
   bool refuse_lazy(const at::Tensor& t);
   void refuse_overlap(const at::Tensor& t);
   void refuse_moved();
+  void refuse_other_history();
   void refuse_generator(const std::string& change);
   void note_outer(c10::TensorImpl* impl, ValueId value);
   bool is_made_inside(ValueId id) const;
@@ -171,6 +207,12 @@ class Recorder final : public tape::Recorder {
   GeneratorWatch generators_;
   // Weak: they keep addresses from being used again without keeping memory, and autograd may still steal gradients.
   std::vector<WeakTensor> impls_;
+  std::vector<MadeTensor> made_;
+  struct LiveWork {
+    std::weak_ptr<const void> life;
+    size_t node;  // that gave it
+  };
+  std::vector<LiveWork> works_;
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages_;
   std::shared_ptr<Link> link_;
   std::optional<c10::OperatorHandle> running_;

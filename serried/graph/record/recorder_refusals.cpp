@@ -86,6 +86,22 @@ void Recorder::refuse_moved() {
   }
 }
 
+void Recorder::refuse_other_history() {
+  for (const OuterTensor& outer : recording_.outer_tensors) {
+    const at::Tensor t = outer.tensor.lock();
+    if (!t.defined() || !outer.is_of_surroundings()) continue;
+    if (t.requires_grad() == outer.required_grad && has_history(t, outer.history)) continue;
+    refuse({CaptureErrorKind::unsupported,
+            "",
+            "",
+            c10::str("the function changes whether the tensor ", outer.place.meta.to_string(),
+                     " of its surroundings requires gradients, or its history (requires_grad_, detach_, an in-place op "
+                     "with a tensor that requires gradients); a replay would not"),
+            {"write into it under torch::NoGradGuard, or what detach() gives",
+             "change requires_grad outside of the captured function"}});
+  }
+}
+
 void Recorder::refuse_generator(const std::string& change) {
   if (change.empty()) return;
   refuse({CaptureErrorKind::unsupported,

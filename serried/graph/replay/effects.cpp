@@ -104,21 +104,29 @@ Effects::Effects(Recorder& recorder, const std::vector<GradientState>& before,
   const std::vector<OuterTensor> outer_tensors = recorder.outer_tensors();
   const std::set<int32_t> shared = shared_storages(recorder.graph());
   first_added_ = recorder.graph().inputs().size();
+  struct Met {
+    Leaf leaf;
+    GradientState state;
+    int input;
+  };
+  std::vector<Met> leaves;
   for (const OuterTensor& outer : outer_tensors) {
     const at::Tensor t = outer.tensor.lock();
     if (!is_parameter(t) || (outer.input < 0 && !outer.is_of_surroundings())) continue;
     const Leaf leaf{t, outer.input};
     const GradientState state = state_before(before, outer);
     add_shared(leaf, state, arguments);
-    const bool is_added = add_input(recorder, leaf, state, shared);
-    add_gradient(recorder, leaf, state, is_added);
+    leaves.push_back({leaf, state, add_input(recorder, leaf, state, shared)});
   }
+  // Once all inputs are known: the gradient of one leaf may be what another one had.
+  for (const Met& met : leaves) add_gradient(recorder, met.leaf, met.state, met.input);
   for (const OuterTensor& outer : recorder.outer_tensors()) add_bump(outer);
 }
 
-void Effects::add_gradient(Recorder& recorder, const Leaf& leaf, const GradientState& state, bool is_added) {
+void Effects::add_gradient(Recorder& recorder, const Leaf& leaf, const GradientState& state, int input) {
   const at::Tensor before = state.grad.lock();  // undefined also where the call has dropped it
   const at::Tensor after = leaf.tensor.lock().grad();
+  const bool is_added = input >= 0;
   const bool was_used = before.defined() && recorder.find_known(part_of(before)) != kNoValue;
   if (!state.had_grad || (was_used && !is_added && after.is_same(before))) expected_.push_back({leaf, before});
   if (after.is_same(before) && before.defined() == state.had_grad) return;
@@ -129,15 +137,14 @@ void Effects::add_gradient(Recorder& recorder, const Leaf& leaf, const GradientS
     const Value& value = recorder.graph().value(given.value);
     if (is_kept(recorder, after, value)) given.kept = after;
     if (value.kind == ValueKind::computed) given.version = version_of(after);
-    if (is_added && !given.spec) count_from_input(recorder, value, given);
+    if (is_added && !given.spec) count_from_input(recorder, value, input, given);
     recorder.graph().gradients().push_back({meta_of(leaf.tensor.lock()).to_string(), given.value});
   }
   given_.push_back(std::move(given));
 }
 
 // A tensor and its aliases have one version between them.
-void Effects::count_from_input(const Recorder& recorder, const Value& value, Given& given) const {
-  const int input = int(first_added_ + added_.size()) - 1;
+void Effects::count_from_input(const Recorder& recorder, const Value& value, int input, Given& given) const {
   for (const OuterTensor& outer : recorder.outer_tensors()) {
     if (outer.input != input || recorder.value(outer.value).storage != value.storage) continue;
     given.alias_of = input;
@@ -146,14 +153,14 @@ void Effects::count_from_input(const Recorder& recorder, const Value& value, Giv
   }
 }
 
-bool Effects::add_input(Recorder& recorder, const Leaf& leaf, const GradientState& state,
-                        const std::set<int32_t>& shared) {
+int Effects::add_input(Recorder& recorder, const Leaf& leaf, const GradientState& state,
+                       const std::set<int32_t>& shared) {
   const at::Tensor part = state.part.lock();
   const ValueId id = recorder.find_known(part);
-  if (id == kNoValue || !is_exchangeable(recorder.graph().value(id), part, shared)) return false;
+  if (id == kNoValue || !is_exchangeable(recorder.graph().value(id), part, shared)) return -1;
   recorder.make_input(id, part);
   added_.push_back({leaf, meta_of(part), state.spec});
-  return true;
+  return int(first_added_ + added_.size()) - 1;
 }
 
 void Effects::drop_unused(Graph& graph) {

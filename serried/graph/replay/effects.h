@@ -103,10 +103,11 @@ class Effects {
 
     at::Tensor in(const std::vector<at::Tensor>& inputs) const;
   };
-  void add_gradient(Recorder& recorder, const Leaf& leaf, const GradientState& state, bool is_added);
+  /// `input` is the number of the gradient among the graph's inputs, -1: none.
+  void add_gradient(Recorder& recorder, const Leaf& leaf, const GradientState& state, int input);
   void add_shared(const Leaf& leaf, const GradientState& state, const std::vector<at::Tensor>& arguments);
-  void count_from_input(const Recorder& recorder, const Value& value, Given& given) const;
-  bool add_input(Recorder& recorder, const Leaf& leaf, const GradientState& state, const std::set<int32_t>& shared);
+  void count_from_input(const Recorder& recorder, const Value& value, int input, Given& given) const;
+  int add_input(Recorder& recorder, const Leaf& leaf, const GradientState& state, const std::set<int32_t>& shared);
   void add_bump(const OuterTensor& outer);
   void give(const Program& program, const std::vector<at::Tensor>& inputs) const;
   void bump(const std::vector<at::Tensor>& inputs) const;

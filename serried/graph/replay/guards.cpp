@@ -10,8 +10,9 @@
 #include <algorithm>
 
 #include "serried/graph/record/user_hooks.h"
-#include "serried/graph/replay/plain_value.h"
+#include "serried/graph/text/plain_value.h"
 #include "serried/mesh/mesh.h"
+#include "serried/tensor/dispatch/copied_view.h"
 #include "serried/tensor/meta.h"
 
 namespace serried::graph {
@@ -25,13 +26,20 @@ const char* on_off(bool on) {
   return on ? "on" : "off";
 }
 
+// Whether it is a DTensor that no op takes any more: a copied view whose base was written. Recorded, it raises.
+bool is_stale(const DTensorMeta* dtensor) {
+  return dtensor != nullptr && dtensor->copied_from != nullptr && dtensor->copied_from->has_changed();
+}
+
 // Others are refused when they are recorded.
 bool is_strided(const at::Tensor& t) {
   return t.layout() == at::kStrided && !t.is_nested();
 }
 
+// Also a part of it under another name, as from_blob() gives.
 bool has_memory(const at::Tensor& t, const c10::StorageImpl* storage) {
-  return storage != nullptr && storage_of(t) == storage;
+  const c10::StorageImpl* own = storage_of(t);
+  return storage != nullptr && own != nullptr && overlap(*own, *storage);
 }
 
 int64_t distance_between(const CallArguments& arguments, size_t i, int other) {
@@ -46,8 +54,10 @@ InputFacts facts_of(const CallArguments& arguments, size_t i) {
   if (!is_strided(t)) return facts;
   facts.meta = meta_of(t);
   facts.requires_grad = t.requires_grad();
+  facts.is_leaf = t.is_leaf();
   const DTensorMeta* dtensor = dtensor_meta(t);
   if (dtensor != nullptr) facts.spec = dtensor->spec;
+  facts.is_stale = is_stale(dtensor);
   const c10::StorageImpl* storage = storage_of(t);
   for (size_t k = i; k-- > 0;) {
     if (arguments.tensors[k].is_same(t)) facts.same_as = int(k);
@@ -77,9 +87,10 @@ bool same_input(const InputFacts& facts, const CallArguments& arguments, size_t 
   if (!is_strided(t) || t.sizes() != c10::IntArrayRef(facts.meta.sizes)) return false;
   if (t.scalar_type() != facts.meta.dtype || t.strides() != c10::IntArrayRef(facts.meta.strides)) return false;
   if (t.device() != facts.meta.device || t.requires_grad() != facts.requires_grad) return false;
-  if (t.is_conj() || t.is_neg() || (t.requires_grad() && num_user_hooks(t) > 0)) return false;
+  if (facts.requires_grad && (t.is_leaf() != facts.is_leaf || num_user_hooks(t) > 0)) return false;
+  if (t.is_conj() || t.is_neg()) return false;
   const DTensorMeta* dtensor = dtensor_meta(t);
-  if ((dtensor != nullptr ? dtensor->spec.get() : nullptr) != facts.spec.get()) return false;
+  if ((dtensor != nullptr ? dtensor->spec.get() : nullptr) != facts.spec.get() || is_stale(dtensor)) return false;
   return is_apart_as(facts, arguments, i);
 }
 
@@ -117,6 +128,9 @@ std::string input_difference(size_t i, const InputFacts& before, const InputFact
   if (before.requires_grad != now.requires_grad) {
     return changed("requires_grad of " + input, on_off(before.requires_grad), on_off(now.requires_grad));
   }
+  if (before.is_leaf != now.is_leaf) {
+    return changed(input, before.is_leaf ? "a leaf" : "no leaf", now.is_leaf ? "a leaf" : "no leaf");
+  }
   const auto other = [](int k, const char* none) { return k < 0 ? none : "input " + std::to_string(k); };
   if (before.same_as != now.same_as) {
     return changed(input, other(before.same_as, "a tensor of its own"), other(now.same_as, "a tensor of its own"));
@@ -128,6 +142,7 @@ std::string input_difference(size_t i, const InputFacts& before, const InputFact
     return c10::str(input, " lay ", before.distance, " bytes behind ", other(before.shares_with, ""), " and lies ",
                     now.distance, " bytes behind it");
   }
+  if (now.is_stale) return input + " is a copied view whose base was written";
   return input + " came with a hook on its gradient";
 }
 
@@ -138,6 +153,10 @@ std::string fact_text(const tape::Fact& fact, uint64_t value) {
 template <class Live, class Weak>
 bool all_live(const std::vector<Live>& lives, Weak Live::*weak) {
   return std::none_of(lives.begin(), lives.end(), [&](const Live& live) { return (live.*weak).expired(); });
+}
+
+bool all_live(const std::vector<WeakGenerator>& generators) {
+  return std::none_of(generators.begin(), generators.end(), [](const auto& weak) { return weak.expired(); });
 }
 
 std::string group_text(const c10d::ProcessGroup* group) {
@@ -205,6 +224,7 @@ std::string CallGuards::why_not(const CallArguments& arguments) const {
   }
   for (size_t i = 0; i < watched_.size(); ++i) {
     if (watched_[i] == arguments.watched[i]) continue;
+    if (watched_[i].text == arguments.watched[i].text) return *watched_[i].name + " is another one at the same address";
     return changed(*watched_[i].name, watched_[i].text, arguments.watched[i].text);
   }
   if (arguments.types != types_) return "arguments were of other types";
@@ -244,18 +264,20 @@ StateGuards::StateGuards(const Recording& replayable) {
     if (!t.defined() || outer.value == kNoValue || !outer.is_of_surroundings()) continue;
     const ValueKind kind = replayable.graph.value(outer.value).kind;
     if (kind == ValueKind::constant) continue;
-    tensors_.push_back({t, outer.place, t.requires_grad(), meta_of(t).to_string()});
+    tensors_.push_back({t, outer.place, t.requires_grad(), history_of(t), meta_of(t).to_string()});
   }
   for (const Group& group : replayable.groups) {
     groups_.push_back({c10::weak_intrusive_ptr<c10d::ProcessGroup>(group), plain_text(group)});
   }
+  generators_ = replayable.generators;
   objects_ = replayable.objects;
   facts_ = replayable.facts;
 }
 
 bool StateGuards::FoundTensor::is_there() const {
   const at::Tensor t = tensor.lock();
-  return t.defined() && place.holds(t) && t.requires_grad() == requires_grad;
+  return t.defined() && place.holds(t) && t.requires_grad() == requires_grad && has_history(t, history) &&
+         !is_stale(dtensor_meta(t));
 }
 
 std::string StateGuards::FoundTensor::why_not() const {
@@ -264,19 +286,22 @@ std::string StateGuards::FoundTensor::why_not() const {
   if (t.requires_grad() != requires_grad) {
     return changed("requires_grad of " + text, on_off(requires_grad), on_off(t.requires_grad()));
   }
+  if (is_stale(dtensor_meta(t))) return "the tensor " + text + " is a copied view whose base was written";
+  if (!has_history(t, history)) return "the tensor " + text + " has another history than when recorded";
   if (storage_of(t) == place.storage) return "the tensor " + text + " lies otherwise in its memory than when recorded";
   return "the tensor " + text + " has other memory than when recorded";
 }
 
 bool StateGuards::hold() const {
   return std::all_of(tensors_.begin(), tensors_.end(), [](const FoundTensor& found) { return found.is_there(); }) &&
-         all_live(groups_, &LiveGroup::group) && all_live(objects_, &LiveObject::object) && all_hold(facts_);
+         all_live(groups_, &LiveGroup::group) && all_live(objects_, &LiveObject::object) && all_live(generators_) &&
+         all_hold(facts_);
 }
 
 bool StateGuards::may_hold_again() const {
   return std::all_of(tensors_.begin(), tensors_.end(),
                      [](const FoundTensor& found) { return found.tensor.lock().defined(); }) &&
-         all_live(groups_, &LiveGroup::group) && all_live(objects_, &LiveObject::object);
+         all_live(groups_, &LiveGroup::group) && all_live(objects_, &LiveObject::object) && all_live(generators_);
 }
 
 std::string StateGuards::why_not() const {
@@ -289,6 +314,7 @@ std::string StateGuards::why_not() const {
   for (const LiveObject& live : objects_) {
     if (live.object.expired()) return live.name + " is gone";
   }
+  if (!all_live(generators_)) return "a generator that the step drew from is gone";
   for (const auto& [fact, value] : facts_) {
     const uint64_t now = fact.value();
     if (now != value) return changed(fact.name, fact_text(fact, value), fact_text(fact, now));

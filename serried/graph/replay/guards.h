@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "serried/comm/groups/group.h"
+#include "serried/graph/record/call.h"
 #include "serried/graph/record/recorder.h"
-#include "serried/graph/replay/call.h"
 #include "serried/tensor/spec.h"
 
 namespace serried::graph {
@@ -33,10 +33,12 @@ struct InputFacts {
   bool is_defined = false;
   TensorMeta meta = {};
   bool requires_grad = false;
+  bool is_leaf = true;   // of one that requires gradients
   int same_as = -1;      // an earlier argument that is the same tensor
   int shares_with = -1;  // the first argument that has memory in common with it
   int64_t distance = 0;  // from that one, in bytes
   SpecPtr spec = {};     // of a DTensor
+  bool is_stale = false;
 };
 
 /// Conditions on arguments and surroundings: known before a call runs.
@@ -73,6 +75,7 @@ class StateGuards {
     WeakTensor tensor;
     Place place;
     bool requires_grad;
+    WeakHistory history;
     std::string text;
     bool is_there() const;
     std::string why_not() const;
@@ -84,6 +87,7 @@ class StateGuards {
 
   std::vector<FoundTensor> tensors_;
   std::vector<LiveGroup> groups_;
+  std::vector<WeakGenerator> generators_;
   std::vector<LiveObject> objects_;
   std::vector<RecordedFact> facts_;
 };

@@ -49,8 +49,11 @@ bool goes_to_kernel(const Graph& graph, const Node& node) {
 
 }  // namespace
 
-Program::Program(const Graph& graph, const std::vector<Group>& groups)
-    : values_(graph.values().size()), is_fixed_(graph.values().size()), inputs_(graph.inputs()) {
+Program::Program(const Graph& graph, const std::vector<Group>& groups, std::vector<WeakGenerator> generators)
+    : values_(graph.values().size()),
+      is_fixed_(graph.values().size()),
+      inputs_(graph.inputs()),
+      generators_(std::move(generators)) {
   for (const Group& group : groups) groups_.emplace_back(group);
   const Arena arena(graph.arena_bytes());
   for (size_t id = 0; id < graph.values().size(); ++id) {
@@ -86,6 +89,7 @@ Program::Operand Program::operand_of(const Graph& graph, const Argument& argumen
     operand.constant = list_of(operand);
     operand.kind = Argument::Kind::constant;
   }
+  if (argument.kind == Argument::Kind::generator) operand.group = int(argument.constant.toInt());
   if (argument.kind != Argument::Kind::group) return operand;
   const std::string& name = argument.constant.toStringRef();
   const auto found =
@@ -139,6 +143,8 @@ void Program::bind(const std::vector<at::Tensor>& inputs) {
   }
   live_groups_.clear();
   for (const auto& group : groups_) live_groups_.emplace_back(group.lock());
+  live_generators_.clear();
+  for (const WeakGenerator& generator : generators_) live_generators_.emplace_back(at::Generator(generator.lock()));
 }
 
 void Program::run(const std::vector<at::Tensor>& inputs) {
@@ -150,14 +156,28 @@ void Program::run(const std::vector<at::Tensor>& inputs) {
     bind(inputs);
     for (Step& step : steps_) execute(step);
   } catch (...) {
+    land();
     clear();
     throw;
+  }
+}
+
+// What is still on its way reads and writes memory that the next run uses.
+void Program::land() noexcept {
+  for (ValueId id : changing_) {
+    if (!values_[id].isCustomClass()) continue;
+    try {
+      values_[id].toCustomClass<c10d::Work>()->wait();
+    } catch (const std::exception&) {
+      // The run that failed has raised already.
+    }
   }
 }
 
 void Program::clear() {
   stack_.clear();
   live_groups_.clear();
+  live_generators_.clear();
   for (ValueId id : changing_) values_[id] = IValue();
 }
 
@@ -165,6 +185,7 @@ void Program::push(Operand& operand) {
   switch (operand.kind) {
     case Argument::Kind::constant: stack_.push_back(operand.constant); return;
     case Argument::Kind::group: stack_.push_back(live_groups_[operand.group]); return;
+    case Argument::Kind::generator: stack_.push_back(live_generators_.at(operand.group)); return;
     case Argument::Kind::value:
       if (operand.is_last_use) {
         stack_.push_back(std::move(values_[operand.id]));

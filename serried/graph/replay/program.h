@@ -13,8 +13,9 @@ namespace serried::graph {
 
 class Program {
  public:
-  /// `groups` are those that the graph's collectives name; held weakly.
-  Program(const Graph& graph, const std::vector<Group>& groups);
+  /// `groups` are those that the graph's collectives name, `generators` those of users that it has numbers of; both are
+  /// held weakly.
+  Program(const Graph& graph, const std::vector<Group>& groups, std::vector<WeakGenerator> generators = {});
 
   /// `inputs` in the order of graph.inputs(). Outputs and gradients can be taken afterwards, until `clear`.
   void run(const std::vector<at::Tensor>& inputs);
@@ -23,11 +24,12 @@ class Program {
   void clear();
 
  private:
+  void land() noexcept;
   struct Operand {
     Argument::Kind kind;
     bool is_last_use = false;
     ValueId id = kNoValue;
-    int group = -1;
+    int group = -1;  // or generator
     c10::IValue constant = {};
     std::vector<ValueId> ids = {};
   };
@@ -54,7 +56,9 @@ class Program {
   std::vector<ValueId> changing_;  // what a run may leave
   std::vector<ValueId> inputs_;
   std::vector<c10::weak_intrusive_ptr<c10d::ProcessGroup>> groups_;
+  std::vector<WeakGenerator> generators_;
   std::vector<c10::IValue> live_groups_;  // while a run lasts
+  std::vector<c10::IValue> live_generators_;
   torch::jit::Stack stack_;
 };
 

@@ -145,6 +145,11 @@ class GraphReader {
     Node node{op, {}, std::move(results)};
     in.expect("(");
     for (const c10::Argument& declared : op.schema().arguments()) {
+      // Text of an earlier version ends before arguments that ops have got since.
+      if (declared.default_value() && in.next_is(")")) {
+        node.arguments.push_back(Argument::of(*declared.default_value()));
+        continue;
+      }
       if (!node.arguments.empty()) in.expect(",");
       in.accept(declared.name() + "=");
       node.arguments.push_back(read_argument(in, declared));

@@ -56,12 +56,14 @@ std::string layout_lines(std::string_view word, const std::vector<ValueId>& ids,
 void check_has_text(const Node& node) {
   for (size_t k = 0; k < node.arguments.size(); ++k) {
     const Argument& argument = node.arguments[k];
-    if (argument.kind != Argument::Kind::constant || has_literal(argument.constant)) continue;
-    raise<c10::ValueError>({"save",
-                            c10::str("argument \"", node.op.schema().arguments()[k].name(), "\" of ",
-                                     c10::toString(node.op.operator_name()), " is a ", literal_text(argument.constant),
-                                     ", which exists in this process only"),
-                            "use the default generator in the captured function, and no op that takes a storage"});
+    const bool is_generator = argument.kind == Argument::Kind::generator;
+    if (!is_generator && (argument.kind != Argument::Kind::constant || has_literal(argument.constant))) continue;
+    raise<c10::ValueError>(
+        {"save",
+         c10::str("argument \"", node.op.schema().arguments()[k].name(), "\" of ",
+                  c10::toString(node.op.operator_name()), " is a ",
+                  is_generator ? "generator" : literal_text(argument.constant), ", which exists in this process only"),
+         "use the default generator in the captured function, and no op that takes a storage"});
   }
 }
 

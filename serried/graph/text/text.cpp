@@ -85,6 +85,7 @@ class LineWriter {
       case Argument::Kind::optional_values: return list(argument.ids.begin(), argument.ids.end());
       case Argument::Kind::nested_values: return nested(argument);
       case Argument::Kind::group: return quoted_text(group_name(argument.constant.toStringRef()));
+      case Argument::Kind::generator: return "generator";
       case Argument::Kind::constant: return literal_text(argument.constant, literal_type(declared(k)));
     }
     return "";
@@ -104,7 +105,8 @@ class LineWriter {
     bool by_name = false;
     for (size_t k = 0; k < node_.arguments.size(); ++k) {
       const Argument::Kind kind = node_.arguments[k].kind;
-      by_name |= kind == Argument::Kind::constant || kind == Argument::Kind::group || is_output_argument(declared(k));
+      by_name |= kind == Argument::Kind::constant || kind == Argument::Kind::group ||
+                 kind == Argument::Kind::generator || is_output_argument(declared(k));
       if (!is_complete_ && is_default(k)) continue;
       const std::string name = kind == Argument::Kind::group && !is_complete_ ? "group" : declared(k).name();
       words.push_back((by_name ? name + "=" : "") + argument_text(k));

@@ -8,8 +8,8 @@
 
 #include "serried/base/bytes_text.h"
 #include "serried/base/markup.h"
-#include "serried/graph/text/report.h"
 #include "serried/graph/text/literal.h"
+#include "serried/graph/text/report.h"
 #include "serried/graph/text/text.h"
 
 namespace serried::graph {

@@ -13,11 +13,13 @@
 #include <type_traits>
 #include <vector>
 
+#include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 #include <torch/nn/pimpl.h>
 
 #include "serried/comm/groups/group.h"
 #include "serried/mesh/mesh.h"
+#include "serried/tensor/weak_tensor.h"
 
 namespace serried {
 namespace graph {
@@ -26,8 +28,9 @@ namespace graph {
 std::string plain_text(double value);
 std::string plain_text(float value);
 std::string plain_text(const at::Scalar& value);
-std::string plain_text(const at::Tensor& t);  // which tensor it is, not its data
-std::string plain_text(const Group& group);   // its name, which no other group has
+std::string plain_text(const at::Tensor& t);             // which tensor it is, not its data
+std::string plain_text(const at::Generator& generator);  // which one it is
+std::string plain_text(const Group& group);              // its name, which no other group has
 std::string plain_text(const DeviceMesh& mesh);
 std::string plain_text(const Placement& placement);
 
@@ -66,12 +69,50 @@ requires std::is_base_of_v<torch::nn::ModuleHolder<typename T::ContainedType>, T
   return holder.is_empty() ? "none" : plain_text(holder.ptr());
 }
 
+/// In quotes, so that no text looks like two.
+std::string text_in_list(std::string_view text);
+
 template <class T>
 std::string plain_text(const std::vector<T>& values) {
   std::string text = "[";
-  for (const T& value : values) text += (text.size() > 1 ? ", " : "") + plain_text(value);
+  for (const T& value : values) {
+    if (text.size() > 1) text += ", ";
+    if constexpr (std::is_convertible_v<const T&, std::string_view>) {
+      text += text_in_list(value);
+    } else {
+      text += plain_text(value);
+    }
+  }
   return text + "]";
 }
+
+/// The objects in a plain value, of which a text has the address only. Held weakly, which keeps the address of a tensor
+/// from another one; of what a shared_ptr owns the owner is compared.
+struct Identities {
+  std::vector<std::weak_ptr<const void>> objects = {};
+  std::vector<WeakTensor> tensors = {};
+  std::vector<c10::weak_intrusive_ptr<c10::GeneratorImpl>> generators = {};
+
+  template <class T>
+  void add(const T& value) {
+    if constexpr (std::is_base_of_v<at::Tensor, T>) {
+      tensors.emplace_back(value);
+    } else if constexpr (std::is_same_v<T, at::Generator>) {
+      generators.emplace_back(value.getIntrusivePtr());
+    } else if constexpr (requires { value.is_empty(), value.ptr(); }) {
+      if (!value.is_empty()) objects.push_back(value.ptr());
+    }
+  }
+  template <class T>
+  void add(const std::shared_ptr<T>& object) {
+    objects.push_back(object);
+  }
+  template <class T>
+  void add(const std::vector<T>& values) {
+    for (const T& value : values) add(value);
+  }
+  bool operator==(const Identities& other) const;
+};
 
 }  // namespace graph
 
@@ -81,17 +122,23 @@ class Watched {
  public:
   template <class T>
   Watched(std::string name, const T& variable)
-      : name_(std::move(name)), text_([&variable] { return graph::plain_text(variable); }) {}
+      : name_(std::move(name)), text_([&variable] { return graph::plain_text(variable); }), identities_([&variable] {
+          graph::Identities identities;
+          identities.add(variable);
+          return identities;
+        }) {}
   /// A temporary would be gone at the first call.
   template <class T>
   Watched(std::string name, const T&& variable) = delete;
 
   const std::string& name() const { return name_; }
   std::string text() const { return text_(); }
+  graph::Identities identities() const { return identities_(); }
 
  private:
   std::string name_;
   std::function<std::string()> text_;
+  std::function<graph::Identities()> identities_;
 };
 
 }  // namespace serried

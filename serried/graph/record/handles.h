@@ -11,6 +11,9 @@
 
 namespace serried::graph {
 
+/// Of all who own it, less the one that autograd takes of a leaf while a graph lives.
+size_t num_handles(const WeakTensor& tensor);
+
 /// No op shows which tensors a variable, a module or an optimizer of torch::optim holds, but who takes or drops one
 /// changes its number of handles. Such a change need not mean anything: one more recording tells.
 class HandleCounts {
@@ -27,13 +30,16 @@ class HandleCounts {
   std::string why_not() const;
 
  private:
+  template <class Weak>
   struct Counted {
-    WeakTensor tensor;
+    Weak object;
     c10::SmallVector<size_t, 2> counts;
 
     bool holds() const;
+    void add(const std::vector<Counted>& more);
   };
-  std::vector<Counted> tensors_;
+  std::vector<Counted<WeakTensor>> tensors_;
+  std::vector<Counted<WeakGenerator>> generators_;
 };
 
 }  // namespace serried::graph

@@ -1,11 +1,13 @@
 // Texts of numbers, groups and meshes.
-#include "serried/graph/replay/plain_value.h"
+#include "serried/graph/text/plain_value.h"
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <sstream>
 
 #include "serried/graph/graph.h"
+#include "serried/graph/text/literal.h"
 
 namespace serried::graph {
 namespace {
@@ -45,6 +47,11 @@ std::string plain_text(const at::Tensor& t) {
   return c10::str(meta_of(t).to_string(), " at ", static_cast<const void*>(t.unsafeGetTensorImpl()));
 }
 
+std::string plain_text(const at::Generator& generator) {
+  return generator.defined() ? c10::str("generator at ", static_cast<const void*>(generator.unsafeGetGeneratorImpl()))
+                             : "none";
+}
+
 std::string plain_text(const Group& group) {
   return group ? c10::str(group->getGroupName(), ", rank ", group->getRank(), "/", group->getSize()) : "none";
 }
@@ -55,6 +62,21 @@ std::string plain_text(const DeviceMesh& mesh) {
 
 std::string plain_text(const Placement& placement) {
   return to_string(placement);
+}
+
+std::string text_in_list(std::string_view text) {
+  return quoted_text(text);
+}
+
+bool Identities::operator==(const Identities& other) const {
+  const auto same = [](const auto& mine, const auto& theirs, const auto& are_same) {
+    return std::equal(mine.begin(), mine.end(), theirs.begin(), theirs.end(), are_same);
+  };
+  return same(objects, other.objects,
+              [](const auto& a, const auto& b) { return !a.owner_before(b) && !b.owner_before(a); }) &&
+         same(tensors, other.tensors, [](const auto& a, const auto& b) { return a.address() == b.address(); }) &&
+         same(generators, other.generators,
+              [](const auto& a, const auto& b) { return a._unsafe_get_target() == b._unsafe_get_target(); });
 }
 
 }  // namespace serried::graph

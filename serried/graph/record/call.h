@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "serried/graph/text/plain_value.h"
+
 namespace serried::graph {
 
 /// One condition, for readers.
@@ -18,6 +20,7 @@ struct Guard {
 struct WatchedText {
   const std::string* name;  // of CaptureOptions
   std::string text;
+  Identities identities = {};
   bool operator==(const WatchedText&) const = default;
 };
 
