@@ -9,6 +9,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^\s*```\s*(\S*)\s*(.*)$")
+FUNCTION = re.compile(r"`(serried/[\w/]+\.(?:h|cpp)):(\w+)`")
 VARIABLE = re.compile(r'\{\s*"([A-Z]\w+)"\s*,\s*"([^"]*)"\s*,\s*"([^"]*)"\s*\}')
 VARIABLE_ROW = re.compile(r"^\| `[A-Z]\w+` \|")
 
@@ -85,6 +86,16 @@ def check_links():
                     yield f"{page.relative_to(ROOT)}:{number}: {problem}"
 
 
+def check_functions():
+    """A walk names functions as `file:function`, in prose."""
+    for page in pages():
+        for number, line in prose(page):
+            for file, function in FUNCTION.findall(line):
+                path = ROOT / file
+                if not path.is_file() or not re.search(rf"\b{function}\(", path.read_text()):
+                    yield f"{page.relative_to(ROOT)}:{number}: {file} has no function {function}"
+
+
 def environment_rows():
     """The rows that docs/environment.md must have: the table of serried/base/env.cpp."""
     variables = VARIABLE.findall((ROOT / "serried/base/env.cpp").read_text())
@@ -108,7 +119,7 @@ def write_environment():
 
 
 def links():
-    problems = [*check_links(), *check_environment()]
+    problems = [*check_links(), *check_functions(), *check_environment()]
     print("\n".join(problems) if problems else "docs: links and tables fine")
     return 1 if problems else 0
 

@@ -107,6 +107,12 @@ class Docs(TreeTest):
         self.assertEqual(list(check_docs.check_links()),
                          ["docs/a.md:1: b.md does not exist", "docs/a.md:1: ../README.md#bottom: no heading of that name"])
 
+    def test_functions_that_walks_name_are_looked_for(self):
+        self.write("serried/a.cpp", "int first() { return 1; }\n")
+        self.write("docs/a.md", "`serried/a.cpp:first`, then `serried/a.cpp:second` and `serried/b.cpp:first`\n")
+        self.assertEqual(list(check_docs.check_functions()), ["docs/a.md:1: serried/a.cpp has no function second",
+                                                              "docs/a.md:1: serried/b.cpp has no function first"])
+
     def test_a_table_that_differs_is_found(self):
         self.assertEqual(list(check_docs.check_environment()), [])
         self.write("serried/base/env.cpp", '{"SERRIED_LOG", "all", "x"},\n{"SERRIED_NEW", "", "y"},\n')

@@ -127,9 +127,12 @@ std::string rule_of(const Line& line) {
 std::string handler_names() {
   std::ostringstream out;
   const std::pair<const char*, std::vector<HandlerEntry> (*)()> tables[] = {
-      {"random numbers", random_handlers},     {"what the host reads", host_read_handlers},
-      {"reductions", reduction_handlers},      {"losses", loss_handlers},
-      {"norms over the batch", norm_handlers}, {"strides and storage", metadata_handlers},
+      {"random numbers", random_handlers},
+      {"what the host reads", host_read_handlers},
+      {"reductions", reduction_handlers},
+      {"losses", loss_handlers},
+      {"norms over the batch", batch_norm_handlers},
+      {"strides and storage", metadata_handlers},
   };
   for (const auto& [what, table] : tables) {
     std::vector<std::string> names;
