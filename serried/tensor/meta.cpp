@@ -35,11 +35,17 @@ const c10::Storage& no_memory(const TensorKind& kind) {
     const TensorKind* kind;
     c10::Storage storage;
   };
-  thread_local std::deque<KindStorage> storages;
+  thread_local std::deque<KindStorage> storages;  // references stay good
   for (const KindStorage& each : storages) {
     if (each.kind == &kind) return each.storage;
   }
   return storages.emplace_back(KindStorage{&kind, make_storage(kind)}).storage;
+}
+
+// The same without a search: every result of an op needs it.
+const c10::Storage& no_memory_of_dtensors() {
+  thread_local const c10::Storage storage = make_storage(kDTensor);
+  return storage;
 }
 
 void set_content(c10::TensorImpl& impl, c10::intrusive_ptr<DistMeta> meta, const TensorLooks& looks) {
@@ -67,14 +73,14 @@ at::Tensor make_tensor(c10::intrusive_ptr<DistMeta> meta, const TensorLooks& loo
 
 at::Tensor wrap(at::Tensor local, SpecPtr spec, CopiedFromPtr copied_from) {
   // The constructor leaves out autograd's keys under InferenceMode.
-  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::Storage(no_memory(kDTensor)), kKeys,
+  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::Storage(no_memory_of_dtensors()), kKeys,
                                                    c10::scalarTypeToTypeMeta(spec->dtype));
   set_content(*impl, c10::make_intrusive<DTensorMeta>(std::move(local), std::move(spec), std::move(copied_from)));
   return at::Tensor(std::move(impl));
 }
 
 at::Tensor wrap_view(at::Tensor local, SpecPtr spec, const at::Tensor& base, CopiedFromPtr copied_from) {
-  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(no_memory(kDTensor)),
+  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(no_memory_of_dtensors()),
                                                    base.key_set(), c10::scalarTypeToTypeMeta(spec->dtype));
   set_content(*impl, c10::make_intrusive<DTensorMeta>(std::move(local), std::move(spec), std::move(copied_from)));
   return at::Tensor(std::move(impl));
@@ -92,7 +98,7 @@ void convert_in_place(const at::Tensor& plain, at::Tensor local, SpecPtr spec) {
   c10::TensorImpl& impl = *plain.unsafeGetTensorImpl();
   OpenTensorImpl::key_set(impl) =
       plain.is_inference() ? kHomeKeys | c10::DispatchKeySet(c10::DispatchKey::AutocastCPU) : kKeys;
-  OpenTensorImpl::storage(impl) = no_memory(kDTensor);
+  OpenTensorImpl::storage(impl) = no_memory_of_dtensors();
   OpenTensorImpl::dtype(impl) = c10::scalarTypeToTypeMeta(spec->dtype);
   set_content(impl, c10::make_intrusive<DTensorMeta>(std::move(local), std::move(spec)));
 }

@@ -52,8 +52,11 @@ TEST(CostModel, AChangeReachesPlansThatAreKept) {
   const auto take_back = [] { spmd::set_cost_model({}); };
   expect_follows([](const at::Tensor& a, const at::Tensor& b) { return a + b; }, change, take_back);
   expect_follows([](const at::Tensor& a, const at::Tensor& b) { return at::rsub(a, b); }, change, take_back);
-  expect_follows([](const at::Tensor& a, const at::Tensor& b) { return at::_foreach_add({a}, {b})[0]; }, change,
-                 take_back);
+  expect_follows(
+      [](const at::Tensor& a, const at::Tensor& b) {
+        return at::_foreach_add(std::vector<at::Tensor>{a}, std::vector<at::Tensor>{b})[0];
+      },
+      change, take_back);
 }
 
 TEST(CostModel, IsThatOfTheBackendOfTheAxis) {

@@ -154,13 +154,24 @@ class Explanation {
     out_ << "sent by each rank: " << bytes_text(total) << "\n";
   }
 
+  // What is written in place lies as before, wherever the op saw it.
+  const Placements& result_placements(size_t o) const {
+    int argument = o < size_t(info_.num_returns) ? info_.return_alias[o] : -1;
+    for (int slot : trace_.slots) {
+      const int own = call_.tensor(size_t(slot)).argument;
+      if (info_.num_returns == 0 && argument < 0 && info_.is_written[own]) argument = own;
+      if (own == argument && !info_.is_metadata_change) return current(slot);
+    }
+    return trace_.plan.outputs[o].placements;
+  }
+
   void write_outputs() {
     const spmd::Plan& plan = trace_.plan;
     for (size_t o = 0; o < plan.outputs.size(); ++o) {
       const spmd::OutputPlan& output = plan.outputs[o];
       out_ << "result";
       if (plan.outputs.size() > 1) out_ << " " << o;
-      out_ << ": " << (output.list ? "a list, each " : "") << to_string(output.placements) << "\n";
+      out_ << ": " << (output.list ? "a list, each " : "") << to_string(result_placements(o)) << "\n";
     }
     if (plan.fixups.empty()) return;
     out_ << "local call differs by:";

@@ -6,9 +6,9 @@
 #include <tuple>
 #include <utility>
 
+#include "serried/tape/tape.h"
 #include "serried/tensor/dispatch/cached_plan.h"
 #include "serried/tensor/dispatch/dispatch.h"
-#include "serried/tape/tape.h"
 
 namespace serried {
 namespace {

@@ -12,10 +12,10 @@
 
 #include "serried/base/error.h"
 #include "serried/base/log.h"
+#include "serried/tape/tape.h"
 #include "serried/tensor/debug/comm_notes.h"
 #include "serried/tensor/dispatch/cached_plan.h"
 #include "serried/tensor/dispatch/copied_view.h"
-#include "serried/tape/tape.h"
 #include "serried/tensor/guards.h"
 #include "serried/tensor/random/rank_generator.h"
 #include "serried/tensor/redistribute/redistribute.h"

@@ -14,8 +14,8 @@
 #include "serried/base/error.h"
 #include "serried/comm/collectives/collectives.h"
 #include "serried/comm/groups/live_groups.h"
-#include "serried/tensor/dispatch/local_only.h"
 #include "serried/tape/tape.h"
+#include "serried/tensor/dispatch/local_only.h"
 #include "serried/tensor/random/rank_generator.h"
 
 namespace serried {

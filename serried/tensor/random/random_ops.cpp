@@ -5,10 +5,10 @@
 #include <ATen/ExpandUtils.h>
 
 #include "serried/base/error.h"
+#include "serried/tape/tape.h"
 #include "serried/tensor/dispatch/copied_view.h"
 #include "serried/tensor/dispatch/handling.h"
 #include "serried/tensor/dispatch/local_only.h"
-#include "serried/tape/tape.h"
 #include "serried/tensor/making/like.h"
 #include "serried/tensor/meta.h"
 #include "serried/tensor/random/random.h"
