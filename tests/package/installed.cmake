@@ -10,7 +10,7 @@ endfunction()
 # As after `make demo`, which builds less than is installed.
 file(REMOVE ${BUILD}/bin/serried-plan)
 run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${prefix})
-foreach(private pch.h launch comm/backends graph/record)
+foreach(private pch.h launch tape comm/backends graph/record/recorder.h)
   if(EXISTS ${prefix}/include/serried/${private})
     message(FATAL_ERROR "include/serried/${private} is private but was installed")
   endif()

@@ -101,13 +101,9 @@ bool has_gradient_with_history(const Recorder& recorder) {
   });
 }
 
-// Where autograd replays views, as it does for DTensors, the way back from a view holds what it was taken from, and
-// nothing shows that.
-bool may_be_held_by_views(const Recorder& recorder, ValueId id) {
-  if (!c10::AutogradState::get_tls_state().get_view_replay_enabled()) return false;
-  const std::vector<Value>& values = recorder.values();
-  const int32_t storage = recorder.value(id).storage;
-  return std::count_if(values.begin(), values.end(), [&](const Value& value) { return value.storage == storage; }) > 1;
+// Whether the function has met DTensors: autograd and their parts then hold tensors in ways that nothing shows.
+bool has_met_dtensors() {
+  return c10::AutogradState::get_tls_state().get_view_replay_enabled();
 }
 
 const Node* maker_of(const Graph& graph, ValueId id, size_t& index) {
@@ -163,19 +159,17 @@ ArgumentHandles::ArgumentHandles(const std::vector<at::Tensor>& arguments) {
 std::vector<KeptTensor> ArgumentHandles::kept_now(const Recorder& recorder,
                                                   const std::vector<at::Tensor>& results) const {
   std::vector<KeptTensor> kept;
-  if (has_gradient_with_history(recorder)) return kept;
+  if (has_gradient_with_history(recorder) || has_met_dtensors()) return kept;
   const Holders holders = holders_of(recorder, results);
   for (const Argument& argument : arguments_) {
     KeptTensor held{.tensor = argument.tensor, .value = recorder.input(argument.number)};
     held.argument = int(argument.number);
     held.explained = argument.handles + holders.handles_of(argument.tensor);
-    if (held.value == kNoValue || may_be_held_by_views(recorder, held.value)) continue;
-    if (held.is_kept()) kept.push_back(std::move(held));
+    if (held.value != kNoValue && held.is_kept()) kept.push_back(std::move(held));
   }
   const std::unordered_set<int32_t> handed_out = recorder.storages_handed_out();
   for (const MadeTensor& made : recorder.made()) {
     if (handed_out.count(recorder.value(made.value).storage) != 0) continue;
-    if (may_be_held_by_views(recorder, made.value)) continue;
     KeptTensor held{made.tensor, made.storage, made.value, -1, holders.handles_of(made.tensor)};
     held.tensors_explained = holders.tensors_in(made.storage._unsafe_get_target());
     if (held.is_kept()) kept.push_back(std::move(held));
