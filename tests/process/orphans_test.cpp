@@ -33,18 +33,21 @@ int zombies_of(pid_t parent) {
   return count;
 }
 
-// The launcher hears of the deaths a moment later.
-void expect_zombies(const Command& command, int count) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(5);
-  while (zombies_of(command.pid()) > count && std::chrono::steady_clock::now() < deadline) ::poll(nullptr, 0, 5);
-  EXPECT_EQ(zombies_of(command.pid()), count);
+// Orphans die a moment after they are killed, and the launcher hears of it a moment later.
+void expect_children(const Command& command, size_t count, int num_zombies) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  const auto are_there = [&] {
+    return children_of(command.pid()).size() == count && zombies_of(command.pid()) == num_zombies;
+  };
+  while (!are_there() && std::chrono::steady_clock::now() < deadline) ::poll(nullptr, 0, 5);
+  EXPECT_EQ(children_of(command.pid()).size(), count);
+  EXPECT_EQ(zombies_of(command.pid()), num_zombies);
 }
 
 TEST(LaunchOrphans, ThatEndTogetherAreAllReaped) {
   Command command(shell({"-n", "1"}, std::string(kMakeOrphans) + "kill -9 $pids; echo killed; exec sleep 100"));
   command.wait_for("killed");
-  expect_zombies(command, 0);
-  EXPECT_EQ(children_of(command.pid()).size(), 2u) << "the rank and the guard";
+  expect_children(command, 2, 0);  // the rank and the guard
   command.send(SIGINT);
   command.finish();
   EXPECT_TRUE(command.nothing_left());
@@ -57,7 +60,7 @@ TEST(LaunchOrphans, AreReapedAlsoAfterARankHasEnded) {
   Command command(shell({"-n", "2"}, "if [ $RANK = 0 ]; then echo > " + fifo + "; exit 0; fi\nread x < " + fifo + "\n" +
                                          kMakeOrphans + "kill -9 $pids; echo killed; exec sleep 100"));
   command.wait_for("killed");
-  expect_zombies(command, 1);
+  expect_children(command, 3, 1);
   command.send(SIGINT);
   command.finish();
   EXPECT_TRUE(command.nothing_left());

@@ -101,9 +101,16 @@ bool has_gradient_with_history(const Recorder& recorder) {
   });
 }
 
-// Whether the function has met DTensors: autograd and their parts then hold tensors in ways that nothing shows.
+// Whether the function has met DTensors: arguments may then be parts, and autograd's way back from a view holds what
+// the view was taken from, which nothing shows.
 bool has_met_dtensors() {
   return c10::AutogradState::get_tls_state().get_view_replay_enabled();
+}
+
+bool has_views(const Recorder& recorder, ValueId id) {
+  const std::vector<Value>& values = recorder.values();
+  const int32_t storage = recorder.value(id).storage;
+  return std::count_if(values.begin(), values.end(), [&](const Value& value) { return value.storage == storage; }) > 1;
 }
 
 const Node* maker_of(const Graph& graph, ValueId id, size_t& index) {
@@ -159,17 +166,19 @@ ArgumentHandles::ArgumentHandles(const std::vector<at::Tensor>& arguments) {
 std::vector<KeptTensor> ArgumentHandles::kept_now(const Recorder& recorder,
                                                   const std::vector<at::Tensor>& results) const {
   std::vector<KeptTensor> kept;
-  if (has_gradient_with_history(recorder) || has_met_dtensors()) return kept;
+  if (has_gradient_with_history(recorder)) return kept;
+  const bool with_dtensors = has_met_dtensors();
   const Holders holders = holders_of(recorder, results);
   for (const Argument& argument : arguments_) {
     KeptTensor held{.tensor = argument.tensor, .value = recorder.input(argument.number)};
     held.argument = int(argument.number);
     held.explained = argument.handles + holders.handles_of(argument.tensor);
-    if (held.value != kNoValue && held.is_kept()) kept.push_back(std::move(held));
+    if (held.value != kNoValue && !with_dtensors && held.is_kept()) kept.push_back(std::move(held));
   }
   const std::unordered_set<int32_t> handed_out = recorder.storages_handed_out();
   for (const MadeTensor& made : recorder.made()) {
     if (handed_out.count(recorder.value(made.value).storage) != 0) continue;
+    if (with_dtensors && has_views(recorder, made.value)) continue;
     KeptTensor held{made.tensor, made.storage, made.value, -1, holders.handles_of(made.tensor)};
     held.tensors_explained = holders.tensors_in(made.storage._unsafe_get_target());
     if (held.is_kept()) kept.push_back(std::move(held));

@@ -149,6 +149,7 @@ class Recorder final : public tape::Recorder {
   Recording take();
   Graph& graph() { return recording_.graph; }
   const Value& value(ValueId id) const { return recording_.graph.value(id); }
+  const std::vector<Value>& values() const { return recording_.graph.values(); }
   /// Throws what was met that cannot be replayed; only now, so that the function has run to its end.
   void raise_refusal() const;
   bool ran_backward() const { return recording_.ran_backward; }
