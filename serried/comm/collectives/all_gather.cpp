@@ -28,11 +28,7 @@ struct AllGather {
                             .inputs = input,
                             .outputs = pieces.outputs(),
                             .timeout = in_milliseconds(timeout)};
-    if (!pieces.need_join()) {
-      carry_out(group, gather, started);
-    } else {
-      carry_out(group, gather, started, [pieces] { pieces.join(); });
-    }
+    carry_out(group, gather, started, pieces.what_is_left());
     return result;
   }
   static at::Tensor meta(const at::Tensor& x, const Group&, int64_t dim, at::IntArrayRef sizes) {
@@ -48,24 +44,12 @@ struct AllGather {
   }
 };
 
-struct AllGatherInto {
+struct AllGatherInto : MovingInto {
   static constexpr const char* kName = "all_gather_into";
-  static constexpr bool kWrites = true;
-  static constexpr const char* kArguments =
-      "Tensor(a!) output, Tensor x, __torch__.torch.classes.c10d.ProcessGroup group";
 
   static void kernel(const at::Tensor& output, const at::Tensor& x, const Group& group, TimeoutMs timeout,
                      WorkPtr* started) {
-    const at::Tensor input = x.contiguous();
-    const Collective gather{.kind = watch::Kind::all_gather,
-                            .where = kName,
-                            .inputs = input,
-                            .outputs = output,
-                            .timeout = in_milliseconds(timeout)};
-    carry_out(group, gather, started);
-  }
-  static void refuse_gradient(const at::Tensor& output, const at::Tensor& x, const Group&) {
-    refuse_gradient_into(output, x);
+    move_into(watch::Kind::all_gather, kName, output, x, group, timeout, started);
   }
 };
 

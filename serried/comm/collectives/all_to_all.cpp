@@ -29,11 +29,7 @@ struct AllToAll {
                               .inputs = sent,
                               .outputs = pieces.outputs(),
                               .timeout = in_milliseconds(timeout)};
-    if (!pieces.need_join()) {
-      carry_out(group, exchange, started);
-    } else {
-      carry_out(group, exchange, started, [pieces] { pieces.join(); });
-    }
+    carry_out(group, exchange, started, pieces.what_is_left());
     return result;
   }
   // Where both dims are one, what comes replaces what went.
@@ -56,24 +52,12 @@ struct AllToAll {
   }
 };
 
-struct AllToAllInto {
+struct AllToAllInto : MovingInto {
   static constexpr const char* kName = "all_to_all_into";
-  static constexpr bool kWrites = true;
-  static constexpr const char* kArguments =
-      "Tensor(a!) output, Tensor x, __torch__.torch.classes.c10d.ProcessGroup group";
 
   static void kernel(const at::Tensor& output, const at::Tensor& x, const Group& group, TimeoutMs timeout,
                      WorkPtr* started) {
-    const at::Tensor input = x.contiguous();
-    const Collective exchange{.kind = watch::Kind::all_to_all,
-                              .where = kName,
-                              .inputs = input,
-                              .outputs = output,
-                              .timeout = in_milliseconds(timeout)};
-    carry_out(group, exchange, started);
-  }
-  static void refuse_gradient(const at::Tensor& output, const at::Tensor& x, const Group&) {
-    refuse_gradient_into(output, x);
+    move_into(watch::Kind::all_to_all, kName, output, x, group, timeout, started);
   }
 };
 

@@ -186,17 +186,13 @@ Started begin(c10d::Backend& backend, const Collective& c) {
   }
 }
 
-bool is_peer(const Collective& c) {
-  return c.kind == watch::Kind::send || c.kind == watch::Kind::recv;
-}
-
 }  // namespace
 
 WorkPtr start_by_c10d(c10d::Backend& backend, const Collective& collective) {
   const at::AutoDispatchBelowADInplaceOrView below;
   FlightOptions options{collective.where, backend.getBackendName()};
   // A send and a receive have no options: their timeout is that of the wait.
-  if (is_peer(collective) && collective.timeout != c10d::kUnsetTimeout) options.timeout = collective.timeout;
+  if (collective.is_point_to_point() && collective.timeout != c10d::kUnsetTimeout) options.timeout = collective.timeout;
   Started started = in_our_words(options.where, options.backend, [&] { return begin(backend, collective); });
   return c10::make_intrusive<Flight>(std::move(started.work), std::move(started.after), std::move(options));
 }

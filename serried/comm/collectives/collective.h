@@ -23,6 +23,8 @@ struct Collective {
   int root = -1;  // or the peer of send and recv
   int tag = 0;
   std::chrono::milliseconds timeout = c10d::kUnsetTimeout;  // unset: the group's
+
+  bool is_point_to_point() const { return kind == watch::Kind::send || kind == watch::Kind::recv; }
 };
 
 /// What a backend can do by itself. The door (door.h) does the rest around it.
@@ -45,7 +47,10 @@ class Carrier {
   virtual void set_nan_check(watch::NanCheck mode);
 };
 
+/// Null where `backend` is not one of ours.
+Carrier* find_carrier(c10d::Backend& backend);
+
 /// Those of `backend`, none where it is not one of ours.
-Capabilities capabilities_of(const c10d::Backend& backend);
+Capabilities capabilities_of(c10d::Backend& backend);
 
 }  // namespace serried::detail

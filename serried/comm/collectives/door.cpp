@@ -74,7 +74,7 @@ c10::intrusive_ptr<c10d::Backend> backend_for(const Group& group, const Collecti
 
 // Null where the backend has to be asked by c10d's calls.
 Carrier* carrier_of(c10d::Backend& backend, const Collective& c) {
-  auto* carrier = dynamic_cast<Carrier*>(&backend);
+  Carrier* carrier = find_carrier(backend);
   if (carrier == nullptr) return nullptr;
   const Capabilities can = carrier->capabilities();
   const at::Tensor* x = first_tensor(c);
@@ -115,8 +115,12 @@ void Carrier::set_nan_check(watch::NanCheck) {
   TORCH_INTERNAL_ASSERT(false, "this backend cannot check for NaN");
 }
 
-Capabilities capabilities_of(const c10d::Backend& backend) {
-  const auto* carrier = dynamic_cast<const Carrier*>(&backend);
+Carrier* find_carrier(c10d::Backend& backend) {
+  return dynamic_cast<Carrier*>(&backend);
+}
+
+Capabilities capabilities_of(c10d::Backend& backend) {
+  const Carrier* carrier = find_carrier(backend);
   return carrier != nullptr ? carrier->capabilities() : Capabilities();
 }
 

@@ -48,7 +48,8 @@ void check_nan(watch::NanCheck mode, const at::Tensor& sent, const char* op, int
 
 void watch::set_nan_check(const c10::intrusive_ptr<c10d::ProcessGroup>& group, NanCheck mode) {
   const auto backend = group->getBackend(c10::DeviceType::CPU);
-  if (detail::capabilities_of(*backend).checks_nan) return dynamic_cast<detail::Carrier&>(*backend).set_nan_check(mode);
+  detail::Carrier* carrier = detail::find_carrier(*backend);
+  if (carrier != nullptr && carrier->capabilities().checks_nan) return carrier->set_nan_check(mode);
   raise<c10::NotImplementedError>({"set_nan_check",
                                    c10::str("the backend ", backend->getBackendName(), " cannot check for NaN"),
                                    "use one of serried's own backends: gloo, shm, threads"});

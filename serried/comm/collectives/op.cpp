@@ -58,6 +58,14 @@ void refuse_gradient_into(const at::Tensor& output, const at::Tensor& x) {
                           "use the functional form, or call it under torch::NoGradGuard"});
 }
 
+void move_into(watch::Kind kind, const char* where, const at::Tensor& output, const at::Tensor& x, const Group& group,
+               TimeoutMs timeout, WorkPtr* started) {
+  const at::Tensor input = x.contiguous();
+  const Collective moving{
+      .kind = kind, .where = where, .inputs = input, .outputs = output, .timeout = in_milliseconds(timeout)};
+  carry_out(group, moving, started);
+}
+
 c10d::ReduceOp::RedOpType differentiable_op(AutogradContext* ctx, std::string_view where) {
   const auto op = c10d::ReduceOp::RedOpType(ctx->saved_data["op"].toInt());
   if (op == c10d::ReduceOp::SUM || op == c10d::ReduceOp::AVG) return op;

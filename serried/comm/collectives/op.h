@@ -3,6 +3,7 @@
 #pragma once
 
 #include "serried/comm/collectives/door.h"
+#include "serried/comm/collectives/ops.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
@@ -17,18 +18,13 @@
 
 namespace serried::detail {
 
-using ReduceOpPtr = c10::intrusive_ptr<c10d::ReduceOp>;
 using TimeoutMs = std::optional<int64_t>;  // in milliseconds; none: the group's
 using torch::autograd::AutogradContext;
 
 /// As custom classes travel in schemas; a recorder can read the group's name.
 inline constexpr const char* kGroupArgument = "__torch__.torch.classes.c10d.ProcessGroup group";
-inline constexpr const char* kReduceOpArgument = "__torch__.torch.classes.c10d.ReduceOp op";
 
 std::string schema_text(const std::string& name, const std::string& arguments, const std::string& results);
-
-/// `op` as ops take it; the plain ones are shared, so that a call allocates nothing.
-ReduceOpPtr share(const c10d::ReduceOp& op);
 
 inline std::chrono::milliseconds in_milliseconds(TimeoutMs timeout) {
   return timeout ? std::chrono::milliseconds(*timeout) : c10d::kUnsetTimeout;
@@ -215,6 +211,19 @@ struct PlainOp {
 void refuse_gradient_in_place(const at::Tensor& x, std::string_view where, const std::string& fix);
 /// The same for a given output.
 void refuse_gradient_into(const at::Tensor& output, const at::Tensor& x);
+
+/// What collectives that move equal pieces into a given output have in common; they add kName and a kernel.
+struct MovingInto {
+  static constexpr bool kWrites = true;
+  static constexpr const char* kArguments =
+      "Tensor(a!) output, Tensor x, __torch__.torch.classes.c10d.ProcessGroup group";
+
+  static void refuse_gradient(const at::Tensor& output, const at::Tensor& x, const Group&) {
+    refuse_gradient_into(output, x);
+  }
+};
+void move_into(watch::Kind kind, const char* where, const at::Tensor& output, const at::Tensor& x, const Group& group,
+               TimeoutMs timeout, WorkPtr* started);
 
 /// Which of SUM and AVG was saved as "op"; NotImplementedError for other reductions: they have no gradient.
 c10d::ReduceOp::RedOpType differentiable_op(AutogradContext* ctx, std::string_view where);

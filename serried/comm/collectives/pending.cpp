@@ -72,16 +72,18 @@ class Reading {
   const uint32_t version_;
 };
 
+at::Tensor landed(const OnItsWay& started, const Reading& reading) {
+  std::get<WorkPtr>(started)->wait();
+  reading.check_unwritten();
+  return std::get<at::Tensor>(started);
+}
+
 class OnTheWay final : public PendingState {
  public:
   OnTheWay(OnItsWay started, Sent sent) : started_(std::move(started)), reading_(std::move(sent)) {}
 
  private:
-  at::Tensor finish() override {
-    std::get<WorkPtr>(started_)->wait();
-    reading_.check_unwritten();
-    return std::get<at::Tensor>(started_);
-  }
+  at::Tensor finish() override { return landed(started_, reading_); }
   bool is_there() override { return std::get<WorkPtr>(started_)->isCompleted(); }
 
   const OnItsWay started_;
@@ -125,9 +127,7 @@ class Due final : public PendingState {
     start_what_is_due(group_);  // those before it first
     start_now();                // waits if another thread does so
     if (error_) std::rethrow_exception(error_);
-    std::get<WorkPtr>(started_)->wait();
-    reading_.check_unwritten();
-    return std::get<at::Tensor>(started_);
+    return landed(started_, reading_);
   }
   bool is_there() override {
     {

@@ -111,11 +111,17 @@ SizeExchange::SizeExchange(const char* where, const at::Tensor& x, const Group& 
                            TimeoutMs timeout, bool now) {
   at::AutoDispatchBelowADInplaceOrView below;
   const int64_t length = int64_t(mine.size());
-  at::Tensor own = at::empty({length}, at::kLong);
-  std::copy(mine.begin(), mine.end(), own.mutable_data_ptr<int64_t>());
+  mine_ = at::empty({length}, at::kLong);
+  all_ = at::empty({group->getSize(), length}, at::kLong);
+  std::copy(mine.begin(), mine.end(), mine_.mutable_data_ptr<int64_t>());
   // Filled with this rank's own, so that a backend that moves nothing makes all ranks alike.
-  mine_ = own.to(x.device());
-  all_ = own.expand({group->getSize(), length}).contiguous().to(x.device());
+  for (int64_t rank = 0; rank < group->getSize(); ++rank) {
+    std::copy(mine.begin(), mine.end(), all_.mutable_data_ptr<int64_t>() + rank * length);
+  }
+  if (!x.is_cpu()) {
+    mine_ = mine_.to(x.device());
+    all_ = all_.to(x.device());
+  }
   const Collective gather{.kind = watch::Kind::all_gather,
                           .where = where,
                           .inputs = mine_,

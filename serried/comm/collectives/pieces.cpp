@@ -55,8 +55,9 @@ ArrivingPieces::ArrivingPieces(const at::Tensor& whole, int64_t dim, c10::IntArr
   }
 }
 
-void ArrivingPieces::join() const {
-  if (!in_place_) at::cat_out(const_cast<at::Tensor&>(whole_), outputs_, dim_);
+std::function<void()> ArrivingPieces::what_is_left() const {
+  if (in_place_) return nullptr;
+  return [whole = whole_, pieces = outputs_, dim = dim_]() mutable { at::cat_out(whole, pieces, dim); };
 }
 
 }  // namespace serried::detail

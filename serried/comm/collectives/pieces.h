@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 namespace serried::detail {
@@ -28,8 +29,8 @@ class ArrivingPieces {
 
   /// What a Collective gets: the whole where equal pieces lie in it in a row, else a tensor per rank.
   at::TensorList outputs() const { return outputs_; }
-  bool need_join() const { return !in_place_; }
-  void join() const;
+  /// Once they are there; empty where they lie in their places.
+  std::function<void()> what_is_left() const;
 
  private:
   at::Tensor whole_;

@@ -8,10 +8,6 @@ namespace {
 using detail::Collective;
 using watch::Kind;
 
-bool is_peer_call(const Collective& c) {
-  return c.kind == Kind::send || c.kind == Kind::recv;
-}
-
 c10d::OpType type_of(Kind kind) {
   switch (kind) {
     case Kind::all_reduce: return c10d::OpType::ALLREDUCE;
@@ -68,7 +64,7 @@ struct Contributions {
 }  // namespace
 
 void ShmBackend::run(const Collective& c) {
-  if (is_peer_call(c)) {
+  if (c.is_point_to_point()) {
     post(c)->wait();
     return;
   }
@@ -80,7 +76,7 @@ void ShmBackend::run(const Collective& c) {
 }
 
 WorkPtr ShmBackend::start(const Collective& c) {
-  if (is_peer_call(c)) return post(c);
+  if (c.is_point_to_point()) return post(c);
   check_nan(c.inputs, watch::kind_name(c.kind));
   Contributions contributions(c);
   Task task;
