@@ -199,20 +199,5 @@ TEST(Board, LeavesNoFileOpen) {
   EXPECT_EQ(count(), before);
 }
 
-TEST(Board, EnteringIsCheap) {
-  const Boards boards = make_boards(2);
-  const Record first = call(1, {512, 4});
-  constexpr int kTimes = 100000;
-  const auto begin = std::chrono::steady_clock::now();
-  for (int i = 1; i <= kTimes; ++i) {
-    Record record = first;
-    record.sequence = uint64_t(i);
-    for (const auto& board : boards) enter(*board, record);
-  }
-  const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - begin;
-  RecordProperty("ns", std::to_string(took.count() / kTimes / 2));
-  EXPECT_LT(took.count() / kTimes / 2, 2000) << "about 50 ns on a quiet machine";
-}
-
 }  // namespace
 }  // namespace serried::detail

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <chrono>
 #include <numeric>
 #include <random>
 #include <thread>
@@ -24,9 +25,11 @@ class ConformanceAsync : public testing::OnRanks {};
 
 INSTANTIATE_TEST_SUITE_P(On, ConformanceAsync, ::testing::ValuesIn(testing::settings({1, 2, 3, 4})), testing::name_of);
 
-// Lets the other ranks run ahead by a random time.
+// Lets the other ranks run ahead by a random time. Not by a number of yields: on a busy machine each takes
+// milliseconds.
 void dawdle(std::mt19937& random) {
-  for (uint32_t i = random() % 300; i > 0; --i) std::this_thread::yield();
+  const auto until = std::chrono::steady_clock::now() + std::chrono::microseconds(random() % 300);
+  while (std::chrono::steady_clock::now() < until) std::this_thread::yield();
 }
 
 TEST_P(ConformanceAsync, WorksAreWaitedForInAnyOrder) {

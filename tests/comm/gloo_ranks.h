@@ -60,7 +60,7 @@ inline std::vector<std::string> on_threads(int size, const std::function<void(in
 
 using RankFn = std::function<void(int rank, const Group& group)>;
 
-inline std::vector<std::string> on_ranks(int size, const RankFn& fn, std::chrono::milliseconds timeout = 20s,
+inline std::vector<std::string> on_ranks(int size, const RankFn& fn, std::chrono::milliseconds timeout = 120s,
                                          const Store& store = c10::make_intrusive<c10d::HashStore>()) {
   const std::string name = unique_name();
   return on_threads(size, [&](int rank) { fn(rank, make(store, rank, size, name, timeout)); });

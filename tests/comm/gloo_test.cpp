@@ -196,7 +196,7 @@ TEST(Gloo, KeepsItsNameAndKind) {
     const auto backend = group->getBackend(c10::DeviceType::CPU);
     EXPECT_EQ(backend->getBackendName(), "gloo");
     EXPECT_TRUE(backend->supportsSplitting());
-    EXPECT_EQ(backend->getBackendOptions()->timeout, 20s);
+    EXPECT_EQ(backend->getBackendOptions()->timeout, 120s);
     backend->setTimeout(7s);
     EXPECT_EQ(backend->getBackendOptions()->timeout, 7s);
     EXPECT_EQ(backend->getError(), c10d::ErrorType::SUCCESS);

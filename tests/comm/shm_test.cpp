@@ -259,8 +259,9 @@ TEST(ShmEnds, ATimeoutSaysWhoIsMissing) {
       3,
       [&](const Group& g) {
         const Group other =
-            new_group("shm", {.timeout = 200ms, .store = g->getStore(), .rank = g->getRank(), .world_size = 3});
+            new_group("shm", {.timeout = 60s, .store = g->getStore(), .rank = g->getRank(), .world_size = 3});
         barrier(other);
+        other->setTimeout(1s);
         if (g->getRank() == 1) return raised.wait();
         const at::Tensor x = at::ones({4});
         EXPECT_THAT(testing::error_text<c10::DistBackendError>([&] { all_reduce_(x, other); }),

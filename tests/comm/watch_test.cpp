@@ -1,8 +1,6 @@
 // Records, fingerprints and the sentences of the watch.
 #include "serried/comm/collectives/watch.h"
 
-#include <chrono>
-
 namespace serried::watch {
 namespace {
 
@@ -142,22 +140,6 @@ TEST(Watch, MissingStaysShortWithManyRanksAtManyPlaces) {
   const std::string text = missing_text(last.back(), 30, last);
   EXPECT_THAT(text, ::testing::HasSubstr("and 991 more places, rank 999 at #1000"));
   EXPECT_LT(text.size(), 800u);
-}
-
-TEST(Watch, RecordAndFingerprintAreCheap) {
-  const auto x = torch::zeros({8, 16, 4});
-  constexpr int kTimes = 100000;
-  uint64_t sum = 0;
-  double best_ns = 1e9;
-  for (int round = 0; round < 5; ++round) {
-    const auto begin = std::chrono::steady_clock::now();
-    for (int i = 0; i < kTimes; ++i) sum += fingerprint(make_record(Kind::all_reduce, x, -1, ReduceOp::SUM));
-    const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - begin;
-    best_ns = std::min(best_ns, took.count() / kTimes);
-  }
-  RecordProperty("ns", std::to_string(best_ns));
-  EXPECT_NE(sum, 0u);
-  EXPECT_LT(best_ns, 500) << "50 ns on a quiet machine";
 }
 
 }  // namespace

@@ -43,14 +43,14 @@ void OnRanks::TearDown() {
 
 void OnRanks::on_ranks(const std::function<void(const Group&)>& fn) {
   try {
-    run_ranks(world_size(), fn, {.backend = GetParam().backend, .timeout = std::chrono::seconds(20)});
+    run_ranks(world_size(), fn, {.backend = GetParam().backend, .timeout = std::chrono::seconds(60)});
   } catch (const c10::Error& error) {
     ADD_FAILURE() << error.what_without_backtrace();
   }
 }
 
 Group sibling(const Group& group, const std::string& backend) {
-  return new_group(backend, {.timeout = std::chrono::seconds(20),
+  return new_group(backend, {.timeout = std::chrono::seconds(60),
                              .store = group->getStore(),
                              .rank = group->getRank(),
                              .world_size = group->getSize(),

@@ -320,12 +320,12 @@ TEST(PowerSGD, ARankThatFailsEndsTheWaitOfTheOthers) {
                   EXPECT_ANY_THROW(run_hook(hook, group, rank_one(0, 11, 13)));
                   raised = true;
                 },
-                {.backend = backend, .timeout = std::chrono::seconds(10)});
+                {.backend = backend, .timeout = std::chrono::seconds(120)});
     };
     const auto began = std::chrono::steady_clock::now();
     EXPECT_NE(error_text<c10::ValueError>(run).find("rank 1 gives up"), std::string::npos);
     EXPECT_TRUE(raised) << backend;
-    EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(5)) << backend;
+    EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(60)) << backend;
   }
 }
 
