@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "serried/comm/groups/ranks.h"
 #include "serried/graph/capture.h"
 #include "serried/optim/adam.h"
 #include "serried/tensor/random/random.h"

@@ -14,7 +14,7 @@
 #include "serried/graph/replay/program.h"
 #include "serried/graph/text/serialize.h"
 #include "serried/tensor/dtensor.h"
-#include "tests/graph/sample_graph.h"
+#include "tests/graph/text/sample_graph.h"
 #include "tests/support/errors.h"
 #include "tests/support/on_mesh.h"
 

@@ -7,7 +7,7 @@
 #include "serried/graph/capture.h"
 #include "serried/parallel/ddp/ddp.h"
 #include "serried/tensor/making/modules.h"
-#include "tests/graph/sample_graph.h"
+#include "tests/graph/text/sample_graph.h"
 #include "tests/support/fake_group.h"
 
 namespace serried::graph {

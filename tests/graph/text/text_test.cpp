@@ -5,7 +5,7 @@
 
 #include <limits>
 
-#include "tests/graph/sample_graph.h"
+#include "tests/graph/text/sample_graph.h"
 
 namespace serried::graph {
 namespace {

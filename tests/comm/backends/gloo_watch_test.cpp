@@ -1,5 +1,5 @@
 // What the watch says when the ranks of a gloo group disagree, are missing or give up.
-#include "tests/comm/gloo_ranks.h"
+#include "tests/comm/backends/gloo_ranks.h"
 
 #include <limits>
 

@@ -18,7 +18,7 @@
 #include "serried/graph/replay/program.h"
 #include "serried/graph/text/archive.h"
 #include "serried/mesh/placement.h"
-#include "tests/graph/sample_graph.h"
+#include "tests/graph/text/sample_graph.h"
 #include "tests/support/errors.h"
 
 namespace serried::graph {

@@ -1,5 +1,5 @@
 // The gloo backend by itself: every call, its options, and groups made of groups.
-#include "tests/comm/gloo_ranks.h"
+#include "tests/comm/backends/gloo_ranks.h"
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 

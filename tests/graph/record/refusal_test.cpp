@@ -8,6 +8,7 @@
 #include "serried/comm/collectives/collectives.h"
 #include "serried/comm/groups/ranks.h"
 #include "serried/graph/capture.h"
+#include "serried/tape/tape.h"
 #include "tests/support/errors.h"
 
 namespace serried {

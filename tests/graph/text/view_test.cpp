@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/graph/sample_graph.h"
+#include "tests/graph/text/sample_graph.h"
 
 namespace serried::graph {
 namespace {
