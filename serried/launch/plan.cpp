@@ -55,6 +55,11 @@ std::vector<std::string> rank_environment(const Assignment& assignment, int loca
   return result;
 }
 
+std::vector<std::string> mark_of(const Assignment& assignment) {
+  // Several nodes of a job may be on one machine, in tests at least.
+  return {"GROUP_RANK=" + std::to_string(assignment.node_rank), "TORCHELASTIC_RUN_ID=" + assignment.run_id};
+}
+
 std::vector<std::string> inherited_environment() {
   std::vector<std::string> result;
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) result.emplace_back(*entry);

@@ -28,6 +28,9 @@ struct Assignment {
 std::vector<std::string> rank_environment(const Assignment& assignment, int local_rank,
                                           const std::vector<std::string>& inherited);
 
+/// What the environments of this node's ranks have in common and no other process has, save those that ranks start.
+std::vector<std::string> mark_of(const Assignment& assignment);
+
 /// This process's environment as "NAME=value" texts.
 std::vector<std::string> inherited_environment();
 

@@ -37,7 +37,7 @@ class Job {
       : options_(options),
         signals_(signals),
         screen_(screen),
-        surroundings_{options, find_program(options.command[0]), screen, guard_},
+        program_(find_program(options.command[0])),
         link_(make_link(options, screen)) {}
 
   int run();
@@ -62,16 +62,19 @@ class Job {
   void on_signal(const Caught& caught);
   void interrupt(int signal);
   void end_ranks(int signal);
-  void kill_late_ranks();
+  bool end_orphans();
+  void kill_late();
+  Orphans::IsKept kept() const;
   void report();
   void show_rest();
 
   const Options& options_;
   Signals& signals_;
   Screen& screen_;
-  Guard guard_;
-  Surroundings surroundings_;
+  std::string program_;
   Link link_;
+  std::optional<Orphans> orphans_;  // from the first start on, as the guard
+  std::optional<Guard> guard_;
   std::optional<LocalRanks> ranks_;
   Assignment assignment_{.world_size = 0};  // no ranks until the first start
   std::optional<Cause> stop_ordered_;
@@ -104,7 +107,7 @@ void Job::turn() {
   const Time deadline = with_link([](auto& link) { return link.deadline(); });
   poll_once(watches, std::min(deadline, kill_at_));
   if (screen_.reader_gone() && num_interrupts_ == 0) interrupt(SIGPIPE);
-  kill_late_ranks();
+  kill_late();
 }
 
 // Draws the conclusions from the ranks' state; true if something was told to the link.
@@ -115,6 +118,7 @@ bool Job::advance() {
     return true;
   }
   if (ranks_ && ranks_->all_ended()) {
+    if (!end_orphans()) return false;
     ranks_.reset();
     kill_at_ = kNever;
     if (ending_) return true;
@@ -149,7 +153,9 @@ void Job::start(const Assignment& assignment) {
                                    std::to_string(assignment.max_restarts) + ": all ranks start again\n");
   }
   try {
-    ranks_.emplace(surroundings_, assignment);
+    if (!orphans_) orphans_.emplace(assignment);
+    if (!guard_) guard_.emplace(mark_of(assignment));
+    ranks_.emplace(Surroundings{options_, program_, screen_, *guard_}, assignment);
   } catch (const LaunchError& error) {
     const Cause cause{.kind = Cause::Kind::launch_failed, .exit_code = error.exit_code(), .text = error.what()};
     with_link([&](auto& link) { link.failed(cause); });
@@ -161,7 +167,8 @@ void Job::on_signal(const Caught& caught) {
   if (is_ending(caught.signal)) return interrupt(caught.signal);
   if (caught.signal == SIGCHLD) {
     if (ranks_) ranks_->look();
-    return reap_orphans(caught.from, [this](pid_t child) { return ranks_ && ranks_->has(child); });
+    if (orphans_) orphans_->reap(caught.from, kept());
+    return;
   }
   if (!ranks_) return;
   if (caught.signal != SIGTSTP) return ranks_->send(caught.signal);
@@ -190,11 +197,26 @@ void Job::end_ranks(int signal) {
   kill_at_ = std::min(kill_at_, after(options_.grace));
 }
 
-void Job::kill_late_ranks() {
+// Whether nothing is left of what the ranks started. Asked when the last rank has ended, since ranks may use it till
+// then.
+bool Job::end_orphans() {
+  if (num_interrupts_ > 1) orphans_->kill(kept());
+  if (!orphans_->ask_to_end(kept())) return true;
+  kill_at_ = std::min(kill_at_, after(options_.grace));
+  return false;
+}
+
+void Job::kill_late() {
   if (!ranks_ || Clock::now() < kill_at_) return;
   kill_at_ = kNever;
-  screen_.write(Stream::err, "[run] not all ranks ended within " + to_text(options_.grace) + ": killing them\n");
+  const std::string who = ranks_->all_ended() ? "processes that ranks started" : "ranks";
+  screen_.write(Stream::err, "[run] not all " + who + " ended within " + to_text(options_.grace) + ": killing them\n");
   ranks_->send(SIGKILL);
+  if (ranks_->all_ended()) orphans_->kill(kept());
+}
+
+Orphans::IsKept Job::kept() const {
+  return [this](pid_t child) { return (guard_ && guard_->pid() == child) || (ranks_ && ranks_->has(child)); };
 }
 
 void Job::report() {

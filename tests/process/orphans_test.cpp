@@ -1,4 +1,4 @@
-// Orphans of ranks come to the launcher, and none stays a zombie.
+// Orphans of ranks come to the launcher: none stays a zombie, and none outlives the job.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -6,6 +6,7 @@
 #include <signal.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <sstream>
 
 #include "tests/process/command.h"
@@ -64,6 +65,108 @@ TEST(LaunchOrphans, AreReapedAlsoAfterARankHasEnded) {
   command.send(SIGINT);
   command.finish();
   EXPECT_TRUE(command.nothing_left());
+}
+
+bool is_alive(pid_t process) {
+  const std::string stat = read_file("/proc/" + std::to_string(process) + "/stat");
+  return !stat.empty() && stat.find(") Z ") == std::string::npos;
+}
+
+// The process whose number a script has written to `file`.
+pid_t process_in(const std::string& file) {
+  const std::string text = read_file(file);
+  if (text.empty()) throw std::runtime_error(file + " is empty");
+  return std::stoi(text);
+}
+
+/// A rank's script: starts `child` in a session of its own, which has to `echo > $fifo`, waits for that, then runs
+/// `end`.
+std::string with_child(const TemporaryFolder& folder, const std::string& child, const std::string& end) {
+  return "fifo=" + make_fifo(folder) + "; export fifo\nsetsid sh -c '" + child + "' &\nread x < $fifo\n" + end;
+}
+
+TEST(LaunchOrphans, EndWithTheJobInWhateverSessionTheyAre) {
+  const std::vector<std::string> children = {
+      "echo > $fifo; exec sleep 100",
+      "(setsid sleep 100 &) ; echo > $fifo",   // a daemon, whose parents have ended
+      "echo > $fifo; setsid sleep 100; true",  // has a child in yet another session
+      "echo > $fifo; kill -STOP $$",
+  };
+  for (const std::string& child : children) {
+    for (const int code : {0, 3}) {
+      TemporaryFolder folder;
+      const Result result =  // checks that nothing is left
+          serried(shell({"--grace", "100"}, with_child(folder, child, "exit " + std::to_string(code))));
+      EXPECT_EQ(result.exit_code, code) << child;
+    }
+  }
+}
+
+TEST(LaunchOrphans, EndWithTheJobAlsoWithoutAnEnvironment) {
+  TemporaryFolder folder;
+  const std::string file = folder.path() + "/pid";
+  const std::string child = "exec env -i sh -c \"echo \\$\\$ > " + file + "; echo > $fifo; exec sleep 100\"";
+  EXPECT_EQ(serried(shell({}, with_child(folder, child, "exit 0"))).exit_code, 0);
+  EXPECT_FALSE(is_alive(process_in(file)));
+}
+
+TEST(LaunchOrphans, AreAskedToEndBeforeTheyAreKilled) {
+  TemporaryFolder folder;
+  const std::string child = "trap \"echo asked; exit 0\" TERM; echo > $fifo; while :; do sleep 0.01; done";
+  const Result result = serried(shell({"--grace", "100"}, with_child(folder, child, "exit 0")));
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_EQ(result.out, "[rank 0] asked\n");
+  EXPECT_EQ(result.err, "");
+}
+
+constexpr const char* kDeafChild = "trap \"\" TERM INT; echo > $fifo; while :; do sleep 1; done";
+
+TEST(LaunchOrphans, ThatDoNotEndAreKilledAfterTheGrace) {
+  TemporaryFolder folder;
+  const Result result = serried(shell({"--grace", "0.4"}, with_child(folder, kDeafChild, "exit 0")));
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_EQ(result.err, "[run] not all processes that ranks started ended within 0.4 s: killing them\n");
+}
+
+TEST(LaunchOrphans, AreKilledAtOnceByASecondCtrlC) {
+  TemporaryFolder folder;
+  Command command(shell({"--grace", "100"}, with_child(folder, kDeafChild,
+                                                       "trap 'echo got INT; exit 0' INT; echo ready; "
+                                                       "while :; do sleep 0.01; done")));
+  command.wait_for("ready");
+  command.send(SIGINT);
+  command.wait_for("got INT");
+  command.send(SIGINT);
+  EXPECT_EQ(command.finish().exit_code, 130);
+  EXPECT_TRUE(command.nothing_left());
+}
+
+TEST(LaunchOrphans, OfAnAttemptAreGoneBeforeTheNext) {
+  TemporaryFolder folder;
+  const std::string file = folder.path() + "/pid";
+  const Result result =
+      serried(shell({"--max-restarts", "1"},
+                    "[ $TORCHELASTIC_RESTART_COUNT = 1 ] && exec test ! -e /proc/$(cat " + file + ")\n" +
+                        with_child(folder, "echo $$ > " + file + "; echo > $fifo; exec sleep 100", "exit 3")));
+  EXPECT_EQ(result.exit_code, 0);
+}
+
+// A shell that becomes a launcher leaves it its children, and those of its children that lose their parent.
+TEST(LaunchOrphans, OfOthersAreLeftAlone) {
+  TemporaryFolder folder;
+  const std::string path = folder.path();
+  const std::string fifo = make_fifo(folder);
+  write_file(path + "/shell", "sleep 100 & echo $! > " + path + "/child\n" +  //
+                                  "sh -c 'read x < " + fifo + "; sleep 100 & echo $! > " + path +
+                                  "/grandchild; echo > " + fifo + "' &\n" +  //
+                                  "exec " SERRIED_BINARY " run sh -c 'echo > " + fifo + "; read x < " + fifo +
+                                  "; setsid sleep 100 & echo $! > " + path + "/ours'\n");
+  ASSERT_EQ(std::system(("sh " + path + "/shell").c_str()), 0);
+  EXPECT_FALSE(is_alive(process_in(path + "/ours")));
+  for (const std::string& file : {path + "/child", path + "/grandchild"}) {
+    EXPECT_TRUE(is_alive(process_in(file))) << file;
+    ::kill(process_in(file), SIGKILL);
+  }
 }
 
 }  // namespace

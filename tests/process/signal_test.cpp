@@ -113,11 +113,15 @@ TEST(LaunchSignals, KilledLauncherTakesItsRanksAlong) {
 }
 
 TEST(LaunchSignals, KilledLauncherTakesTheChildrenOfItsRanksAlong) {
-  Command command(shell({"-n", "2"}, "sleep 100 & echo ready; wait"));
-  command.wait_for("ready", 2);
-  command.send(SIGKILL);
-  EXPECT_EQ(command.finish().exit_code, 137);
-  EXPECT_TRUE(command.nothing_left());
+  const std::string inner = SERRIED_BINARY " run sh -c 'setsid sleep 100 & echo ready; wait'";
+  for (const std::string& script :
+       {std::string("sleep 100 & echo ready; wait"), std::string("setsid sleep 100 & echo ready; wait"), inner}) {
+    Command command(shell({"-n", "2"}, script));
+    command.wait_for("ready", 2);
+    command.send(SIGKILL);
+    EXPECT_EQ(command.finish().exit_code, 137);
+    EXPECT_TRUE(command.nothing_left()) << script;
+  }
 }
 
 }  // namespace
