@@ -4,6 +4,8 @@
 
 #include <sys/stat.h>
 
+#include <algorithm>
+
 #include "tests/process/command.h"
 
 namespace serried::testing {
@@ -23,7 +25,7 @@ TEST(LaunchCommand, HelpAndVersion) {
   EXPECT_THAT(serried({"--version"}).out, StartsWith("serried "));
   const Result help = serried({"run", "--help"});
   EXPECT_EQ(help.exit_code, 0);
-  EXPECT_THAT(help.out, AllOf(HasSubstr("Usage: serried run [options] program [arguments]"),
+  EXPECT_THAT(help.out, AllOf(HasSubstr("Usage: serried run [options] [--] program [arguments]"),
                               HasSubstr("serried run -n 4 ./train --steps 100"), HasSubstr("--max-restarts")));
 }
 
@@ -33,6 +35,7 @@ TEST(LaunchCommand, MistakesInOptionsExitWith2) {
       {{"run", "-n", "two", "true"}, "[serried] Could not convert: --nproc = two\n  fix: serried run --help"},
       {{"run"}, "[run] no program to run\n  fix: "},
       {{"run", "-n", "2"}, "[run] no program to run\n  fix: "},
+      {{"run", "-n", "2", "--"}, "[run] no program to run\n  fix: "},
       {{"run", "--bogus", "true"}, "[run] unknown option \"--bogus\"\n  fix: serried run --help"},
       {{"run", "--nnodes", "2", "true"}, "[run] --nnodes is 2, but --rendezvous is missing\n  fix: "},
       {{"run", "--nnodes", "2", "--node-rank", "5", "--rendezvous", "a:1", "true"},
@@ -44,6 +47,29 @@ TEST(LaunchCommand, MistakesInOptionsExitWith2) {
     EXPECT_THAT(result.err, HasSubstr(text));
     EXPECT_EQ(result.out, "");
   }
+}
+
+TEST(LaunchCommand, TwoDashesEndTheOptions) {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
+      {{"run", "-n", "2", "--", "echo", "a"}, "[rank 0] a\n[rank 1] a\n"},
+      {{"run", "--", "echo", "--help", "-n", "2"}, "[rank 0] --help -n 2\n"},
+      {{"run", "--", "echo", "a", "--", "b"}, "[rank 0] a -- b\n"},
+      {{"run", "echo", "--", "a", "--"}, "[rank 0] -- a --\n"},
+      {{"run", "-n", "1", "--", "echo"}, "[rank 0] \n"},
+  };
+  for (const auto& [arguments, out] : cases) {
+    const Result result = serried(arguments);
+    EXPECT_EQ(result.exit_code, 0) << out;
+    std::vector<std::string> lines = lines_of(result.out);
+    std::sort(lines.begin(), lines.end());
+    EXPECT_EQ(lines, lines_of(out));
+  }
+}
+
+TEST(LaunchCommand, OptionsAfterTwoDashesAreNone) {
+  const Result result = serried({"run", "--", "-n", "2", "true"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, StartsWith("[run] unknown option \"-n\"\n  fix: "));
 }
 
 TEST(LaunchCommand, MissingProgramExitsWith127) {

@@ -1,9 +1,11 @@
 // The `serried` command. It does not link LibTorch, which would cost a quarter of a second at each start.
 #include <CLI/CLI.hpp>
 
+#include <algorithm>
 #include <cstdio>
 #include <iostream>
 #include <string>
+#include <string_view>
 
 #include "serried/launch/error.h"
 #include "tools/serried/external.h"
@@ -33,12 +35,13 @@ int run_serried(int argc, char** argv) {
   if (command[0] != '-' && command != serried::tools::RunCommand::kName) {
     return serried::tools::exec_external_command(command, argv + 1);
   }
+  char** const end = std::find(argv + 1, argv + argc, std::string_view("--"));
   try {
-    app.parse(argc, argv);
+    app.parse(static_cast<int>(end - argv), argv);
   } catch (const CLI::ParseError& error) {
     return parse_error(app, error);
   }
-  return run.chosen() ? run.execute() : 0;
+  return run.chosen() ? run.execute({end, argv + argc}) : 0;
 }
 
 }  // namespace

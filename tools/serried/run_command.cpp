@@ -23,7 +23,7 @@ std::string help_text(const CLI::App* app, std::string name, CLI::AppFormatMode 
   std::string text = CLI::Formatter().make_help(app, std::move(name), mode);
   const std::string generated = "[OPTIONS]";
   const size_t at = text.find(generated);
-  if (at != std::string::npos) text.replace(at, generated.size(), "[options] program [arguments]");
+  if (at != std::string::npos) text.replace(at, generated.size(), "[options] [--] program [arguments]");
   return text;
 }
 
@@ -46,7 +46,7 @@ RunCommand::RunCommand(CLI::App& app)
                  "How often all ranks start again after one failed; node 0's value counts")
       ->capture_default_str();
   run.add_option("--log-dir", options_.log_dir, "Also write attempt_<k>/rank_<r>.out and .err there");
-  run.add_option("--grace", grace_seconds_, "Seconds between asking ranks to end and killing them")
+  run.add_option("--grace", grace_seconds_, "Seconds between asking ranks, and what they leave behind, to end and killing them")
       ->capture_default_str();
   run.add_option("--join-timeout", join_seconds_, "Seconds to wait for the other nodes")->capture_default_str();
   run.add_option("--master-port", options_.master_port,
@@ -58,10 +58,13 @@ bool RunCommand::chosen() const {
   return command_->parsed();
 }
 
-int RunCommand::execute() {
+int RunCommand::execute(const std::vector<std::string>& rest) {
   options_.grace = launch::Seconds(grace_seconds_);
   options_.join_timeout = launch::Seconds(join_seconds_);
   options_.command = command_->remaining();
+  // After a program it is one of its arguments.
+  const bool ends_our_options = options_.command.empty() && !rest.empty();
+  options_.command.insert(options_.command.end(), rest.begin() + (ends_our_options ? 1 : 0), rest.end());
   return launch::run(options_);
 }
 

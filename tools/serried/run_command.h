@@ -1,6 +1,9 @@
 // `serried run`: its options and help.
 #pragma once
 
+#include <string>
+#include <vector>
+
 #include "serried/launch/options.h"
 
 namespace CLI {
@@ -19,8 +22,9 @@ class RunCommand {
   /// Whether the command line asked for it.
   bool chosen() const;
 
+  /// Runs the program that `app` was given, with the `rest` of the command line: all from the first "--" on.
   /// The code to exit with. LaunchError for mistakes.
-  int execute();
+  int execute(const std::vector<std::string>& rest);
 
  private:
   CLI::App* command_;
