@@ -2,7 +2,6 @@
 #include "serried/mesh/layout.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include <c10/util/Exception.h>
 
@@ -151,8 +150,8 @@ c10::DimVector local_offsets(c10::IntArrayRef global, c10::ArrayRef<Placement> p
 }
 
 c10::DimVector dense_strides(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
-  c10::SmallVector<size_t, c10::kDimVectorStaticSize> order(sizes.size());
-  std::iota(order.begin(), order.end(), size_t(0));
+  c10::SmallVector<size_t, c10::kDimVectorStaticSize> order;
+  for (size_t dim = 0; dim < sizes.size(); ++dim) order.push_back(dim);
   // Of equal strides a dim of size 1 goes inside: it then keeps its stride, so that dense strides come back unchanged.
   std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
     if (strides[a] != strides[b]) return strides[a] > strides[b];
@@ -183,12 +182,11 @@ int64_t num_shards(int64_t dim, c10::ArrayRef<Placement> placements, c10::IntArr
 }
 
 bool is_even(c10::IntArrayRef global, c10::ArrayRef<Placement> placements, c10::IntArrayRef mesh_shape) {
-  c10::DimVector sizes(global.begin(), global.end());
   for (size_t axis = 0; axis < placements.size(); ++axis) {
     if (!placements[axis].is_shard()) continue;
-    int64_t& size = sizes[size_t(placements[axis].dim())];
-    if (size % (mesh_shape[axis] * placements[axis].split_factor()) != 0) return false;
-    size /= mesh_shape[axis];
+    const int64_t dim = placements[axis].dim();
+    const int64_t shards = num_shards(dim, placements.slice(0, axis + 1), mesh_shape);
+    if (global[size_t(dim)] % (shards * placements[axis].split_factor()) != 0) return false;
   }
   return true;
 }

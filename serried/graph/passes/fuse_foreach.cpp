@@ -48,7 +48,7 @@ std::string key_of(const Graph& graph, const Node& node) {
   std::string key = c10::toString(node.op.operator_name());
   for (const Argument& argument : node.arguments) {
     if (argument.kind == Argument::Kind::constant) {
-      key += "," + constant_text(argument.constant);
+      key.append(",").append(constant_text(argument.constant));
     } else if (argument.kind != Argument::Kind::value || argument.ids[0] == kNoValue ||
                !is_dense_cpu(graph.value(argument.ids[0]).meta)) {
       return "";

@@ -270,7 +270,7 @@ std::string read_quoted(Cursor& in) {
 }
 
 std::string numbers_text(c10::IntArrayRef numbers) {
-  return "[" + c10::Join(", ", numbers) + "]";
+  return c10::str("[", c10::Join(", ", numbers), "]");
 }
 
 c10::DimVector read_numbers(Cursor& in) {

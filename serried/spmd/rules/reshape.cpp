@@ -25,10 +25,10 @@ std::string dim_text(const Pieces& pieces, bool with_sizes) {
   std::string text;
   for (const Piece& piece : pieces) {
     text += piece.letter;
-    if (with_sizes) text += "=" + std::to_string(piece.size) + " ";
+    if (with_sizes) text += c10::str("=", piece.size, " ");
   }
   if (with_sizes) text.pop_back();
-  return "(" + text + ")";
+  return c10::str("(", text, ")");
 }
 
 // Dims of both shapes with the same product, which no shorter run from the left has.

@@ -47,8 +47,10 @@ std::string draw_text(const ShardingPicture& picture) {
   std::string text = picture.title + "\n" + line_of(widths);
   for (const auto& row : table) {
     text += "|";
-    for (size_t i = 0; i < row.size(); ++i) text += " " + row[i] + std::string(widths[i] - row[i].size(), ' ') + " |";
-    text += "\n" + line_of(widths);
+    for (size_t i = 0; i < row.size(); ++i) {
+      text += c10::str(" ", row[i], std::string(widths[i] - row[i].size(), ' '), " |");
+    }
+    text.append("\n").append(line_of(widths));
   }
   for (const std::string& note : picture.notes) text += note + "\n";
   return text;

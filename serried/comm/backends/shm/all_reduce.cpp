@@ -57,29 +57,30 @@ void Engine::complete_all_reduce(Op& op) {
 }
 
 void Engine::reduce_slots(Op& op) {
-  c10::SmallVector<const void*, 16> sources(world_size());
-  for (int peer = 0; peer < world_size(); ++peer) sources[peer] = segment_.slot(peer, op.parity);
+  c10::SmallVector<const void*, 16> sources;
+  for (int peer = 0; peer < world_size(); ++peer) sources.push_back(segment_.slot(peer, op.parity));
   op.kernel(op.output, sources.data(), world_size(), op.count);
 }
 
 void Engine::reduce_in_place_of_all(Op& op) {
   const int n = world_size();
   const Slice mine = slice_of(op.count, op.element_bytes, n, rank_);
-  c10::SmallVector<const char*, 16> inputs(n);
-  c10::SmallVector<char*, 16> outputs(n);
+  c10::SmallVector<const char*, 16> inputs;
+  c10::SmallVector<char*, 16> outputs;
   for (int peer = 0; peer < n; ++peer) {
     const Offer offer = offer_of(peer, op);
-    inputs[peer] = reach(peer, offer.address, op.count * op.element_bytes);
-    outputs[peer] = reach(peer, offer.extent, op.count * op.element_bytes);
+    inputs.push_back(reach(peer, offer.address, op.count * op.element_bytes));
+    outputs.push_back(reach(peer, offer.extent, op.count * op.element_bytes));
   }
-  c10::SmallVector<const void*, 16> sources(n);
+  c10::SmallVector<const void*, 16> sources;
   const int64_t block = kBlockBytes / op.element_bytes;
   for (int64_t begin = mine.begin; begin < mine.end; begin += block) {
     // One per block: a peer that gives up meanwhile waits no longer than for that.
     const Visit visit(sync_);
     const int64_t count = std::min(block, mine.end - begin);
     const int64_t offset = begin * op.element_bytes;
-    for (int peer = 0; peer < n; ++peer) sources[peer] = inputs[peer] + offset;
+    sources.clear();
+    for (const char* input : inputs) sources.push_back(input + offset);
     op.kernel(outputs[rank_] + offset, sources.data(), n, count);
     for (int i = 1; i < n; ++i) {
       std::memcpy(outputs[(rank_ + i) % n] + offset, outputs[rank_] + offset, count * op.element_bytes);
@@ -108,7 +109,7 @@ void Engine::reduce_in_chunks(Op& op) {
   const int64_t chunk_elements = SegmentShape::kStageBytes / op.element_bytes;
   const int64_t num_chunks = (op.count + chunk_elements - 1) / chunk_elements;
   const bool staged = (offer_of(rank_, op).flags & kInStage) != 0;
-  c10::SmallVector<const void*, 16> sources(n);
+  c10::SmallVector<const void*, 16> sources;
   for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
     const int64_t begin = chunk * chunk_elements;
     const int64_t count = std::min(chunk_elements, op.count - begin);
@@ -121,6 +122,7 @@ void Engine::reduce_in_chunks(Op& op) {
 
     const Slice mine = slice_of(count, op.element_bytes, n, rank_);
     const int64_t mine_offset = mine.begin * op.element_bytes;
+    sources.clear();
     for (int peer = 0; peer < n; ++peer) {
       const Offer offer = offer_of(peer, op);
       const char* contribution = segment_.stage(peer, int(chunk & 1));
@@ -129,7 +131,7 @@ void Engine::reduce_in_chunks(Op& op) {
       else if ((offer.flags & kInPlace) != 0) {
         contribution = reach(peer, offer.address, op.count * op.element_bytes) + begin * op.element_bytes;
       }
-      sources[peer] = contribution + mine_offset;
+      sources.push_back(contribution + mine_offset);
     }
     char* result = segment_.result(rank_) + mine_offset;
     {

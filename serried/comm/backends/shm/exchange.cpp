@@ -189,8 +189,8 @@ void Engine::complete_reduce_pieces(Op& op) {
 /// Bytes [begin, end) of this rank's result.
 void Engine::reduce_block(const Op& op, int64_t begin, int64_t end) {
   if (begin == end) return;
-  c10::SmallVector<const void*, 16> sources(world_size());
-  for (int peer = 0; peer < world_size(); ++peer) sources[peer] = contribution(peer, op, begin, end - begin);
+  c10::SmallVector<const void*, 16> sources;
+  for (int peer = 0; peer < world_size(); ++peer) sources.push_back(contribution(peer, op, begin, end - begin));
   const std::optional<Visit> visit = visit_for(op);
   op.kernel(op.sinks.at(rank_).data + begin, sources.data(), world_size(), (end - begin) / op.element_bytes);
 }
