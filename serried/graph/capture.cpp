@@ -15,8 +15,7 @@
 #include "serried/graph/record/agree.h"
 #include "serried/graph/record/argument_watch.h"
 #include "serried/graph/record/compare.h"
-#include "serried/graph/record/inputs.h"
-#include "serried/graph/record/kept.h"
+#include "serried/graph/record/handles.h"
 #include "serried/tape/facts.h"
 #include "serried/tensor/parts.h"
 
@@ -24,7 +23,7 @@ namespace serried::graph {
 namespace {
 
 constexpr int kMaxRecordings = 4;  // of one program before it counts as a different one each time
-constexpr int kMinPending = 8;     // ways to call a function that were recorded once, and may come again
+constexpr int kMinRecorded = 8;    // ways to call a function that were recorded once, and may come again
 
 // A replay gives results without an autograd graph, so nobody could call backward on them.
 void check_results(Recorder& recorder, const std::vector<at::Tensor>& outputs) {
@@ -54,7 +53,7 @@ void check_plain_results(const std::vector<std::string>& before, const std::vect
   }
 }
 
-// Equal in two calls, a number that was read from a tensor says nothing of the next.
+// A number that was read from a tensor may differ in the next call, even if it was equal in two.
 void check_numbers_read(const Recorder& recorder) {
   if (recorder.host_reads().empty()) return;
   throw CaptureError(
@@ -158,7 +157,7 @@ struct CaptureState::Impl {
   void record(Entry& entry, const CallArguments& arguments, const Typed& typed);
   void add(Entry& entry, Attempt call, HandleCounts handles, MakeForm make_form);
   void add_different(Entry& entry, Attempt call, const std::string& difference);
-  void keep_pending(Entry& entry, Pending pending);
+  void keep_recorded(Entry& entry, Recorded recorded);
   std::optional<Ready> make_ready(const Recording& before, Attempt call);
   void put_ready(Entry& entry, Ready ready);
   void drop_oldest();
@@ -191,7 +190,7 @@ void CaptureState::Impl::check_caller() {
   }
 }
 
-// One that replays rather than one that has to be recorded once more.
+// The entry that fits the call: one that is ready to replay, if there is one, else one that needs another recording.
 Entry* CaptureState::Impl::find(const CallArguments& arguments) {
   for (const bool ready : {true, false}) {
     for (auto entry = entries.begin(); entry != entries.end(); ++entry) {
@@ -219,7 +218,8 @@ CaptureState::Outcome CaptureState::Impl::replay(Ready& ready, const CallArgumen
   return outcome;
 }
 
-// Where a graph needs no more than another recording like its own, that one is the first of two.
+// A new entry. Where a graph would hold but for inputs or handles that are others now, its recording counts as the
+// first of the two that the entry needs.
 Entry& CaptureState::Impl::add_entry(const CallArguments& arguments) {
   // Graphs of what is gone would keep memory for nothing.
   entries.remove_if(
@@ -228,14 +228,14 @@ Entry& CaptureState::Impl::add_entry(const CallArguments& arguments) {
   for (const Entry& entry : entries) {
     const Ready* ready = entry.ready();
     if (ready == nullptr || !entry.call_guards.hold(arguments) || !ready->lacks_confirmation(arguments)) continue;
-    added.state = Pending{.last = {.recording = *ready->recording, .plain_results = ready->plain_results},
-                          .confirms = ready->recording};
+    added.state = Recorded{.last = {.recording = *ready->recording, .plain_results = ready->plain_results},
+                           .confirms = ready->recording};
     break;
   }
   return entries.emplace_front(std::move(added));
 }
 
-// Of all parameters met so far: which of them the next recording meets is not known before it.
+// Gradients of all parameters met so far: which of them the next recording meets is not known before it.
 std::vector<GradientState> CaptureState::Impl::known_gradients() const {
   std::vector<GradientState> states;
   for (const Entry& entry : entries) {
@@ -270,9 +270,9 @@ void CaptureState::Impl::rely_on_listed(Recorder& recorder) const {
 
 void CaptureState::Impl::record(Entry& entry, const CallArguments& arguments, const Typed& typed) {
   ++recordings_in_a_row;
-  const Pending* pending = entry.pending();
+  const Recorded* recorded = entry.recorded();
   Attempt call{.before = known_gradients()};
-  HandleCounts handles = pending != nullptr ? HandleCounts(pending->last.recording) : HandleCounts();
+  HandleCounts handles = recorded != nullptr ? HandleCounts(recorded->last.recording) : HandleCounts();
   Recorder recorder(arguments.tensors, known_facts());
   recorder.graph().input_layouts() = layouts_of(arguments.tensors);
   rely_on_listed(recorder);
@@ -288,13 +288,13 @@ void CaptureState::Impl::record(Entry& entry, const CallArguments& arguments, co
     recorder.raise_refusal();
     watch.check(recorder, typed.flatten());
     check_results(recorder, result.tensors);
-    if (pending != nullptr) check_plain_results(pending->last.plain_results, result.constants);
-    if (pending != nullptr && typed.returns_plain_values) check_numbers_read(recorder);
+    if (recorded != nullptr) check_plain_results(recorded->last.plain_results, result.constants);
+    if (recorded != nullptr && typed.returns_plain_values) check_numbers_read(recorder);
     call.plain_results = std::move(result.constants);
     note_results(recorder, result.tensors, call);
     typed.refill(result.tensors);
     recorder.note_kept(argument_handles.kept_now(recorder, result.tensors));
-    if (pending != nullptr) recorder.note_lasting(pending->last.recording);
+    if (recorded != nullptr) recorder.note_lasting(recorded->last.recording);
     call.effects = Effects(recorder, call.before, arguments.tensors);
     call.recording = recorder.take();
     add(entry, std::move(call), std::move(handles), typed.make_form);
@@ -310,17 +310,17 @@ void CaptureState::Impl::record(Entry& entry, const CallArguments& arguments, co
 
 // Two recordings that agree become a graph.
 void CaptureState::Impl::add(Entry& entry, Attempt call, HandleCounts handles, MakeForm make_form) {
-  const Pending* pending = entry.pending();
-  if (pending == nullptr) return keep_pending(entry, {.last = std::move(call)});
-  const std::string difference = first_difference(pending->last.recording, call.recording);
+  const Recorded* recorded = entry.recorded();
+  if (recorded == nullptr) return keep_recorded(entry, {.last = std::move(call)});
+  const std::string difference = first_difference(recorded->last.recording, call.recording);
   if (!difference.empty()) return add_different(entry, std::move(call), difference);
-  Pending next{.num_recordings = pending->num_recordings + 1, .keeps_inputs = pending->keeps_inputs};
+  Recorded next{.num_recordings = recorded->num_recordings + 1, .keeps_inputs = recorded->keeps_inputs};
   // A call that changed its own surroundings need not be like the next: DDP lays its buckets out anew. Nor need one
   // that was to confirm a graph.
   const bool may_differ =
-      (pending->confirms || !all_hold(call.recording.facts)) && next.num_recordings < kMaxRecordings;
+      (recorded->confirms || !all_hold(call.recording.facts)) && next.num_recordings < kMaxRecordings;
   try {
-    if (std::optional<Ready> ready = make_ready(pending->last.recording, call)) {
+    if (std::optional<Ready> ready = make_ready(recorded->last.recording, call)) {
       ready->handles = std::move(handles);
       ready->form = make_form();
       return put_ready(entry, std::move(*ready));
@@ -328,17 +328,17 @@ void CaptureState::Impl::add(Entry& entry, Attempt call, HandleCounts handles, M
   } catch (const CaptureError& error) {
     if (!may_differ || error.report().kind == CaptureErrorKind::different_ranks) throw;
     next.last = std::move(call);
-    return keep_pending(entry, std::move(next));
+    return keep_recorded(entry, std::move(next));
   }
   next.last = std::move(call);
-  next.confirms = pending->confirms;
+  next.confirms = recorded->confirms;
   entry.state = std::move(next);
 }
 
 void CaptureState::Impl::add_different(Entry& entry, Attempt call, const std::string& difference) {
-  Pending& pending = *entry.pending();
-  Pending next{
-      .last = std::move(call), .num_recordings = pending.num_recordings + 1, .keeps_inputs = pending.keeps_inputs};
+  Recorded& recorded = *entry.recorded();
+  Recorded next{
+      .last = std::move(call), .num_recordings = recorded.num_recordings + 1, .keeps_inputs = recorded.keeps_inputs};
   if (next.num_recordings >= kMaxRecordings) {
     throw CaptureError({CaptureErrorKind::different_program,
                         "",
@@ -347,20 +347,20 @@ void CaptureState::Impl::add_different(Entry& entry, Attempt call, const std::st
                         {"let it do the same at every call: no branch on a counter or on data"}});
   }
   // The function finds by itself what was an argument in the other call: neither says anything of the other.
-  if (shares_otherwise(pending.last.recording, next.last.recording)) {
+  if (shares_otherwise(recorded.last.recording, next.last.recording)) {
     next.num_recordings = 1;
-    entries.push_back({entry.call_guards, Pending{.last = std::move(pending.last), .keeps_inputs = true}});
+    entries.push_back({entry.call_guards, Recorded{.last = std::move(recorded.last), .keeps_inputs = true}});
   }
-  keep_pending(entry, std::move(next));
+  keep_recorded(entry, std::move(next));
 }
 
-void CaptureState::Impl::keep_pending(Entry& entry, Pending pending) {
-  tell_ranks(pending.last.recording.groups, {function, calls}, RecordingStatus::pending);
-  pending.last.recording.kept.clear();
-  entry.state = std::move(pending);
+void CaptureState::Impl::keep_recorded(Entry& entry, Recorded recorded) {
+  tell_ranks(recorded.last.recording.groups, {function, calls}, RecordingStatus::pending);
+  recorded.last.recording.kept.clear();
+  entry.state = std::move(recorded);
 }
 
-// None where another rank is not as far: all begin to replay in the same call.
+// None where another rank needs one more recording: all begin to replay in the same call.
 std::optional<Ready> CaptureState::Impl::make_ready(const Recording& before, Attempt call) {
   Recording replayable = call.recording;
   make_replayable(before, replayable);
@@ -373,9 +373,9 @@ std::optional<Ready> CaptureState::Impl::make_ready(const Recording& before, Att
   return Ready(std::move(call), std::move(replayable), std::move(graph));
 }
 
-// In the place of the graph that it confirms, which is the same for fewer inputs and handles.
+// Replaces the graph that it confirms, which is the same but holds for fewer inputs and handles.
 void CaptureState::Impl::put_ready(Entry& entry, Ready ready) {
-  const std::shared_ptr<const Recording> confirms = entry.pending()->confirms;
+  const std::shared_ptr<const Recording> confirms = entry.recorded()->confirms;
   if (!confirms) ++captures;
   entries.remove_if([&](const Entry& other) {
     if (!confirms || other.ready() == nullptr || other.ready()->recording != confirms) return false;
@@ -392,13 +392,13 @@ void CaptureState::Impl::refuse(const CaptureError& error) {
   log::warn_once(std::string(error.what_without_backtrace()) + "\n  the function runs eagerly from now on");
 }
 
-// Of the graphs, and of what may become one.
+// Keeps max_graphs of the graphs, and as many recordings that may become one.
 void CaptureState::Impl::drop_oldest() {
-  size_t num_ready = 0, num_pending = 0;
+  size_t num_ready = 0, num_recorded = 0;
   for (auto entry = entries.begin(); entry != entries.end();) {
     const bool is_one_too_many = entry->ready() != nullptr
                                      ? ++num_ready > size_t(options.max_graphs)
-                                     : ++num_pending > size_t(std::max(options.max_graphs, kMinPending));
+                                     : ++num_recorded > size_t(std::max(options.max_graphs, kMinRecorded));
     entry = is_one_too_many ? entries.erase(entry) : std::next(entry);
   }
 }

@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "serried/graph/record/compare.h"
 #include "serried/tensor/parts.h"
 
 namespace serried::graph {
@@ -29,7 +30,7 @@ std::shared_ptr<const Recording> to_compare(Recording recording, std::vector<Inp
 
 }  // namespace
 
-bool Pending::may_be_like_last(const CallArguments& arguments) const {
+bool Recorded::may_be_like_last(const CallArguments& arguments) const {
   const Recording& recording = last.recording;
   if (!same_gradients(last.before) || !all_hold(recording.facts) || !is_in_place(recording)) return false;
   return keeps_inputs ? has_memory_of_inputs(recording, arguments.tensors) : is_apart(recording, arguments.tensors);
@@ -83,7 +84,7 @@ at::Tensor Ready::result(size_t i) const {
 
 std::vector<at::Tensor> Ready::replay(const CallArguments& arguments) {
   for (const auto& action : before_replay) action();
-  const HooksGuard guard(hooks);
+  const HooksScope hooks_of_graph(hooks);
   const std::vector<at::Tensor> inputs = effects.inputs_of(arguments.tensors);
   effects.free_gradients(inputs);
   try {
@@ -102,14 +103,14 @@ std::vector<at::Tensor> Ready::replay(const CallArguments& arguments) {
 
 const Recording* Entry::last_recording() const {
   if (const Ready* found = ready()) return found->recording.get();
-  const Pending* found = std::get_if<Pending>(&state);
+  const Recorded* found = std::get_if<Recorded>(&state);
   return found != nullptr ? &found->last.recording : nullptr;
 }
 
 bool Entry::fits(const CallArguments& arguments) const {
   if (!call_guards.hold(arguments)) return false;
   if (const Ready* found = ready()) return found->holds(arguments);
-  const Pending* found = std::get_if<Pending>(&state);
+  const Recorded* found = std::get_if<Recorded>(&state);
   return found == nullptr || found->may_be_like_last(arguments);
 }
 

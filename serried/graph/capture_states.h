@@ -1,4 +1,4 @@
-// How far capture is with one way to call a function: unrecorded, pending, ready to replay.
+// How far capture is with one way to call a function: unrecorded, recorded, ready to replay.
 #pragma once
 
 #include <functional>
@@ -12,7 +12,6 @@
 #include "serried/graph/replay/effects.h"
 #include "serried/graph/replay/guards.h"
 #include "serried/graph/replay/program.h"
-#include "serried/graph/replay/sharing.h"
 
 namespace serried::graph {
 
@@ -30,7 +29,7 @@ struct Attempt {
 struct Unrecorded {};
 
 /// Recorded: one more recording like the last makes a graph.
-struct Pending {
+struct Recorded {
   Attempt last = {};
   int num_recordings = 1;
   bool keeps_inputs = false;                       // only a call with the same inputs may be like the last
@@ -79,9 +78,9 @@ struct Ready {
 /// One way to call the function.
 struct Entry {
   CallGuards call_guards;
-  std::variant<Unrecorded, Pending, Ready> state = Unrecorded();
+  std::variant<Unrecorded, Recorded, Ready> state = Unrecorded();
 
-  Pending* pending() { return std::get_if<Pending>(&state); }
+  Recorded* recorded() { return std::get_if<Recorded>(&state); }
   Ready* ready() { return std::get_if<Ready>(&state); }
   const Ready* ready() const { return std::get_if<Ready>(&state); }
   /// Null where there is none yet.

@@ -149,7 +149,7 @@ void CapturableOptimizer::rely_on_state(const std::vector<Batch>& batches) {
        .value = [this, alive, stepped = std::move(stepped)] { return alive.expired() ? 0 : hash_of_state(stepped); },
        .subject = this,
        .text = tape::fingerprint_text});
-  // Those of the others come and go with backward, which is recorded.
+  // Gradients of parameters that step come and go with backward, which is recorded: only those of the others count.
   tape::rely_on(
       {.name = "parameters without gradients of " + name_,
        .value = [idle =

@@ -1,4 +1,4 @@
-// A type of its own makes a hook known.
+// Hooks of the library have types of their own, by which is_library_hook knows them.
 #include "serried/tape/library_hook.h"
 
 #include <ATen/core/VariableHooksInterface.h>

@@ -1,6 +1,7 @@
-// What passes on collectives have to know of one.
+// What passes on collectives share: what one is, and how a start and its wait become one.
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "serried/graph/graph.h"
@@ -34,5 +35,11 @@ bool is_premultiplied(const Node& node);
 bool has_pieces_in_a_row(const Node& node);
 
 SimpleCollective simple_collective(const Graph& graph, const Node& node);
+
+/// Replaces starts and their waits by ops of ours, at the place of the start: what is written in place stays in place,
+/// and what c10d writes into memory made for that becomes a result. Where more than views lie between start and wait,
+/// only what `may_be_apart(ours)` allows. Left alone: what has no such form, several tensors in one call, a timeout of
+/// its own, a factor, tensors that are not dense on the CPU.
+void join_starts_and_waits(Graph& graph, const std::function<bool(const Node& ours)>& may_be_apart);
 
 }  // namespace serried::graph

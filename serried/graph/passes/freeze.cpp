@@ -2,13 +2,13 @@
 #include <ATen/ScalarOps.h>
 
 #include <algorithm>
+#include <numeric>
 #include <optional>
 #include <unordered_map>
 
 #include "serried/base/error.h"
 #include "serried/graph/passes/access.h"
 #include "serried/graph/passes/passes.h"
-#include "serried/graph/passes/peak.h"
 #include "serried/graph/passes/plan_memory.h"
 
 namespace serried::passes {
@@ -106,6 +106,95 @@ void spell_out(Graph& graph, Node& node) {
   const at::Tensor number = at::native::wrapped_scalar_tensor(node.arguments[1].constant.toScalar());
   node.arguments[1] = Argument::of_value(graph.add_value(
       {.kind = ValueKind::constant, .meta = meta_of(number), .tensor = number, .storage = new_storage(graph)}));
+}
+
+/// How long a storage is needed.
+struct Lifetime {
+  int64_t bytes = 0;
+  size_t first = SIZE_MAX, last = 0;  // nodes
+  bool is_fixed = false;              // lives in the arena
+};
+
+/// Per storage that the run makes; others have no bytes.
+std::vector<Lifetime> lifetimes_of(const Graph& graph) {
+  std::vector<Lifetime> lifetimes(size_t(new_storage(graph)));
+  for (const Value& value : graph.values()) {
+    if (value.kind != ValueKind::computed || value.storage < 0) continue;
+    int64_t& bytes = lifetimes[size_t(value.storage)].bytes;
+    bytes = std::max(bytes, value.meta.num_bytes());
+  }
+  const std::vector<Access> accesses = accesses_of(graph);
+  for (size_t i = 0; i < accesses.size(); ++i) {
+    for (const auto* storages : {&accesses[i].reads, &accesses[i].writes}) {
+      for (int32_t storage : *storages) {
+        Lifetime& lifetime = lifetimes[size_t(storage)];
+        lifetime.first = std::min(lifetime.first, i);
+        lifetime.last = std::max(lifetime.last, i);
+      }
+    }
+  }
+  const Storages storages(graph);
+  for (size_t id = 0; id < graph.values().size(); ++id) {
+    const Value& value = graph.value(ValueId(id));
+    if (value.storage < 0) continue;
+    Lifetime& lifetime = lifetimes[size_t(value.storage)];
+    if (value.kind == ValueKind::persistent || value.kind == ValueKind::input || value.kind == ValueKind::constant) {
+      lifetime.bytes = 0;
+    } else if (storages.escapes(ValueId(id))) {
+      lifetime.last = accesses.size();
+    }
+  }
+  return lifetimes;
+}
+
+// The most that lifetimes of one kind need together.
+int64_t peak_of(const std::vector<Lifetime>& lifetimes, size_t num_nodes, bool is_fixed) {
+  std::vector<int64_t> change(num_nodes + 2);
+  for (const Lifetime& lifetime : lifetimes) {
+    if (lifetime.is_fixed != is_fixed || lifetime.bytes == 0 || lifetime.first == SIZE_MAX) continue;
+    change[lifetime.first] += lifetime.bytes;
+    change[lifetime.last + 1] -= lifetime.bytes;
+  }
+  int64_t now = 0, most = 0;
+  for (int64_t bytes : change) most = std::max(most, now += bytes);
+  return most;
+}
+
+int64_t bytes_of(const std::vector<Lifetime>& lifetimes, const Graph& graph, const Node& node) {
+  int64_t bytes = 0;
+  for_each_result(node, [&](ValueId id) { bytes += lifetimes[size_t(graph.value(id).storage)].bytes; });
+  return bytes;
+}
+
+// Memory that stays is held during the whole run, also when others need theirs. Per node of `candidates` whether its
+// results may stay without the run needing more than `max_peak` times what one needs that frees everything after its
+// last use, as eager does. Small results are preferred: they cost most time per byte to allocate.
+std::vector<bool> fits_in_peak(const Graph& graph, const std::vector<size_t>& candidates, double max_peak) {
+  std::vector<Lifetime> lifetimes = lifetimes_of(graph);
+  const size_t num_nodes = graph.nodes().size();
+  const double limit = max_peak * double(peak_of(lifetimes, num_nodes, /*is_fixed=*/false));
+  std::vector<size_t> by_size(candidates.size());
+  std::iota(by_size.begin(), by_size.end(), 0);
+  std::stable_sort(by_size.begin(), by_size.end(), [&](size_t a, size_t b) {
+    return bytes_of(lifetimes, graph, graph.nodes()[candidates[a]]) <
+           bytes_of(lifetimes, graph, graph.nodes()[candidates[b]]);
+  });
+  const auto set_fixed = [&](size_t k, bool is_fixed) {
+    for_each_result(graph.nodes()[candidates[by_size[k]]],
+                    [&](ValueId id) { lifetimes[size_t(graph.value(id).storage)].is_fixed = is_fixed; });
+  };
+  // The longest run of smallest ones that fits, found by halving.
+  size_t fits = 0, too_many = candidates.size() + 1, fixed = 0;
+  while (fits + 1 < too_many) {
+    const size_t middle = (fits + too_many) / 2;
+    for (; fixed < middle; ++fixed) set_fixed(fixed, true);
+    for (; fixed > middle; --fixed) set_fixed(fixed - 1, false);
+    const bool in_limit = double(peak_of(lifetimes, num_nodes, true) + peak_of(lifetimes, num_nodes, false)) <= limit;
+    (in_limit ? fits : too_many) = middle;
+  }
+  std::vector<bool> may_stay(candidates.size());
+  for (size_t k = 0; k < fits; ++k) may_stay[by_size[k]] = true;
+  return may_stay;
 }
 
 void freeze_node(Graph& graph, Node& node, const OperatorHandle& out_form) {

@@ -8,7 +8,6 @@
 #include "serried/graph/passes/collectives.h"
 #include "serried/graph/passes/passes.h"
 #include "serried/graph/passes/plan_memory.h"
-#include "serried/graph/passes/starts_and_waits.h"
 
 namespace serried::passes {
 namespace {

@@ -18,9 +18,6 @@ struct Pass {
 
 namespace passes {
 
-/// What `capture` runs unless told otherwise: all below but those that change the order of collectives.
-std::vector<Pass> defaults();
-
 /// Collectives of c10d that are waited for at once become ours, so that other passes know them: all_reduce and
 /// broadcast in place; gathers, scatters and exchanges with a result, where their output was made for them. Those that
 /// run beside other work stay as they are, and so do several tensors in one call, timeouts, reduce, gather, scatter,
@@ -57,6 +54,12 @@ Pass bucket_collectives(double megabytes = 25);
 /// c10d too, whenever they were waited for. Starts keep their order. At most `max_bytes_in_flight` are on their way,
 /// but always one collective.
 Pass overlap(int64_t max_bytes_in_flight = int64_t(256) << 20);
+
+/// What `capture` runs unless told otherwise: all of the above but those that change the order of collectives.
+inline std::vector<Pass> defaults() {
+  // Buffers exist after freeze, and views of them are hoisted too.
+  return {functional_collectives(), drop_dead(), fuse_foreach(), freeze(), hoist_views(), plan_memory()};
+}
 
 /// "12 buffers: 1.250 MiB planned, 3.000 MiB without reuse".
 std::string memory_report(const graph::Graph& graph);

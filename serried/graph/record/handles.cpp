@@ -1,10 +1,17 @@
-// Counts strong references, less the one that autograd takes while a graph lives.
+// Counts strong references, less those whose holder is known.
 #include "serried/graph/record/handles.h"
 
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
+#include <unordered_map>
 #include <unordered_set>
+
+#include "serried/comm/groups/live_groups.h"
+#include "serried/graph/text/text.h"
+#include "serried/tensor/parts.h"
 
 namespace serried::graph {
 namespace {
@@ -15,7 +22,8 @@ bool is_held_by_autograd(const c10::TensorImpl& tensor) {
   return meta != nullptr && !meta->grad_accumulator_.expired();
 }
 
-// The newest of those that meant nothing; one that is forgotten and comes again costs one more recording.
+// How many counts are remembered of one tensor, the newest first. One that is forgotten and comes again costs one more
+// recording.
 constexpr size_t kMostCounts = 8;
 
 size_t count_handles(const WeakTensor& tensor) {
@@ -42,6 +50,136 @@ std::unordered_set<const c10::TensorImpl*> gradients_of_leaves(const Recording& 
     if (t.defined() && t.is_leaf() && t.grad().defined()) gradients.insert(t.grad().unsafeGetTensorImpl());
   }
   return gradients;
+}
+
+using torch::autograd::AutogradMeta;
+using torch::autograd::DifferentiableViewMeta;
+
+// Threads of a backend drop what they sent a moment after its sender was told that all is done; other threads of the
+// user may look at an argument.
+std::chrono::milliseconds time_to_let_go(const Recording& recording, const KeptTensor& kept) {
+  if (!recording.groups.empty()) return std::chrono::milliseconds(1000);
+  return std::chrono::milliseconds(kept.argument >= 0 ? 100 : 0);
+}
+
+/// Who holds what, as far as tensors themselves show it.
+class Holders {
+ public:
+  void add_result(const at::Tensor& t) {
+    if (!t.defined()) return;
+    handles_[t.unsafeGetTensorImpl()] += 2;
+    visit(t);
+  }
+  void add_gradient_of(const at::Tensor& leaf) {
+    if (!leaves_.insert(leaf.unsafeGetTensorImpl()).second) return;
+    const AutogradMeta* meta = torch::autograd::impl::get_autograd_meta(leaf);
+    if (meta != nullptr) hold(meta->grad_);
+  }
+  void add_foreign(const at::Tensor& t) { foreign_.insert(storage_of(t)); }
+
+  // `t` is there: so is what it holds.
+  void visit(const at::Tensor& t) {
+    if (!t.defined() || !tensors_.insert(t.unsafeGetTensorImpl()).second) return;
+    add_gradient_of(t);
+    const DTensorMeta* dtensor = dtensor_meta(t);
+    if (dtensor == nullptr) ++in_storage_[storage_of(t)];
+    if (dtensor != nullptr && dtensors_.insert(dtensor).second) hold(dtensor->local);
+    const DifferentiableViewMeta* view = torch::autograd::impl::get_view_autograd_meta(t);
+    if (view == nullptr) return;
+    if (view->has_bw_view()) hold(view->get_backward_view().base_);
+    if (view->has_fw_view() && !view->shared_view_info()) hold(view->get_forward_view().base_);
+  }
+
+  size_t handles_of(const WeakTensor& t) const {
+    const auto found = handles_.find(t.address());
+    return found != handles_.end() ? found->second : 0;
+  }
+  std::optional<size_t> tensors_in(const c10::StorageImpl* storage) const {
+    if (foreign_.count(storage) != 0) return std::nullopt;
+    const auto found = in_storage_.find(storage);
+    return found != in_storage_.end() ? found->second : 0;
+  }
+
+ private:
+  void hold(const at::Tensor& t) {
+    if (!t.defined()) return;
+    ++handles_[t.unsafeGetTensorImpl()];
+    visit(t);
+  }
+
+  std::unordered_map<const c10::TensorImpl*, size_t> handles_;
+  std::unordered_set<const c10::TensorImpl*> tensors_;
+  std::unordered_set<const c10::TensorImpl*> leaves_;
+  std::unordered_set<const DTensorMeta*> dtensors_;
+  std::unordered_map<const c10::StorageImpl*, size_t> in_storage_;
+  std::unordered_set<const c10::StorageImpl*> foreign_;  // not made by the call
+};
+
+Holders holders_of(const Recorder& recorder, const std::vector<at::Tensor>& results) {
+  Holders holders;
+  for (const at::Tensor& t : results) holders.add_result(t);
+  for (const OuterTensor& outer : recorder.outer_tensors()) {
+    const at::Tensor t = outer.tensor.lock();
+    if (!t.defined()) continue;
+    if (outer.input >= 0 || outer.is_of_surroundings()) holders.add_foreign(t);
+    holders.add_gradient_of(t);
+  }
+  for (const MadeTensor& made : recorder.made()) holders.visit(made.tensor.lock());
+  return holders;
+}
+
+// Whether what autograd keeps for a second derivative lives in gradients.
+bool has_gradient_with_history(const Recorder& recorder) {
+  return std::any_of(recorder.outer_tensors().begin(), recorder.outer_tensors().end(), [](const OuterTensor& outer) {
+    const at::Tensor t = outer.tensor.lock();
+    const AutogradMeta* meta = t.defined() ? torch::autograd::impl::get_autograd_meta(t) : nullptr;
+    return meta != nullptr && meta->grad_.defined() && meta->grad_.requires_grad();
+  });
+}
+
+// Whether the function has met DTensors: arguments may then be parts, and autograd's way back from a view holds what
+// the view was taken from, which nothing shows.
+bool has_met_dtensors() {
+  return c10::AutogradState::get_tls_state().get_view_replay_enabled();
+}
+
+bool has_views(const Recorder& recorder, ValueId id) {
+  const std::vector<Value>& values = recorder.values();
+  const int32_t storage = recorder.value(id).storage;
+  return std::count_if(values.begin(), values.end(), [&](const Value& value) { return value.storage == storage; }) > 1;
+}
+
+const Node* maker_of(const Graph& graph, ValueId id, size_t& index) {
+  for (index = 0; index < graph.nodes().size(); ++index) {
+    bool is_maker = false;
+    for_each_result(graph.nodes()[index], [&](ValueId result) { is_maker |= result == id; });
+    if (is_maker) return &graph.nodes()[index];
+  }
+  return nullptr;
+}
+
+[[noreturn]] void raise_kept(const Recording& recording, const KeptTensor& kept) {
+  const std::vector<std::string> hints = {"return it from the function, and keep it outside",
+                                          "copy_ it into a tensor that lives longer than the call"};
+  const std::string text = recording.graph.value(kept.value).meta.to_string();
+  if (kept.argument >= 0) {
+    throw CaptureError({CaptureErrorKind::unsupported,
+                        "",
+                        "",
+                        c10::str("argument ", kept.argument, ", ", text,
+                                 ", is kept by the surroundings of the function (a variable, a list, a gradient); a "
+                                 "replay would not put the next one there"),
+                        {"keep it outside, where the function is called", hints[1]}});
+  }
+  size_t index = 0;
+  const Node* maker = maker_of(recording.graph, kept.value, index);
+  const std::string op = maker != nullptr ? c10::toString(maker->op.operator_name()) : "";
+  throw CaptureError(
+      {CaptureErrorKind::unsupported, op, maker != nullptr ? line_of(recording.graph, index) : "",
+       c10::str("the tensor ", text, " that ", op.empty() ? "the function" : op,
+                " makes is kept by the surroundings of the function (a variable, a list, a gradient that "
+                "was set by hand); a replay would not put a new one there"),
+       hints});
 }
 
 }  // namespace
@@ -103,6 +241,54 @@ std::string HandleCounts::why_not() const {
     if (!counted.holds()) return text("a generator", counted);
   }
   return "";
+}
+
+bool KeptTensor::is_kept() const {
+  return num_handles(tensor) > explained || (tensors_explained && storage.use_count() > *tensors_explained);
+}
+
+// Ranks that are threads may be given one tensor, and each takes handles of it.
+ArgumentHandles::ArgumentHandles(const std::vector<at::Tensor>& arguments) {
+  if (detail::live_groups_of_thread()) return;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (!arguments[i].defined()) continue;
+    arguments_.push_back({arguments[i], 0, i});
+    if (dtensor_meta(arguments[i]) != nullptr) arguments_.push_back({part_of(arguments[i]), 0, i});
+  }
+  for (Argument& argument : arguments_) argument.handles = num_handles(argument.tensor);
+}
+
+std::vector<KeptTensor> ArgumentHandles::kept_now(const Recorder& recorder,
+                                                  const std::vector<at::Tensor>& results) const {
+  std::vector<KeptTensor> kept;
+  if (has_gradient_with_history(recorder)) return kept;
+  const bool with_dtensors = has_met_dtensors();
+  const Holders holders = holders_of(recorder, results);
+  for (const Argument& argument : arguments_) {
+    KeptTensor held{.tensor = argument.tensor, .value = recorder.input(argument.number)};
+    held.argument = int(argument.number);
+    held.explained = argument.handles + holders.handles_of(argument.tensor);
+    if (held.value != kNoValue && !with_dtensors && held.is_kept()) kept.push_back(std::move(held));
+  }
+  const std::unordered_set<int32_t> handed_out = recorder.storages_handed_out();
+  for (const MadeTensor& made : recorder.made()) {
+    if (handed_out.count(recorder.value(made.value).storage) != 0) continue;
+    if (with_dtensors && has_views(recorder, made.value)) continue;
+    KeptTensor held{made.tensor, made.storage, made.value, -1, holders.handles_of(made.tensor)};
+    held.tensors_explained = holders.tensors_in(made.storage._unsafe_get_target());
+    if (held.is_kept()) kept.push_back(std::move(held));
+  }
+  return kept;
+}
+
+void refuse_kept(const Recording& recording) {
+  const auto begin = std::chrono::steady_clock::now();
+  for (const KeptTensor& kept : recording.kept) {
+    while (kept.is_kept()) {
+      if (std::chrono::steady_clock::now() - begin >= time_to_let_go(recording, kept)) raise_kept(recording, kept);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
 }
 
 }  // namespace serried::graph

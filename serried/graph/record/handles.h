@@ -1,4 +1,5 @@
-// How many handles there are of what a function finds by itself: one more or less may be an optimizer's new parameter.
+// Who holds tensors, by the number of their handles: of what a function finds by itself one more or less may be an
+// optimizer's new parameter; of what it makes or is given, one that it has left with its surroundings.
 #pragma once
 
 #include <c10/util/SmallVector.h>
@@ -41,5 +42,26 @@ class HandleCounts {
   std::vector<Counted<WeakTensor>> tensors_;
   std::vector<Counted<WeakGenerator>> generators_;
 };
+
+/// How many handles the arguments have when a call begins; not looked at where ranks are threads.
+class ArgumentHandles {
+ public:
+  explicit ArgumentHandles(const std::vector<at::Tensor>& arguments);
+
+  /// Of what the recorded call made, and of its arguments, all with more handles than before that neither `results`,
+  /// gradients nor views explain. Results have two handles for each time they stand in there, and no history.
+  std::vector<KeptTensor> kept_now(const Recorder& recorder, const std::vector<at::Tensor>& results) const;
+
+ private:
+  struct Argument {
+    WeakTensor tensor;
+    size_t handles;
+    size_t number;
+  };
+  std::vector<Argument> arguments_;
+};
+
+/// CaptureError where somebody holds one of `recording.kept` still.
+void refuse_kept(const Recording& recording);
 
 }  // namespace serried::graph

@@ -4,6 +4,8 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/function.h>
 
+#include <cstdint>
+
 #include "serried/graph/graph.h"
 #include "serried/tensor/weak_tensor.h"
 
@@ -44,6 +46,11 @@ struct InputPlace {
 const c10::StorageImpl* storage_of(const at::Tensor& t);
 /// In bytes, from the begin of its storage.
 int64_t byte_offset_of(const at::Tensor& t);
+
+/// How often autograd saw it written, with all its aliases; inference tensors are not counted.
+inline uint32_t version_of(const at::Tensor& t) {
+  return t.is_inference() ? 0 : uint32_t(t._version());
+}
 
 /// Whether the memory is that of an allocator: no other storage has a part of it. That of from_blob() may be anybody's.
 bool is_allocated(const c10::StorageImpl& storage);

@@ -8,8 +8,8 @@
 
 #include <algorithm>
 
+#include "serried/graph/record/hooks.h"
 #include "serried/graph/record/recorded_work.h"
-#include "serried/graph/record/user_hooks.h"
 #include "serried/graph/text/custom_class.h"
 #include "serried/tensor/parts.h"
 
@@ -170,8 +170,8 @@ void Recorder::note_outer(c10::TensorImpl* impl, ValueId value) {
   const at::Tensor grad = t.requires_grad() && t.is_leaf() ? t.grad() : at::Tensor();
   const auto argument = arguments_.find(impl);
   const int input = argument != arguments_.end() ? argument->second : -1;
-  recording_.outer_tensors.push_back({t, value, t.is_inference() ? 0 : uint32_t(t._version()), grad.defined(), grad,
-                                      place_of(t), t.requires_grad(), history_of(t), input, is_made_inside(value)});
+  recording_.outer_tensors.push_back({t, value, version_of(t), grad.defined(), grad, place_of(t), t.requires_grad(),
+                                      history_of(t), input, is_made_inside(value)});
   if (input >= 0 && num_user_hooks(t) > 0) hooked_input_ = meta_of(t).to_string();
   share_hooks(t);
 }
@@ -360,11 +360,56 @@ at::Tensor Recorder::call_hook(std::shared_ptr<const TensorHook> fn, const at::T
   const DTensorMeta* dtensor = grad.defined() ? dtensor_meta(grad) : nullptr;
   const SpecPtr spec = dtensor != nullptr ? dtensor->spec : SpecPtr();
   recording_.hooks.push_back({std::move(fn), spec});
-  const HooksGuard hooks(recording_.hooks);
+  const HooksScope hooks(recording_.hooks);
   Stack stack = {dtensor != nullptr ? dtensor->local : grad, int64_t(recording_.hooks.size()) - 1};
   run(op, stack);
   const at::Tensor result = stack.at(0).toTensor();
   return spec ? wrap(result, spec) : result;
+}
+
+bool RecordedFact::is_about(const tape::Fact& other) const {
+  return other.subject != nullptr && other.subject == fact.subject && other.name == fact.name;
+}
+
+bool all_hold(const std::vector<RecordedFact>& facts) {
+  return std::all_of(facts.begin(), facts.end(), [](const RecordedFact& fact) { return fact.holds(); });
+}
+
+void Recorder::rely_on(tape::Fact fact) {
+  const auto is_it = [&](const RecordedFact& recorded) { return recorded.is_about(fact); };
+  if (std::any_of(recording_.facts.begin(), recording_.facts.end(), is_it)) return;
+  const auto known = std::find_if(known_.begin(), known_.end(), is_it);
+  const uint64_t value = known != known_.end() ? known->value : fact.value();
+  recording_.facts.push_back({std::move(fact), value});
+}
+
+void Recorder::rely_on_now(tape::Fact fact) {
+  const uint64_t value = fact.value();
+  recording_.facts.push_back({std::move(fact), value});
+}
+
+void Recorder::rely_on_life(const std::string& name, std::weak_ptr<const void> object) {
+  const auto is_it = [&](const LiveObject& known) {
+    return !known.object.owner_before(object) && !object.owner_before(known.object);
+  };
+  if (std::any_of(recording_.objects.begin(), recording_.objects.end(), is_it)) return;
+  recording_.objects.push_back({name, std::move(object)});
+}
+
+void Recorder::rely_on_hooks() {
+  std::vector<WeakTensor> leaves;
+  for (const OuterTensor& outer : recording_.outer_tensors) {
+    const at::Tensor t = outer.tensor.lock();
+    if (t.defined() && t.requires_grad()) leaves.push_back(outer.tensor);
+  }
+  rely_on({"changes to hooks on parameters", [leaves = std::move(leaves)] {
+             uint64_t changes = 0;
+             for (const WeakTensor& leaf : leaves) {
+               const at::Tensor t = leaf.lock();
+               if (t.defined()) changes += hook_changes(t);
+             }
+             return changes;
+           }});
 }
 
 Recording Recorder::take() {

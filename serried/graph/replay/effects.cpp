@@ -71,10 +71,6 @@ bool is_kept(Recorder& recorder, const at::Tensor& grad, const Value& value) {
   return is_outer(recorder, grad) && is_in_persistent_memory(recorder.graph(), value);
 }
 
-uint32_t version_of(const at::Tensor& t) {
-  return t.is_inference() ? 0 : uint32_t(t._version());
-}
-
 // Autograd counts versions; ops of a replay run below it, so the count is made up for.
 void raise_version(const at::Tensor& t, uint32_t version) {
   if (t.is_inference()) return;

@@ -1,8 +1,7 @@
 // Writes all of a layout, and reads only what can be.
 #include "serried/graph/text/layout_text.h"
 
-#include "serried/graph/text/literal.h"
-#include "serried/graph/text/possible.h"
+#include <algorithm>
 
 namespace serried::graph {
 namespace {
@@ -63,6 +62,13 @@ void check_tensor(Cursor& in, const DTensorLayout& layout) {
   }
 }
 
+// Adds (size - 1) * stride to `last`; false where that is no number.
+bool add_reach(int64_t size, int64_t stride, int64_t& last) {
+  int64_t reach = 0;
+  return stride >= 0 && !__builtin_mul_overflow(size - 1, stride, &reach) &&
+         !__builtin_add_overflow(last, reach, &last);
+}
+
 }  // namespace
 
 std::string layout_text(const DTensorLayout& layout) {
@@ -92,6 +98,28 @@ DTensorLayout read_layout(Cursor& in) {
   check_tensor(in, layout);
   check_mesh(in, layout);
   return layout;
+}
+
+// Overflow is asked for before it happens.
+bool is_possible_shape(c10::IntArrayRef sizes, int64_t each) {
+  for (int64_t size : sizes) {
+    // An empty dim does not make the others small: strides count past it.
+    if (size < 0 || __builtin_mul_overflow(each, std::max<int64_t>(size, 1), &each)) return false;
+  }
+  return true;
+}
+
+bool is_possible(const TensorMeta& meta) {
+  const int64_t each = int64_t(c10::elementSize(meta.dtype));
+  if (meta.offset < 0 || !is_possible_shape(meta.sizes, each)) return false;
+  if (meta.strides.empty()) return true;
+  if (meta.strides.size() != meta.sizes.size()) return false;
+  int64_t last = meta.offset;
+  for (size_t d = 0; d < meta.sizes.size(); ++d) {
+    if (!add_reach(std::max<int64_t>(meta.sizes[d], 1), meta.strides[d], last)) return false;
+  }
+  int64_t bytes = 0;
+  return !__builtin_add_overflow(last, 1, &last) && !__builtin_mul_overflow(last, each, &bytes);
 }
 
 }  // namespace serried::graph

@@ -1,10 +1,11 @@
-// How a DTensor lies on its mesh, as text for files.
+// How tensors lie in memory and DTensors on their mesh: as text for files, and whether that can be at all.
 #pragma once
 
 #include <string>
 
 #include "serried/graph/dtensor_layout.h"
-#include "serried/graph/text/cursor.h"
+#include "serried/graph/graph.h"
+#include "serried/graph/text/literal.h"
 
 namespace serried::graph {
 
@@ -12,5 +13,12 @@ namespace serried::graph {
 std::string layout_text(const DTensorLayout& layout);
 /// What `layout_text` wrote; fails at `in` where it does not agree with itself.
 DTensorLayout read_layout(Cursor& in);
+
+/// Whether a tensor can have this shape: no size is below 0, and 63 bits count its elements, `each` bytes apiece.
+bool is_possible_shape(c10::IntArrayRef sizes, int64_t each = 1);
+
+/// Whether a tensor can be so: also its strides and offset reach no byte that 63 bits cannot count. Sparse ones have no
+/// strides.
+bool is_possible(const TensorMeta& meta);
 
 }  // namespace serried::graph

@@ -1,16 +1,94 @@
-// Constants of a graph as text that reads back to the last bit.
+// Constants of a graph as text that reads back to the last bit, and the cursor that reads them.
 #pragma once
 
 #include <ATen/core/function_schema.h>
 #include <ATen/core/ivalue.h>
 #include <c10/util/DimVector.h>
+#include <c10/util/StringUtil.h>
 
+#include <cctype>
 #include <string>
 #include <string_view>
 
-#include "serried/graph/text/cursor.h"
+#include "serried/base/error.h"
 
 namespace serried::graph {
+
+/// A place in one line of text. Spaces between words do not count.
+class Cursor {
+ public:
+  Cursor(std::string_view line, size_t line_number) : rest_(line), line_number_(line_number) {}
+
+  bool at_end() {
+    skip_spaces();
+    return rest_.empty();
+  }
+
+  bool next_is(std::string_view text) {
+    skip_spaces();
+    return rest_.starts_with(text);
+  }
+
+  bool accept(std::string_view text) {
+    if (!next_is(text)) return false;
+    rest_.remove_prefix(text.size());
+    return true;
+  }
+
+  void expect(std::string_view text) {
+    if (!accept(text)) fail(c10::str("expected ", text, " before \"", rest_, "\""));
+  }
+
+  /// The next characters that are letters, digits or among `others`; an error where there are none.
+  std::string_view word(std::string_view others = "_.:+-") {
+    skip_spaces();
+    size_t length = 0;
+    while (length < rest_.size() && (std::isalnum(static_cast<unsigned char>(rest_[length])) != 0 ||
+                                     others.find(rest_[length]) != std::string_view::npos)) {
+      ++length;
+    }
+    if (length == 0) fail(c10::str("expected a word or a number before \"", rest_, "\""));
+    const std::string_view found = rest_.substr(0, length);
+    rest_.remove_prefix(length);
+    return found;
+  }
+
+  /// One character, spaces included.
+  char take() {
+    if (rest_.empty()) fail("the line ends in the middle of a string");
+    const char c = rest_[0];
+    rest_.remove_prefix(1);
+    return c;
+  }
+
+  /// What is left of the line.
+  std::string_view rest() const { return rest_; }
+
+  [[noreturn]] void fail(const std::string& what, const std::string& fix = kUnchanged) const {
+    raise<c10::ValueError>({"graph", c10::str("line ", line_number_, ": ", what), fix});
+  }
+
+  static constexpr const char* kUnchanged = "give it what serried::graph::to_text wrote, unchanged and whole";
+
+ private:
+  void skip_spaces() {
+    while (!rest_.empty() && rest_[0] == ' ') rest_.remove_prefix(1);
+  }
+
+  std::string_view rest_;
+  size_t line_number_;
+};
+
+/// Reads "a, b, c" up to `close`; `read` reads one.
+template <class Read>
+void read_list(Cursor& in, std::string_view close, Read read) {
+  while (!in.accept(close)) {
+    read();
+    if (in.accept(",")) continue;
+    in.expect(close);
+    return;
+  }
+}
 
 /// What an argument's literals are read as: numbers that stand for a dtype, layout or memory format have that type.
 c10::TypePtr literal_type(const c10::Argument& declared);

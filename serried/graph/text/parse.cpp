@@ -10,7 +10,6 @@
 #include "serried/graph/text/custom_class.h"
 #include "serried/graph/text/layout_text.h"
 #include "serried/graph/text/literal.h"
-#include "serried/graph/text/possible.h"
 #include "serried/graph/text/text.h"
 
 namespace serried::graph {
@@ -24,6 +23,33 @@ constexpr std::string_view kKinds[] = {"input", "persistent", "constant", "compu
 bool is_list_of(const TypePtr& type, TypeKind kind) {
   const auto* list = type->castRaw<c10::ListType>();
   return list != nullptr && list->getElementType()->kind() == kind;
+}
+
+// Whether an argument that is declared as `type` can be `constant`: compared by what LibTorch takes for it.
+bool can_be(const TypePtr& type, const c10::IValue& constant) {
+  switch (type->kind()) {
+    case TypeKind::OptionalType:
+      return constant.isNone() || can_be(type->castRaw<c10::OptionalType>()->getElementType(), constant);
+    case TypeKind::ListType: {
+      if (!constant.isList()) return false;
+      const TypePtr element = type->castRaw<c10::ListType>()->getElementType();
+      const auto elements = constant.toListRef();
+      return std::all_of(elements.begin(), elements.end(), [&](const c10::IValue& e) { return can_be(element, e); });
+    }
+    case TypeKind::NumberType: return constant.isScalar();
+    case TypeKind::IntType:
+    case TypeKind::ScalarTypeType:
+    case TypeKind::LayoutType:
+    case TypeKind::MemoryFormatType: return constant.isInt();
+    case TypeKind::FloatType: return constant.isDouble();
+    case TypeKind::BoolType: return constant.isBool();
+    case TypeKind::ComplexType: return constant.isComplexDouble();
+    case TypeKind::StringType: return constant.isString();
+    case TypeKind::DeviceObjType: return constant.isDevice();
+    case TypeKind::GeneratorType: return constant.isGenerator();
+    case TypeKind::ClassType: return constant.isCustomClass() && *constant.type() == *type;
+    default: return false;
+  }
 }
 
 void check_version(Cursor& in) {

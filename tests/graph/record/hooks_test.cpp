@@ -4,7 +4,7 @@
 #include <torch/torch.h>
 
 #include "serried/graph/capture.h"
-#include "serried/graph/record/call_hook.h"
+#include "serried/graph/record/hooks.h"
 #include "serried/parallel/ddp/ddp.h"
 #include "serried/tensor/making/modules.h"
 #include "serried/tensor/meta.h"
@@ -204,7 +204,7 @@ TEST(CaptureHooks, ThatReturnAnotherShapeAreAnError) {
   const std::string text = error_text<c10::ValueError>([&] {
     const graph::GraphHooks hooks = {
         {std::make_shared<TensorHook>([](const at::TensorBase&) -> at::TensorBase { return torch::ones({2}); })}};
-    const graph::HooksGuard guard(hooks);
+    const graph::HooksScope scope(hooks);
     const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("serried::call_hook", "");
     torch::jit::Stack stack = {torch::ones({3}), 0};
     op.callBoxed(stack);

@@ -1,5 +1,5 @@
 // Finds starts and their waits, and the one op of ours that stands for both.
-#include "serried/graph/passes/starts_and_waits.h"
+#include "serried/graph/passes/collectives.h"
 
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
@@ -12,7 +12,6 @@
 #include "serried/comm/collectives/collective.h"
 #include "serried/comm/groups/group.h"
 #include "serried/graph/passes/access.h"
-#include "serried/graph/passes/collectives.h"
 #include "serried/graph/passes/passes.h"
 
 namespace serried::graph {
