@@ -16,6 +16,7 @@
 #include "serried/graph/record/argument_watch.h"
 #include "serried/graph/record/compare.h"
 #include "serried/graph/record/handles.h"
+#include "serried/graph/record/hooks.h"
 #include "serried/tape/facts.h"
 #include "serried/tensor/parts.h"
 
@@ -340,6 +341,7 @@ void CaptureState::Impl::add_different(Entry& entry, Attempt call, const std::st
   Recorded next{
       .last = std::move(call), .num_recordings = recorded.num_recordings + 1, .keeps_inputs = recorded.keeps_inputs};
   if (next.num_recordings >= kMaxRecordings) {
+    refuse_hooks_left(next.last.recording);
     throw CaptureError({CaptureErrorKind::different_program,
                         "",
                         "",
@@ -365,6 +367,7 @@ std::optional<Ready> CaptureState::Impl::make_ready(const Recording& before, Att
   Recording replayable = call.recording;
   make_replayable(before, replayable);
   refuse_kept(replayable);
+  refuse_hooks_left(replayable);
   replayable.kept.clear();
   Graph graph = replayable.graph;
   for (const Pass& pass : options.passes) pass.run(graph);

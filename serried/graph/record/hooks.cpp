@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "serried/base/error.h"
+#include "serried/graph/error.h"
 #include "serried/graph/graph.h"
 #include "serried/graph/record/recorder.h"
 #include "serried/tensor/meta.h"
@@ -43,7 +44,10 @@ class WatchedHooks final : public VariableHooksInterface {
   explicit WatchedHooks(const VariableHooksInterface& inner) : inner_(inner) {}
 
   unsigned _register_hook(const TensorBase& t, TensorHook hook) const override {
-    return inner_._register_hook(t, tape::is_recording() ? shared(std::move(hook)) : std::move(hook));
+    auto* recorder = dynamic_cast<Recorder*>(tape::current_recorder());
+    if (recorder == nullptr) return inner_._register_hook(t, std::move(hook));
+    if (!is_library_hook(hook)) recorder->note_hooks_before(at::Tensor(t));
+    return inner_._register_hook(t, shared(std::move(hook)));
   }
 
   TensorBase tensor_data(const TensorBase& t) const override { return inner_.tensor_data(t); }
@@ -174,6 +178,17 @@ uint64_t hook_changes(const at::Tensor& t) {
   // A removed hook leaves an empty function in its place.
   const auto is_removed = [](const TensorHook& hook) { return !hook; };
   return hooks->size() + uint64_t(std::count_if(hooks->begin(), hooks->end(), is_removed));
+}
+
+void refuse_hooks_left(const Recording& recording) {
+  if (recording.hook_left_on.empty()) return;
+  throw CaptureError({CaptureErrorKind::unsupported,
+                      "",
+                      "",
+                      "the function puts a hook on the tensor " + recording.hook_left_on +
+                          " of its surroundings and leaves it there: one more at each call, but none at a replay",
+                      {"register the hook once, before the captured function is called",
+                       "take it away again before the function returns, with remove_hook"}});
 }
 
 HooksScope::HooksScope(const GraphHooks& hooks) : previous_(std::exchange(hooks_of_thread, &hooks)) {}

@@ -12,6 +12,8 @@
 
 namespace serried::graph {
 
+struct Recording;
+
 /// From now on hooks that users register while their thread records pass through Recorder::call_hook. Happens once per
 /// process: nothing else tells of a hook on a tensor that no later op uses.
 void watch_registrations();
@@ -25,6 +27,9 @@ int64_t num_user_hooks(const at::Tensor& t);
 
 /// How often hooks were registered on `t` or removed from it. Grows with each of both.
 uint64_t hook_changes(const at::Tensor& t);
+
+/// CaptureError where the function puts a hook on a tensor of its surroundings at each call and leaves it there.
+void refuse_hooks_left(const Recording& recording);
 
 /// Shared with the tensor that the hook was registered on, so that both see the same state.
 struct GraphHook {

@@ -412,6 +412,21 @@ void Recorder::rely_on_hooks() {
            }});
 }
 
+void Recorder::note_hooks_before(const at::Tensor& t) {
+  const auto is_it = [&](const HookedTensor& known) { return known.tensor.address() == t.unsafeGetTensorImpl(); };
+  if (std::none_of(hooked_.begin(), hooked_.end(), is_it)) hooked_.push_back({t, num_user_hooks(t)});
+}
+
+void Recorder::note_hooks_left() {
+  for (const HookedTensor& hooked : hooked_) {
+    const at::Tensor t = hooked.tensor.lock();
+    if (!t.defined() || !t.is_leaf() || num_user_hooks(t) <= hooked.num_hooks) continue;
+    const auto is_it = [&](const MadeTensor& made) { return made.tensor.address() == t.unsafeGetTensorImpl(); };
+    if (arguments_.count(t.unsafeGetTensorImpl()) > 0 || std::any_of(made_.begin(), made_.end(), is_it)) continue;
+    recording_.hook_left_on = meta_of(t).to_string();
+  }
+}
+
 Recording Recorder::take() {
   link_->wait = nullptr;
   refuse_generator(generators_.any_change());
@@ -421,6 +436,7 @@ Recording Recorder::take() {
   wait_for_all();
   adopt_results();
   check_hooks_of_inputs();
+  note_hooks_left();
   rely_on_hooks();
   // Aliases: a recording must not keep the user's own tensors, with their gradients, alive, nor from being replaced.
   for (ValueId id : recording_.externals) {

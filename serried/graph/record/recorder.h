@@ -99,6 +99,7 @@ struct Recording {
   std::vector<Group> groups;                   // of its collectives, in the order of first use
   std::vector<WeakGenerator> generators = {};  // of users, that its ops draw from, likewise
   GraphHooks hooks;                            // of users, in the order of their calls
+  std::string hook_left_on = {};               // a tensor of its surroundings that has one more hook now; empty: none
   bool ran_backward = false;
 };
 
@@ -121,6 +122,8 @@ class Recorder final : public tape::Recorder {
 
   /// Calls a user's hook on a gradient, as a node.
   at::Tensor call_hook(std::shared_ptr<const TensorHook> fn, const at::Tensor& grad);
+  /// A user is about to put a hook on `t`.
+  void note_hooks_before(const at::Tensor& t);
 
   /// The value that `t` is, kNoValue if undefined; unknown tensors become external values.
   ValueId find(const at::Tensor& t);
@@ -193,6 +196,7 @@ class Recorder final : public tape::Recorder {
   void wait_for_all();
   void check_hooks_of_inputs() const;
   void rely_on_hooks();
+  void note_hooks_left();
 
   Recording recording_;
   std::unordered_map<const c10::TensorImpl*, Known> by_impl_;
@@ -208,6 +212,11 @@ class Recorder final : public tape::Recorder {
   // Weak: they keep addresses from being used again without keeping memory, and autograd may still steal gradients.
   std::vector<WeakTensor> impls_;
   std::vector<MadeTensor> made_;
+  struct HookedTensor {
+    WeakTensor tensor;
+    int64_t num_hooks;  // of users, before the first one
+  };
+  std::vector<HookedTensor> hooked_;  // by the function
   struct LiveWork {
     std::weak_ptr<const void> life;
     size_t node;  // that gave it

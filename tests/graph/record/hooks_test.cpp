@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <functional>
+
 #include "serried/graph/capture.h"
 #include "serried/graph/record/hooks.h"
 #include "serried/parallel/ddp/ddp.h"
@@ -190,6 +192,75 @@ TEST(CaptureHooks, OnAnArgumentAreRefused) {
   } catch (const CaptureError& error) {
     EXPECT_EQ(error.report().kind, CaptureErrorKind::unsupported);
     EXPECT_THAT(error.what(), HasSubstr("the argument f32[3] came with a hook on its gradient"));
+  }
+}
+
+/// What `leave`, which is given the leaf and a number to add to, does to the leaf at each call of a captured function.
+std::string refusal_of_leaving(
+    const std::function<void(const at::Tensor& weight, int& calls, const at::Tensor& x)>& leave) {
+  const at::Tensor weight = hooked_leaf();
+  int calls = 0;
+  auto step = capture([&](const at::Tensor& x) { leave(weight, calls, x); });
+  for (int i = 0; i < kHookCalls; ++i) {
+    try {
+      step(filled(i));
+    } catch (const CaptureError& error) {
+      EXPECT_EQ(error.report().kind, CaptureErrorKind::unsupported);
+      return error.what_without_backtrace();
+    }
+  }
+  return c10::str(step.replays(), " replays");
+}
+
+TEST(CaptureHooks, LeftOnATensorOfTheSurroundingsAreRefused) {
+  const std::string refusal =
+      "[capture] unsupported: the function puts a hook on the tensor f32[3] of its surroundings and leaves it there: "
+      "one more at each call, but none at a replay\n"
+      "  fix: register the hook once, before the captured function is called; or take it away again before the "
+      "function returns, with remove_hook";
+  const auto count = [](int& calls) { return [&calls](const at::Tensor&) { ++calls; }; };
+  const auto backward = [](const at::Tensor& weight, const at::Tensor& x) {
+    weight.mutable_grad().reset();
+    (weight * x).sum().backward();
+  };
+  EXPECT_EQ(refusal_of_leaving([&](const at::Tensor& weight, int& calls, const at::Tensor& x) {
+              weight.register_hook(count(calls));
+              backward(weight, x);
+            }),
+            refusal);
+  EXPECT_EQ(refusal_of_leaving([&](const at::Tensor& weight, int& calls, const at::Tensor& x) {
+              backward(weight, x);
+              weight.register_hook(count(calls));
+            }),
+            refusal);
+  // For a backward that somebody else calls.
+  EXPECT_EQ(refusal_of_leaving([&](const at::Tensor& weight, int& calls, const at::Tensor& x) {
+              weight.register_hook(count(calls));
+              const at::Tensor unused = x + 1;
+            }),
+            refusal);
+}
+
+TEST(CaptureHooks, TakenAwayAgainOrLeftOnceAreCalledAtEachReplay) {
+  int calls = 0;
+  const auto count = [&](const at::Tensor& grad) { return ++calls, grad * 2; };
+  bool is_left = false;
+  for (const bool once : {false, true}) {
+    const at::Tensor weight = hooked_leaf();
+    calls = 0;
+    auto step = capture([&](const at::Tensor& x) {
+      weight.mutable_grad().reset();
+      const unsigned hook = once && is_left ? 0 : weight.register_hook(count);
+      is_left = once;
+      (weight * x).sum().backward();
+      if (!once) weight.remove_hook(hook);
+    });
+    for (int i = 0; i < kHookCalls; ++i) {
+      step(filled(i));
+      EXPECT_EQ(calls, i + 1);
+      EXPECT_TRUE(at::equal(weight.grad(), filled(i) * 2.F));
+    }
+    EXPECT_GE(step.replays(), kHookCalls - 4) << step.last_recapture_reason();
   }
 }
 
