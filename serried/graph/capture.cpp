@@ -17,6 +17,7 @@
 #include "serried/graph/record/compare.h"
 #include "serried/graph/record/handles.h"
 #include "serried/graph/record/hooks.h"
+#include "serried/graph/record/optimizer_steps.h"
 #include "serried/tape/facts.h"
 #include "serried/tensor/parts.h"
 
@@ -154,7 +155,7 @@ struct CaptureState::Impl {
   Entry& add_entry(const CallArguments& arguments);
   std::vector<GradientState> known_gradients() const;
   std::vector<RecordedFact> known_facts() const;
-  void rely_on_listed(Recorder& recorder) const;
+  OptimizerSteps rely_on_listed(Recorder& recorder) const;
   void record(Entry& entry, const CallArguments& arguments, const Typed& typed);
   void add(Entry& entry, Attempt call, HandleCounts handles, MakeForm make_form);
   void add_different(Entry& entry, Attempt call, const std::string& difference);
@@ -259,7 +260,7 @@ std::vector<RecordedFact> CaptureState::Impl::known_facts() const {
   return known;
 }
 
-void CaptureState::Impl::rely_on_listed(Recorder& recorder) const {
+OptimizerSteps CaptureState::Impl::rely_on_listed(Recorder& recorder) const {
   for (const auto& module : options.modules) {
     recorder.rely_on_now(tape::training_mode("the module " + module->name(), module));
     recorder.rely_on_now(tape::contents_of("the module " + module->name(), module));
@@ -267,6 +268,7 @@ void CaptureState::Impl::rely_on_listed(Recorder& recorder) const {
   for (size_t i = 0; i < options.optimizers.size(); ++i) {
     recorder.rely_on_now(tape::groups_of(c10::str("optimizers[", i, "]"), *options.optimizers[i]));
   }
+  return OptimizerSteps(options.optimizers);
 }
 
 void CaptureState::Impl::record(Entry& entry, const CallArguments& arguments, const Typed& typed) {
@@ -276,7 +278,7 @@ void CaptureState::Impl::record(Entry& entry, const CallArguments& arguments, co
   HandleCounts handles = recorded != nullptr ? HandleCounts(recorded->last.recording) : HandleCounts();
   Recorder recorder(arguments.tensors, known_facts());
   recorder.graph().input_layouts() = layouts_of(arguments.tensors);
-  rely_on_listed(recorder);
+  const OptimizerSteps steps = rely_on_listed(recorder);
   const PlainViews plain_views;
   const ArgumentWatch watch(arguments);
   const ArgumentHandles argument_handles(arguments.tensors);
@@ -296,6 +298,7 @@ void CaptureState::Impl::record(Entry& entry, const CallArguments& arguments, co
     typed.refill(result.tensors);
     recorder.note_kept(argument_handles.kept_now(recorder, result.tensors));
     if (recorded != nullptr) recorder.note_lasting(recorded->last.recording);
+    steps.repeat_at_replays(recorder);
     call.effects = Effects(recorder, call.before, arguments.tensors);
     call.recording = recorder.take();
     add(entry, std::move(call), std::move(handles), typed.make_form);

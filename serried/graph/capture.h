@@ -42,8 +42,9 @@ struct CaptureOptions {
   /// Numbers, groups, meshes and the like that the function reads from its surroundings: another value counts as
   /// another argument.
   std::vector<Watched> watch = {};
-  /// Optimizers of torch::optim that the function steps: another parameter, group or option counts as another argument.
-  /// They have to live as long as the captured function is called. serried's own need not be listed.
+  /// Optimizers of torch::optim that the function steps: another parameter, group or option counts as another argument,
+  /// and step counts in their state go on in replays. They have to live as long as the captured function is called.
+  /// serried's own need not be listed.
   std::vector<torch::optim::Optimizer*> optimizers = {};
 };
 
