@@ -6,7 +6,9 @@
 
 #include "serried/comm/groups/ranks.h"
 #include "serried/graph/capture.h"
+#include "serried/parallel/ddp/ddp.h"
 #include "tests/graph/observed_programs.h"
+#include "tests/support/on_ranks.h"
 
 namespace serried {
 namespace {
@@ -144,24 +146,40 @@ TEST(CaptureAccumulates, WithGradientsDroppedAndZeroedInTurn) {
   }
 }
 
-// 0: not at all. Odd: dropped. From 3 on by the module, which looks at each gradient first.
-void zero_in_style(Accumulator& it, int style) {
-  if (style == 1 || style == 2) it.optimizer.zero_grad(/*set_to_none=*/style == 1);
-  if (style >= 3) it.net->zero_grad(/*set_to_none=*/style == 3);
+constexpr int kZeroStyles = 5;
+constexpr int kStylesByHand = 4;
+
+void zero_by_hand(at::Tensor& grad, const at::Tensor& parameter, int style) {
+  if (style == 0) grad = at::Tensor();
+  if (style == 1) grad = torch::zeros_like(parameter);
+  if (style == 2 && grad.defined()) grad.zero_();
+  if (style == 3 && grad.defined()) grad.detach_().zero_();
+}
+
+// 0: not at all. 1 and 3: dropped. 3 and 4 by the module, which looks at each gradient first. From 5 on by hand.
+void zero_in_style(torch::optim::Optimizer& optimizer, torch::nn::Module& net, int style) {
+  if (style == 1 || style == 2) optimizer.zero_grad(/*set_to_none=*/style == 1);
+  if (style == 3 || style == 4) net.zero_grad(/*set_to_none=*/style == 3);
+  if (style < kZeroStyles) return;
+  for (const at::Tensor& parameter : net.parameters()) {
+    zero_by_hand(parameter.mutable_grad(), parameter, style - kZeroStyles);
+  }
 }
 
 struct ZeroStyles {
   int before, after;     // inside of the function
   int outside, another;  // in turn, between calls
+  int micro_steps = 1;   // inside
 };
 
 std::string mixed_refusal(const ZeroStyles& styles, int period) {
   Accumulator eager, trainer;
   const auto train = [&](Accumulator& it, const at::Tensor& x) {
-    zero_in_style(it, styles.before);
-    const at::Tensor loss = it.accumulate(x);
+    zero_in_style(it.optimizer, *it.net, styles.before);
+    at::Tensor loss = it.accumulate(x);
+    for (int i = 1; i < styles.micro_steps; ++i) loss = it.accumulate(x * i);
     it.optimizer.step();
-    zero_in_style(it, styles.after);
+    zero_in_style(it.optimizer, *it.net, styles.after);
     return loss;
   };
   auto step = capture([&](const at::Tensor& x) { return train(trainer, x); });
@@ -174,7 +192,7 @@ std::string mixed_refusal(const ZeroStyles& styles, int period) {
     }
     expect_equal_accumulators(trainer, eager);
     for (Accumulator* each : {&trainer, &eager}) {
-      zero_in_style(*each, i / period % 2 == 0 ? styles.outside : styles.another);
+      zero_in_style(each->optimizer, *each->net, i / period % 2 == 0 ? styles.outside : styles.another);
     }
   }
   EXPECT_GE(step.replays(), 8) << step.last_recapture_reason();
@@ -182,7 +200,7 @@ std::string mixed_refusal(const ZeroStyles& styles, int period) {
 }
 
 TEST(CaptureAccumulates, WithEveryMixtureOfZeroGrad) {
-  for (int n = 0; n < 5 * 5 * 5 * 5; ++n) {
+  for (int n = 0; n < kZeroStyles * kZeroStyles * kZeroStyles * kZeroStyles; ++n) {
     const ZeroStyles styles{n % 5, n / 5 % 5, n / 25 % 5, n / 125};
     for (const int period : {1, 3}) {
       SCOPED_TRACE(c10::str("inside ", styles.before, ", ", styles.after, ", outside ", styles.outside, ", ",
@@ -190,6 +208,74 @@ TEST(CaptureAccumulates, WithEveryMixtureOfZeroGrad) {
       EXPECT_EQ(mixed_refusal(styles, period), "");
     }
   }
+}
+
+// A sample of all mixtures, over several micro-batches.
+TEST(CaptureAccumulates, WithGradientsZeroedByHand) {
+  constexpr int kAll = kZeroStyles + kStylesByHand, kStride = 53;
+  for (int n = 0; n < kAll * kAll * kAll * kAll; n += kStride) {
+    const ZeroStyles styles{n % kAll, n / kAll % kAll, n / kAll / kAll % kAll, n / kAll / kAll / kAll, 2 + n % 3};
+    SCOPED_TRACE(c10::str("inside ", styles.before, ", ", styles.after, ", outside ", styles.outside, ", ",
+                          styles.another, ", ", styles.micro_steps, " steps"));
+    EXPECT_EQ(mixed_refusal(styles, 1 + n % 2), "");
+  }
+}
+
+class CapturedAccumulation : public testing::OnRanks {};
+INSTANTIATE_TEST_SUITE_P(Backends, CapturedAccumulation, ::testing::ValuesIn(testing::settings({1, 2, 3})),
+                         testing::name_of);
+
+/// What a DDP step over micro-batches leaves after each call: losses, parameters, gradients.
+std::vector<at::Tensor> trace_of(const Group& group, const ZeroStyles& styles, bool as_view, bool captured) {
+  Accumulator it;
+  DistributedDataParallel ddp(it.net, {.process_group = group, .gradient_as_bucket_view = as_view});
+  const auto accumulate = [&](const at::Tensor& x) {
+    const at::Tensor loss = ddp(x).square().mean();
+    loss.backward();
+    return loss.detach();
+  };
+  const auto train = [&](const at::Tensor& x) {
+    zero_in_style(it.optimizer, *it.net, styles.before);
+    for (int i = 1; i < styles.micro_steps; ++i) {
+      const auto alone = ddp.no_sync();
+      accumulate(x * i);
+    }
+    const at::Tensor loss = accumulate(x);
+    it.optimizer.step();
+    zero_in_style(it.optimizer, *it.net, styles.after);
+    return loss;
+  };
+  auto step = capture(train);
+  std::vector<at::Tensor> trace;
+  for (int i = 0; i < 14; ++i) {
+    const at::Tensor x = seeded(uint64_t(10 * i + group->getRank()), [] { return torch::randn({4, 5}); });
+    trace.push_back(captured ? step(x) : train(x));
+    for (const at::Tensor& parameter : it.net->parameters()) {
+      trace.push_back(parameter.detach().clone());
+      trace.push_back(parameter.grad().defined() ? parameter.grad().clone() : torch::empty({0}));
+    }
+    zero_in_style(it.optimizer, *it.net, i % 3 == 0 ? styles.outside : styles.another);
+  }
+  if (captured) {
+    EXPECT_GE(step.replays(), 4) << step.last_recapture_reason();
+  }
+  return trace;
+}
+
+TEST_P(CapturedAccumulation, OfDdpTakesEveryMixtureOfZeroGrad) {
+  on_ranks([](const Group& group) {
+    constexpr int kAll = kZeroStyles + kStylesByHand, kStride = 61;
+    for (int n = group->getSize(); n < kAll * kAll * kAll; n += kStride) {
+      const ZeroStyles styles{n % kAll, n / kAll % kAll, n / kAll / kAll, 0, 2 + n % 3};
+      SCOPED_TRACE(c10::str("inside ", styles.before, ", ", styles.after, ", outside ", styles.outside, ", ",
+                            styles.micro_steps, " steps"));
+      // Module::zero_grad(false) gives views of buckets new handles, and each call is recorded: right, but not replayed.
+      const bool as_view = n % 2 == 0 && styles.after != 4;
+      const std::vector<at::Tensor> eager = trace_of(group, styles, as_view, /*captured=*/false);
+      const std::vector<at::Tensor> actual = trace_of(group, styles, as_view, /*captured=*/true);
+      for (size_t i = 0; i < eager.size(); ++i) ASSERT_TRUE(at::equal(actual[i], eager[i])) << i;
+    }
+  });
 }
 
 TEST(CaptureAccumulates, IntoAGradientThatTheUserGave) {
