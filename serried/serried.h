@@ -6,6 +6,7 @@
 #include "serried/base/trace.h"
 #include "serried/comm/collectives/async.h"
 #include "serried/comm/collectives/collectives.h"
+#include "serried/comm/collectives/objects.h"
 #include "serried/comm/collectives/watch.h"
 #include "serried/comm/groups/group.h"
 #include "serried/comm/groups/ranks.h"

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "serried/base/visitable.h"
 #include "serried/comm/groups/group.h"
 #include "serried/mesh/mesh.h"
 
@@ -32,39 +33,6 @@ template <class Fn, class T>
 void visit_plain(Fn& fn, const T& value) {
   if constexpr (requires { fn.plain(value); }) fn.plain(value);
 }
-
-template <class T, class Fn>
-concept HasVisitor = requires(T& value, Fn& fn) {
-  value.visit_tensors(fn);
-};
-
-// Found in the namespace of T only.
-template <class T, class Fn>
-concept HasFreeVisitor = requires(T& value, Fn& fn) {
-  visit_tensors(value, fn);
-};
-
-template <class T>
-concept IsMap = requires {
-  typename T::mapped_type;
-};
-
-template <class T>
-concept IsTuple = requires {
-  std::tuple_size<T>::value;
-};
-
-template <class T>
-concept IsRange = requires(T& value) {
-  value.begin();
-  value.end();
-};
-
-template <class T>
-concept IsOptional = requires(T& value) {
-  value.has_value();
-  *value;
-};
 
 template <class T>
 inline constexpr bool no_visitor = false;

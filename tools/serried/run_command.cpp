@@ -46,7 +46,8 @@ RunCommand::RunCommand(CLI::App& app)
                  "How often all ranks start again after one failed; node 0's value counts")
       ->capture_default_str();
   run.add_option("--log-dir", options_.log_dir, "Also write attempt_<k>/rank_<r>.out and .err there");
-  run.add_option("--grace", grace_seconds_, "Seconds between asking ranks, and what they leave behind, to end and killing them")
+  run.add_option("--grace", grace_seconds_,
+                 "Seconds between asking ranks, and what they leave behind, to end and killing them")
       ->capture_default_str();
   run.add_option("--join-timeout", join_seconds_, "Seconds to wait for the other nodes")->capture_default_str();
   run.add_option("--master-port", options_.master_port,

@@ -269,7 +269,8 @@ TEST_P(CapturedAccumulation, OfDdpTakesEveryMixtureOfZeroGrad) {
       const ZeroStyles styles{n % kAll, n / kAll % kAll, n / kAll / kAll, 0, 2 + n % 3};
       SCOPED_TRACE(c10::str("inside ", styles.before, ", ", styles.after, ", outside ", styles.outside, ", ",
                             styles.micro_steps, " steps"));
-      // Module::zero_grad(false) gives views of buckets new handles, and each call is recorded: right, but not replayed.
+      // Module::zero_grad(false) gives views of buckets new handles, and each call is recorded: right, but not
+      // replayed.
       const bool as_view = n % 2 == 0 && styles.after != 4;
       const std::vector<at::Tensor> eager = trace_of(group, styles, as_view, /*captured=*/false);
       const std::vector<at::Tensor> actual = trace_of(group, styles, as_view, /*captured=*/true);

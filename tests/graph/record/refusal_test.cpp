@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "serried/comm/collectives/collectives.h"
+#include "serried/comm/collectives/objects.h"
 #include "serried/comm/groups/ranks.h"
 #include "serried/graph/capture.h"
 #include "serried/tape/tape.h"
@@ -347,6 +348,18 @@ TEST(CaptureRefusal, NamesTheHostReadOfAFunctionThatReturnsNumbers) {
     EXPECT_EQ(numbers(ones()).second, 7);
     EXPECT_EQ(tensors(ones()).size(), 1);
   }
+}
+
+TEST(CaptureRefusal, ValuesThatRanksSendEachOther) {
+  run_ranks(2, [](const Group& group) {
+    auto gathers = capture([&](const at::Tensor& x) { return x * all_gather_object(2.0, group)[0]; });
+    auto hears = capture([&](const at::Tensor& x) { return x * broadcast_object(2.0, group); });
+    EXPECT_EQ(error_text<c10::NotImplementedError>([&] { gathers(ones()); }),
+              "[all_gather_object] a captured function cannot hold values that ranks send each other\n"
+              "  fix: call it outside of the captured function, or send a tensor");
+    EXPECT_THAT(error_text<c10::NotImplementedError>([&] { hears(ones()); }),
+                HasSubstr("[broadcast_object] a captured"));
+  });
 }
 
 TEST(CaptureMisuse, OptionsThatMakeNoSenseAreNamed) {
