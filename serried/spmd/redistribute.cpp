@@ -5,6 +5,7 @@
 
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
+#include <c10/util/accumulate.h>
 
 #include "serried/base/error.h"
 #include "serried/spmd/redistribution_search.h"
@@ -53,6 +54,24 @@ std::string to_string(const std::vector<Step>& steps) {
   std::string text;
   for (const Step& step : steps) text += (text.empty() ? "" : "; ") + to_string(step);
   return text;
+}
+
+bool communicates(const Step& step) {
+  return step.kind != Step::Kind::slice && step.kind != Step::Kind::to_partial;
+}
+
+int64_t bytes_sent(const Step& step, c10::IntArrayRef sizes, c10::ScalarType dtype, c10::IntArrayRef mesh_shape) {
+  int64_t ranks = 1, parts = 1, parts_elsewhere = 1;
+  for (size_t axis = 0; axis < step.before.size(); ++axis) {
+    const bool involved = std::find(step.axes.begin(), step.axes.end(), int64_t(axis)) != step.axes.end();
+    if (involved) ranks *= mesh_shape[axis];
+    if (!step.before[axis].is_shard()) continue;
+    parts *= mesh_shape[axis];
+    if (!involved) parts_elsewhere *= mesh_shape[axis];
+  }
+  const int64_t whole = c10::multiply_integers(sizes) * int64_t(c10::elementSize(dtype));
+  if (step.kind == Step::Kind::exchange) return (whole + parts - 1) / parts;
+  return bytes_sent(step.from, step.to, (whole + parts_elsewhere - 1) / parts_elsewhere, ranks);
 }
 
 std::vector<Step> redistribution(c10::IntArrayRef sizes, const Placements& from, const Placements& to,

@@ -1,6 +1,8 @@
 // How a tensor gets from one list of placements to another: a list of steps, each one collective or one local cut.
 #pragma once
 
+#include <c10/core/ScalarType.h>
+
 #include <optional>
 #include <string>
 #include <vector>
@@ -35,6 +37,12 @@ std::string to_string(const std::vector<Step>& steps);
 /// without identity and for Partial -> another Partial. `costs` has a model per axis, or none: cost_model() on all.
 std::vector<Step> redistribution(c10::IntArrayRef sizes, const Placements& from, const Placements& to,
                                  c10::IntArrayRef mesh_shape, const std::vector<CostModel>& costs = {});
+
+/// Whether other ranks take part in it.
+bool communicates(const Step& step);
+
+/// Bytes one rank sends for `step` of a tensor of `sizes`, by the model that steps are chosen by.
+int64_t bytes_sent(const Step& step, c10::IntArrayRef sizes, c10::ScalarType dtype, c10::IntArrayRef mesh_shape);
 
 /// Rectangles of global indices: what one rank sends another. One Span per dim.
 using Box = c10::SmallVector<Span, 4>;

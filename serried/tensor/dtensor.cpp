@@ -2,8 +2,10 @@
 #include "serried/tensor/dtensor.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
 
 #include "serried/base/error.h"
+#include "serried/comm/collectives/pending.h"
 #include "serried/comm/collectives/watch.h"
 #include "serried/spmd/redistribute.h"
 #include "serried/tensor/debug/comm_notes.h"
@@ -29,36 +31,49 @@ const DTensorMeta& fresh_meta_of(const char* where, const at::Tensor& t) {
   return meta;
 }
 
-// The part of `t` as `dtype`, placed by `placements`; `t` itself where nothing changes.
+// A part that is to be moved, in the dtype it travels in.
+struct Part {
+  at::Tensor local;
+  SpecPtr spec;
+};
+
+Part part_as(const DTensorMeta& meta, c10::ScalarType dtype) {
+  const Spec& spec = *meta.spec;
+  if (spec.dtype == dtype) return {meta.local, meta.spec};
+  return {meta.local.to(dtype), intern_spec(spec.mesh, spec.placements, spec.sizes, spec.strides, dtype)};
+}
+
+at::Tensor wrapped(at::Tensor moved, const Part& from, const Placements& placements) {
+  SpecPtr to = moved.is_same(from.local) ? with_placements(*from.spec, placements)
+                                         : spec_of_result(moved, from.spec->mesh, placements, from.spec->sizes);
+  return wrap(std::move(moved), std::move(to));
+}
+
+at::Tensor wrapped(at::Tensor moved, const Part& from, const DeviceMesh& mesh, const Placements& placements) {
+  if (!moved.defined()) moved = at::empty({0}, from.local.options());  // this rank holds nothing of it
+  const c10::DimVector strides = serried::contiguous_strides(from.spec->sizes);
+  return wrap(std::move(moved), intern_spec(mesh, placements, from.spec->sizes, strides, from.spec->dtype));
+}
+
+// `t` placed by `placements`, as `dtype`; `t` itself where nothing changes.
 at::Tensor redistributed(const at::Tensor& t, const Placements& placements, c10::ScalarType dtype) {
   const DTensorMeta& meta = *dtensor_meta(t);
   if (meta.spec->placements == placements && meta.spec->dtype == dtype) return t;
   const at::NoGradGuard no_grad;
-  const bool casts = meta.spec->dtype != dtype;
-  const at::Tensor local = casts ? meta.local.to(dtype) : meta.local;
-  const SpecPtr from =
-      casts ? intern_spec(meta.spec->mesh, meta.spec->placements, meta.spec->sizes, meta.spec->strides, dtype)
-            : meta.spec;
-  comm_debug::note_redistribution("redistribute", *from, placements, /*implicit=*/false);
-  at::Tensor moved = redistribute_local(local, *from, placements);
-  SpecPtr to = moved.is_same(local) ? with_placements(*from, placements)
-                                    : spec_of_result(moved, from->mesh, placements, from->sizes);
-  return wrap(std::move(moved), std::move(to));
+  const Part from = part_as(meta, dtype);
+  comm_debug::note_redistribution("redistribute", *from.spec, placements, /*implicit=*/false);
+  return wrapped(redistribute_local(from.local, *from.spec, placements), from, placements);
 }
 
 at::Tensor redistributed_across(const at::Tensor& t, const DeviceMesh& mesh, const Placements& placements) {
   const DTensorMeta& meta = *dtensor_meta(t);
   const at::NoGradGuard no_grad;
-  at::Tensor moved = redistribute_across(meta.local, *meta.spec, mesh, placements);
-  if (!moved.defined()) moved = at::empty({0}, meta.local.options());  // this rank holds nothing of it
-  const c10::DimVector strides = serried::contiguous_strides(meta.spec->sizes);
-  return wrap(std::move(moved), intern_spec(mesh, placements, meta.spec->sizes, strides, meta.spec->dtype));
+  return wrapped(redistribute_across(meta.local, *meta.spec, mesh, placements), {meta.local, meta.spec}, mesh,
+                 placements);
 }
 
 // What autograd needs of a redistribution: the way back, once more differentiable.
-DTensor recorded(const DTensor& from, const at::Tensor& to, std::optional<c10::ScalarType> backward_dtype) {
-  if (to.is_same(from)) return from;
-  if (!detail::wants_gradient(from)) return DTensor(to);
+void record_way_back(const DTensor& from, const at::Tensor& to, std::optional<c10::ScalarType> backward_dtype) {
   const SpecPtr spec = dtensor_meta(from)->spec;
   detail::record_gradient("RedistributeBackward", from, to, [spec, backward_dtype](const at::Tensor& grad) {
     const DTensor given(grad);
@@ -68,7 +83,32 @@ DTensor recorded(const DTensor& from, const at::Tensor& to, std::optional<c10::S
     const DTensor moved = given.redistribute(placements, {.forward_dtype = dtype});
     return at::Tensor(moved.redistribute(placements, {.forward_dtype = spec->dtype}));
   });
+}
+
+DTensor recorded(const DTensor& from, const at::Tensor& to, std::optional<c10::ScalarType> backward_dtype) {
+  if (to.is_same(from)) return from;
+  if (detail::wants_gradient(from)) record_way_back(from, to, backward_dtype);
   return DTensor(to);
+}
+
+// What the start says about the gradient of what arrives.
+struct Gradient {
+  bool is_wanted;
+  std::optional<c10::ScalarType> dtype;
+};
+
+// Whoever waits, the result is as the modes of the start have it.
+Pending pending(const DTensor& x, StartedRedistribution moving, Gradient gradient,
+                std::function<at::Tensor(at::Tensor)> wrap_moved) {
+  const Pending arriving = detail::pending({moving.arriving, moving.work}, {"redistribute", x});
+  return arriving.then([x, gradient, wrap_moved = std::move(wrap_moved), finish = std::move(moving.finish),
+                        inference = c10::InferenceMode::is_enabled()](const at::Tensor&) {
+    const c10::InferenceMode as_started(inference);
+    const at::NoGradGuard no_grad;
+    at::Tensor result = wrap_moved(finish());
+    if (gradient.is_wanted) record_way_back(x, result, gradient.dtype);
+    return result;
+  });
 }
 
 }  // namespace
@@ -113,6 +153,30 @@ DTensor DTensor::redistribute(const DeviceMesh& mesh, const Placements& placemen
   if (mesh == spec.mesh) return redistribute(placements);
   const Placements placed = detail::resolved_placements("redistribute", placements, dim(), mesh, spec.dtype);
   return recorded(*this, redistributed_across(*this, mesh, placed), {});
+}
+
+Pending async::redistribute(const DTensor& x, const Placements& placements, RedistributeOptions options) {
+  const DTensorMeta& meta = fresh_meta_of("redistribute", x);
+  const c10::ScalarType dtype = options.forward_dtype.value_or(meta.spec->dtype);
+  const Placements placed = detail::resolved_placements("redistribute", placements, x.dim(), meta.spec->mesh, dtype);
+  if (placed == meta.spec->placements && dtype == meta.spec->dtype) return detail::pending({x, {}});
+  const Gradient gradient{detail::wants_gradient(x), options.backward_dtype};
+  const at::NoGradGuard no_grad;
+  const Part from = part_as(meta, dtype);
+  comm_debug::note_redistribution("redistribute", *from.spec, placed, /*implicit=*/false);
+  return pending(x, start_redistribution(from.local, from.spec, placed), gradient,
+                 [from, placed](at::Tensor moved) { return wrapped(std::move(moved), from, placed); });
+}
+
+Pending async::redistribute(const DTensor& x, const DeviceMesh& mesh, const Placements& placements) {
+  const DTensorMeta& meta = fresh_meta_of("redistribute", x);
+  if (mesh == meta.spec->mesh) return async::redistribute(x, placements);
+  const Placements placed = detail::resolved_placements("redistribute", placements, x.dim(), mesh, meta.spec->dtype);
+  const Gradient gradient{detail::wants_gradient(x), {}};
+  const at::NoGradGuard no_grad;
+  const Part from{meta.local, meta.spec};
+  return pending(x, start_redistribution_across(from.local, *from.spec, mesh, placed), gradient,
+                 [from, mesh, placed](at::Tensor moved) { return wrapped(std::move(moved), from, mesh, placed); });
 }
 
 at::Tensor DTensor::full_tensor(ToLocalOptions options) const {

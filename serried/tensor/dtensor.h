@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "serried/comm/collectives/async.h"
 #include "serried/mesh/mesh.h"
 
 namespace serried {
@@ -62,6 +63,18 @@ class DTensor : public at::Tensor {
   };
   std::vector<Chunk> local_chunks() const;
 };
+
+/// redistribute that is started only: the same checks, result and gradient; wait() gives the DTensor. `x` may not be
+/// written before wait(), which raises if it was. Where it takes several collectives (explain names them) all but the
+/// last happen in this call, so that collectives keep the order of the calls; the last one overlaps with what follows.
+/// Cuts that come after it happen in wait().
+///     Pending moving = async::redistribute(w, {Replicate()});
+///     compute();
+///     DTensor whole(moving.wait());
+namespace async {
+Pending redistribute(const DTensor& x, const Placements& placements, RedistributeOptions options = {});
+Pending redistribute(const DTensor& x, const DeviceMesh& mesh, const Placements& placements);
+}  // namespace async
 
 bool is_dtensor(const at::Tensor& t);
 

@@ -82,12 +82,13 @@ TORCH_LIBRARY_IMPL(serried, ADInplaceOrView, m) {
 
 }  // namespace
 
-at::Tensor ops::all_gather(const at::Tensor& x, const Group& group, int64_t dim, at::IntArrayRef sizes) {
-  return AllGatherOp::call(x, group, dim, sizes, {});
+at::Tensor ops::all_gather(const at::Tensor& x, const Group& group, int64_t dim, at::IntArrayRef sizes,
+                           WorkPtr* started) {
+  return AllGatherOp::call_or_start(x, group, dim, sizes, {}, started);
 }
 
-void ops::all_gather_into(const at::Tensor& output, const at::Tensor& x, const Group& group) {
-  AllGatherIntoOp::call(output, x, group, {});
+void ops::all_gather_into(const at::Tensor& output, const at::Tensor& x, const Group& group, WorkPtr* started) {
+  AllGatherIntoOp::call_or_start(output, x, group, {}, started);
 }
 
 }  // namespace detail

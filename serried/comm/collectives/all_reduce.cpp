@@ -133,12 +133,12 @@ Checked checked(const char* where, const at::Tensor& x, const Group& group, cons
 
 }  // namespace
 
-at::Tensor ops::all_reduce(const at::Tensor& x, const Group& group, const ReduceOpPtr& op) {
-  return AllReduceOp::call(x, group, op, {});
+at::Tensor ops::all_reduce(const at::Tensor& x, const Group& group, const ReduceOpPtr& op, WorkPtr* started) {
+  return AllReduceOp::call_or_start(x, group, op, {}, started);
 }
 
-void ops::all_reduce_(const at::Tensor& x, const Group& group, const ReduceOpPtr& op) {
-  AllReduceInPlaceOp::call(x, group, op, {});
+void ops::all_reduce_(const at::Tensor& x, const Group& group, const ReduceOpPtr& op, WorkPtr* started) {
+  AllReduceInPlaceOp::call_or_start(x, group, op, {}, started);
 }
 
 WorkPtr ops::start_all_reduce_(const at::Tensor& x, const Group& group, const ReduceOpPtr& op) {

@@ -115,12 +115,12 @@ void check_into(const at::Tensor& output, const at::Tensor& x, const Group& grou
 }  // namespace
 
 at::Tensor ops::all_to_all(const at::Tensor& x, const Group& group, int64_t split_dim, int64_t concat_dim,
-                           at::IntArrayRef split_sizes, at::IntArrayRef concat_sizes) {
-  return AllToAllOp::call(x, group, split_dim, concat_dim, split_sizes, concat_sizes, {});
+                           at::IntArrayRef split_sizes, at::IntArrayRef concat_sizes, WorkPtr* started) {
+  return AllToAllOp::call_or_start(x, group, split_dim, concat_dim, split_sizes, concat_sizes, {}, started);
 }
 
-void ops::all_to_all_into(const at::Tensor& output, const at::Tensor& x, const Group& group) {
-  AllToAllIntoOp::call(output, x, group, {});
+void ops::all_to_all_into(const at::Tensor& output, const at::Tensor& x, const Group& group, WorkPtr* started) {
+  AllToAllIntoOp::call_or_start(output, x, group, {}, started);
 }
 
 }  // namespace detail

@@ -66,6 +66,14 @@ struct FunctionalOp {
     static const auto handle = find_op<Start>(started_name());
     return handle.call(x, group, args..., timeout);
   }
+  /// Started where somebody wants the Work.
+  static at::Tensor call_or_start(const at::Tensor& x, const Group& group, Args... args, TimeoutMs timeout,
+                                  WorkPtr* started) {
+    if (started == nullptr) return call(x, group, args..., timeout);
+    at::Tensor result;
+    std::tie(result, *started) = start(x, group, args..., timeout);
+    return result;
+  }
 
   static void define(torch::Library& m) {
     std::string arguments = std::string("Tensor x, ") + kGroupArgument;
@@ -117,10 +125,7 @@ struct FunctionalOp {
   static at::Tensor below_autograd(const at::Tensor& x, const Group& group, Args... args, TimeoutMs timeout,
                                    WorkPtr* started) {
     at::AutoDispatchBelowADInplaceOrView below;
-    if (started == nullptr) return call(x, group, args..., timeout);
-    at::Tensor result;
-    std::tie(result, *started) = start(x, group, args..., timeout);
-    return result;
+    return call_or_start(x, group, args..., timeout, started);
   }
   // Where no gradient is needed, straight to the kernel below.
   static at::Tensor run_with_gradient(const at::Tensor& x, const Group& group, Args... args, TimeoutMs timeout) {
@@ -154,6 +159,11 @@ struct PlainOp {
   static WorkPtr start(const at::Tensor& x, Args... args, TimeoutMs timeout) {
     static const auto handle = find_op<Start>(started_name());
     return handle.call(x, args..., timeout);
+  }
+  /// Started where somebody wants the Work.
+  static void call_or_start(const at::Tensor& x, Args... args, TimeoutMs timeout, WorkPtr* started) {
+    if (started == nullptr) return call(x, args..., timeout);
+    *started = start(x, args..., timeout);
   }
 
   static void define(torch::Library& m) {

@@ -72,8 +72,13 @@ class Reading {
   const uint32_t version_;
 };
 
+bool has_landed(const OnItsWay& started) {
+  const WorkPtr& work = std::get<WorkPtr>(started);
+  return !work || work->isCompleted();
+}
+
 at::Tensor landed(const OnItsWay& started, const Reading& reading) {
-  std::get<WorkPtr>(started)->wait();
+  if (const WorkPtr& work = std::get<WorkPtr>(started)) work->wait();
   reading.check_unwritten();
   return std::get<at::Tensor>(started);
 }
@@ -84,7 +89,7 @@ class OnTheWay final : public PendingState {
 
  private:
   at::Tensor finish() override { return landed(started_, reading_); }
-  bool is_there() override { return std::get<WorkPtr>(started_)->isCompleted(); }
+  bool is_there() override { return has_landed(started_); }
 
   const OnItsWay started_;
   const Reading reading_;
@@ -136,7 +141,7 @@ class Due final : public PendingState {
     }
     start_what_is_due(group_);
     start_now();
-    return error_ != nullptr || std::get<WorkPtr>(started_)->isCompleted();
+    return error_ != nullptr || has_landed(started_);
   }
 
   const Reading reading_;

@@ -9,7 +9,7 @@
 
 namespace serried::detail {
 
-/// What an op has started: the result, and the Work to wait for before it is used.
+/// What an op has started: the result, and the Work to wait for before it is used; none where it is there already.
 using OnItsWay = std::tuple<at::Tensor, WorkPtr>;
 
 /// A tensor that a collective reads while it is on its way.

@@ -122,13 +122,13 @@ void check_into(const at::Tensor& output, const at::Tensor& x, const Group& grou
 }  // namespace
 
 at::Tensor ops::reduce_scatter(const at::Tensor& x, const Group& group, int64_t dim, at::IntArrayRef sizes,
-                               const ReduceOpPtr& op) {
-  return ReduceScatterOp::call(x, group, dim, sizes, op, {});
+                               const ReduceOpPtr& op, WorkPtr* started) {
+  return ReduceScatterOp::call_or_start(x, group, dim, sizes, op, {}, started);
 }
 
-void ops::reduce_scatter_into(const at::Tensor& output, const at::Tensor& x, const Group& group,
-                              const ReduceOpPtr& op) {
-  ReduceScatterIntoOp::call(output, x, group, op, {});
+void ops::reduce_scatter_into(const at::Tensor& output, const at::Tensor& x, const Group& group, const ReduceOpPtr& op,
+                              WorkPtr* started) {
+  ReduceScatterIntoOp::call_or_start(output, x, group, op, {}, started);
 }
 
 }  // namespace detail

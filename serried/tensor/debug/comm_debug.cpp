@@ -13,7 +13,6 @@
 #include "serried/tensor/debug/regions.h"
 #include "serried/tensor/meta.h"
 #include "serried/tensor/redistribute/redistribute.h"
-#include "serried/tensor/redistribute/step_bytes.h"
 
 namespace serried {
 namespace {
@@ -170,15 +169,18 @@ void note_redistribution(const std::string& op, const Spec& from, const Placemen
   const detail::Where where = detail::current_region();
   std::string tensor = from.to_string();
   tensor.resize(std::min(tensor.size(), tensor.find(' ')));
-  const CommDebugMode::Redistribution record{
-      .op = op,
-      .tensor = tensor,
-      .from = from.placements,
-      .to = to,
-      .bytes = detail::step_bytes(redistribution(from, to), from.sizes, from.dtype, from.mesh.shape()),
-      .implicit = implicit,
-      .backward = where.backward,
-      .path = where.path};
+  int64_t bytes = 0;
+  for (const spmd::Step& step : redistribution(from, to)) {
+    bytes += spmd::bytes_sent(step, from.sizes, from.dtype, from.mesh.shape());
+  }
+  const CommDebugMode::Redistribution record{.op = op,
+                                             .tensor = tensor,
+                                             .from = from.placements,
+                                             .to = to,
+                                             .bytes = bytes,
+                                             .implicit = implicit,
+                                             .backward = where.backward,
+                                             .path = where.path};
   for (CommDebugMode::State* state = newest; state != nullptr; state = state->outer) {
     state->redistributions.push_back(record);
   }

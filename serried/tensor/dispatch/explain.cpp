@@ -9,7 +9,6 @@
 #include "serried/base/bytes_text.h"
 #include "serried/comm/collectives/watch.h"
 #include "serried/tensor/dispatch/cached_plan.h"
-#include "serried/tensor/redistribute/step_bytes.h"
 #include "serried/tensor/text.h"
 
 namespace serried {
@@ -133,7 +132,7 @@ class Explanation {
   int64_t write_steps(const char* what, const spmd::TensorArg& tensor, const std::vector<spmd::Step>& steps) {
     int64_t total = 0;
     for (const spmd::Step& step : steps) {
-      const int64_t bytes = detail::step_bytes(step, tensor.sizes, tensor.dtype, mesh_.shape);
+      const int64_t bytes = spmd::bytes_sent(step, tensor.sizes, tensor.dtype, mesh_.shape);
       total += bytes;
       out_ << what << " " << argument_text(tensor) << ": " << spmd::to_string(step) << ", " << bytes_text(bytes)
            << "\n";

@@ -116,16 +116,15 @@ bool serves(const Side& source, int64_t place, int64_t receiver) {
   return true;
 }
 
-at::Tensor move_boxes(const at::Tensor& local, const Side& source, const Side& target, const Union& both,
-                      const at::TensorOptions& options) {
+detail::Exchange exchange_between(const Side& source, const Side& target, const Union& both) {
   const int64_t self = both.ranks[both.rank];
   const std::optional<int64_t> source_place = source.place(self);
   const std::optional<int64_t> target_place = target.place(self);
-  std::optional<PartBoxes> mine;
-  std::optional<PartBoxes> wanted;
+  detail::Exchange exchange;
+  std::optional<PartBoxes>& mine = exchange.source;
+  std::optional<PartBoxes>& wanted = exchange.target;
   if (source_place) mine = source.part(*source_place);
   if (target_place) wanted = target.part(*target_place);
-  detail::Exchange exchange{mine ? &*mine : nullptr, wanted ? &*wanted : nullptr, {}, {}};
   exchange.sends.resize(both.ranks.size());
   exchange.receives.resize(both.ranks.size());
   for (size_t peer = 0; peer < both.ranks.size(); ++peer) {
@@ -139,24 +138,46 @@ at::Tensor move_boxes(const at::Tensor& local, const Side& source, const Side& t
       exchange.receives[peer] = detail::common_boxes(source.part(*peer_source), *wanted);
     }
   }
-  return detail::exchange_boxes(local, both.group, exchange, options);
+  return exchange;
+}
+
+// As far as `started` says: this rank's part on `mesh` with nothing left to reduce. Undefined where it has none.
+at::Tensor move_across(const at::Tensor& local, const Spec& from, const DeviceMesh& mesh, const Placements& target,
+                       detail::StartedStep* started) {
+  check_same_root(from.mesh, mesh);
+  const Union both = union_of(from.mesh, mesh);
+  const Placements source = without_partial(from.placements);
+  const at::Tensor reduced = from.mesh.contains_this_rank() ? redistribute_local(local, from, source) : local;
+  at::TensorOptions options = at::TensorOptions(from.dtype).device(c10::Device(mesh.device_type()));
+  if (local.defined()) options = local.options();
+  return detail::exchange_boxes(reduced, both.group,
+                                exchange_between({from.mesh, source, from.sizes}, {mesh, target, from.sizes}, both),
+                                options, started);
 }
 
 }  // namespace
 
 at::Tensor redistribute_across(const at::Tensor& local, const Spec& from, const DeviceMesh& mesh,
                                const Placements& to) {
-  check_same_root(from.mesh, mesh);
-  const Union both = union_of(from.mesh, mesh);
   const at::AutoDispatchBelowADInplaceOrView below;
-  const Placements source = without_partial(from.placements);
   const Placements target = without_partial(to);
-  const at::Tensor reduced = from.mesh.contains_this_rank() ? redistribute_local(local, from, source) : local;
-  at::TensorOptions options = at::TensorOptions(from.dtype).device(c10::Device(mesh.device_type()));
-  if (local.defined()) options = local.options();
-  at::Tensor moved = move_boxes(reduced, {from.mesh, source, from.sizes}, {mesh, target, from.sizes}, both, options);
+  at::Tensor moved = move_across(local, from, mesh, target, nullptr);
   if (!moved.defined() || target == to) return moved;
   return redistribute_local(moved, *intern_spec(mesh, target, from.sizes, from.strides, from.dtype), to);
+}
+
+StartedRedistribution start_redistribution_across(const at::Tensor& local, const Spec& from, const DeviceMesh& mesh,
+                                                  const Placements& to) {
+  const at::AutoDispatchBelowADInplaceOrView below;
+  const Placements target = without_partial(to);
+  detail::StartedStep started;
+  const at::Tensor moved = move_across(local, from, mesh, target, &started);
+  const SpecPtr arriving = intern_spec(mesh, target, from.sizes, from.strides, from.dtype);
+  return {moved, started.work, [moved, arriving, to, after = std::move(started.after)] {
+            const at::AutoDispatchBelowADInplaceOrView as_above;
+            if (after) after();
+            return moved.defined() ? redistribute_local(moved, *arriving, to) : moved;
+          }};
 }
 
 }  // namespace serried

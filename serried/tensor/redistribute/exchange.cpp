@@ -95,19 +95,21 @@ std::vector<Box> common_boxes(const PartBoxes& from, const PartBoxes& to) {
   return common;
 }
 
-at::Tensor exchange_boxes(const at::Tensor& local, const Group& group, const Exchange& exchange,
-                          const at::TensorOptions& options) {
+at::Tensor exchange_boxes(const at::Tensor& local, const Group& group, Exchange exchange,
+                          const at::TensorOptions& options, StartedStep* started) {
   const std::vector<int64_t> sent = counts_of(exchange.sends);
   const std::vector<int64_t> received = counts_of(exchange.receives);
   at::Tensor packed = at::empty({total(sent)}, options);
   for_each_piece(packed, exchange.sends,
                  [&](const Box& box, const at::Tensor& piece) { piece.copy_(exchange.source->view(local, box)); });
-  const at::Tensor arrived = ops::all_to_all(packed, group, 0, 0, sent, received);
+  const at::Tensor arrived = ops::all_to_all(packed, group, 0, 0, sent, received, work_of(started));
   packed.reset();
-  if (exchange.target == nullptr) return {};
+  if (!exchange.target) return {};
   at::Tensor result = at::empty(exchange.target->local_sizes(), options);
-  for_each_piece(arrived, exchange.receives,
-                 [&](const Box& box, const at::Tensor& piece) { exchange.target->view(result, box).copy_(piece); });
+  run_after(started, [result, arrived, exchange = std::move(exchange)] {
+    for_each_piece(arrived, exchange.receives,
+                   [&](const Box& box, const at::Tensor& piece) { exchange.target->view(result, box).copy_(piece); });
+  });
   return result;
 }
 

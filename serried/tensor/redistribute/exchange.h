@@ -3,10 +3,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <vector>
 
-#include "serried/comm/groups/group.h"
-#include "serried/spmd/redistribute.h"
+#include "serried/tensor/redistribute/redistribute.h"
 
 namespace serried::detail {
 
@@ -30,14 +30,14 @@ std::vector<spmd::Box> common_boxes(const PartBoxes& from, const PartBoxes& to);
 
 /// Per peer of the group the boxes to send out of `source` and to put into `target`; either may be absent.
 struct Exchange {
-  const PartBoxes* source = nullptr;
-  const PartBoxes* target = nullptr;
+  std::optional<PartBoxes> source;
+  std::optional<PartBoxes> target;
   std::vector<std::vector<spmd::Box>> sends;
   std::vector<std::vector<spmd::Box>> receives;
 };
 
 /// The target's local tensor; undefined where there is none. `local` is undefined where there is no source.
-at::Tensor exchange_boxes(const at::Tensor& local, const Group& group, const Exchange& exchange,
-                          const at::TensorOptions& options);
+at::Tensor exchange_boxes(const at::Tensor& local, const Group& group, Exchange exchange,
+                          const at::TensorOptions& options, StartedStep* started = nullptr);
 
 }  // namespace serried::detail

@@ -2,15 +2,23 @@
 #include "serried/tensor/redistribute/packing.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/CPUAllocator.h>
 #include <torch/library.h>
 
 #include <cstring>
 
 #include "serried/tape/tape.h"
-#include "serried/tensor/redistribute/scratch.h"
 
 namespace serried::detail {
 namespace {
+
+constexpr int64_t kSmallest = int64_t(64) << 10;  // below that the allocator keeps the block itself
+constexpr int64_t kLargest = int64_t(32) << 20;   // above that the copy dwarfs the faults, and keeping it is waste
+
+struct KeptMemory {
+  c10::DataPtr memory;
+  int64_t bytes = 0;
+};
 
 // A contiguous tensor seen as rows of parts: [rows, parts, bytes].
 struct Rows {
@@ -85,11 +93,28 @@ void call_packing(const char* op, const at::Tensor& to, const at::Tensor& from, 
 
 }  // namespace
 
-at::Tensor packed(const at::Tensor& x, int64_t dim, int64_t parts) {
+at::Tensor scratch(c10::IntArrayRef sizes, const at::TensorOptions& options) {
+  const int64_t bytes = c10::multiply_integers(sizes) * int64_t(options.dtype().itemsize());
+  if (!options.device().is_cpu() || bytes < kSmallest || bytes > kLargest) return at::empty(sizes, options);
+  // A recorder must see where the memory comes from.
+  if (tape::is_recording()) return at::empty(sizes, options);
+  thread_local KeptMemory kept;
+  if (kept.bytes < bytes) {
+    kept = {};  // first give back, so that both never live together
+    kept = {c10::GetCPUAllocator()->allocate(size_t(bytes)), bytes};
+  }
+  return at::from_blob(kept.memory.get(), sizes, options);
+}
+
+at::Tensor own_memory(c10::IntArrayRef sizes, const at::TensorOptions& options) {
+  return at::empty(sizes, options);
+}
+
+at::Tensor packed(const at::Tensor& x, int64_t dim, int64_t parts, Memory memory) {
   c10::DimVector sizes(x.sizes().begin(), x.sizes().end());
   sizes[dim] /= parts;
   sizes.insert(sizes.begin(), parts);
-  at::Tensor buffer = scratch(sizes, x.options());
+  at::Tensor buffer = memory(sizes, x.options());
   if (!tape::is_recording()) {
     pack_(buffer, x, dim, parts);
   } else {

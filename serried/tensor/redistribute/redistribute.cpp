@@ -8,7 +8,6 @@
 
 #include "serried/spmd/cost.h"
 #include "serried/spmd/plan.h"
-#include "serried/tensor/redistribute/steps.h"
 
 namespace serried {
 namespace {
@@ -90,6 +89,29 @@ at::Tensor run_steps(const at::Tensor& local, const Spec& from, const std::vecto
   at::Tensor part = detail::run_step(local, /*owned=*/false, from, steps.front());
   for (size_t i = 1; i < steps.size(); ++i) part = detail::run_step(part, /*owned=*/true, from, steps[i]);
   return part;
+}
+
+StartedRedistribution start_redistribution(const at::Tensor& local, const SpecPtr& from, const Placements& to) {
+  const std::vector<spmd::Step>& steps = redistribution(*from, to);
+  size_t last = steps.size();  // that communicates
+  while (last > 0 && !spmd::communicates(steps[last - 1])) --last;
+  if (last == 0 || local.is_meta()) {
+    const at::Tensor part = run_steps(local, *from, steps);
+    return {part, {}, [part] { return part; }};
+  }
+  const at::AutoDispatchBelowADInplaceOrView below;
+  at::Tensor part = local;
+  for (size_t i = 0; i + 1 < last; ++i) part = detail::run_step(part, /*owned=*/i > 0, *from, steps[i]);
+  detail::StartedStep started;
+  part = detail::run_step(part, /*owned=*/last > 1, *from, steps[last - 1], &started);
+  const std::vector<spmd::Step> cuts(steps.begin() + int64_t(last), steps.end());
+  return {part, started.work, [part, from, cuts, after = std::move(started.after)] {
+            const at::AutoDispatchBelowADInplaceOrView as_above;
+            if (after) after();
+            at::Tensor cut = part;
+            for (const spmd::Step& step : cuts) cut = detail::run_step(cut, /*owned=*/true, *from, step);
+            return cut;
+          }};
 }
 
 at::Tensor redistribute_local(const at::Tensor& local, const Spec& from, const Placements& to) {

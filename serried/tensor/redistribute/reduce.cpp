@@ -95,12 +95,6 @@ at::Scalar identity_of(ReduceKind kind, at::ScalarType dtype) {
 
 namespace detail {
 
-at::Tensor Reduction::finish(at::Tensor result) const {
-  if (as_bytes) return result.view(at::kBool);
-  if (divide_by != 1) result.div_(divide_by);
-  return result;
-}
-
 Reduction reduction_of(const spmd::Step& step, c10::IntArrayRef mesh_shape, at::ScalarType dtype) {
   int64_t averaged = 1;
   bool all_averaged = true;

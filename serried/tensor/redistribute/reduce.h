@@ -15,8 +15,6 @@ struct Reduction {
   int64_t divide_by = 1;  // where sum and avg axes are merged: sum, then divide
 
   at::Tensor sent(const at::Tensor& x) const { return as_bytes ? x.view(at::kByte) : x; }
-  /// `result` as it came back, in the tensor's own dtype.
-  at::Tensor finish(at::Tensor result) const;
 };
 
 /// The reduction of `step`, an all_reduce or reduce_scatter. ValueError where the dtype has none.

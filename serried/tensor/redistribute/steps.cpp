@@ -1,6 +1,4 @@
 // The steps as collectives on local tensors. Equal parts travel in one block; uneven ones with sizes of their own.
-#include "serried/tensor/redistribute/steps.h"
-
 #include <algorithm>
 
 #include <ATen/ATen.h>
@@ -10,7 +8,6 @@
 #include "serried/tensor/redistribute/packing.h"
 #include "serried/tensor/redistribute/redistribute.h"
 #include "serried/tensor/redistribute/reduce.h"
-#include "serried/tensor/redistribute/scratch.h"
 
 namespace serried::detail {
 namespace {
@@ -21,11 +18,13 @@ using spmd::Step;
 struct Scene {
   const Spec& spec;
   const Step& step;
+  StartedStep* started;
   Position at;
   int64_t num_ranks = 1;  // of the step's axes together
   int64_t rank = 0;       // among them, row-major
 
-  Scene(const Spec& spec_, const Step& step_) : spec(spec_), step(step_), at(spec_.mesh.position()) {
+  Scene(const Spec& spec_, const Step& step_, StartedStep* started_)
+      : spec(spec_), step(step_), started(started_), at(spec_.mesh.position()) {
     for (int64_t axis : step.axes) {
       num_ranks *= at.mesh_shape[axis];
       rank = rank * at.mesh_shape[axis] + at.coordinate[axis];
@@ -35,6 +34,11 @@ struct Scene {
   Group group() const {
     return step.axes.size() == 1 ? spec.mesh.get_group(step.axes[0]) : spec.mesh.get_merged_group(step.axes);
   }
+
+  WorkPtr* work() const { return work_of(started); }
+
+  // To pack into: what is on its way needs memory of its own.
+  Memory memory() const { return started == nullptr ? scratch : own_memory; }
 
   // The coordinate of the step's `index`-th rank.
   c10::DimVector coordinate(int64_t index) const {
@@ -79,26 +83,33 @@ bool leads(c10::IntArrayRef sizes, int64_t dim) {
 at::Tensor all_gather(const at::Tensor& local, const Scene& scene) {
   const int64_t dim = scene.step.from.dim();
   const int64_t size = scene.size_after(dim);
-  if (!scene.is_even(size)) return ops::all_gather(local, scene.group(), dim, scene.cut(size));
+  if (!scene.is_even(size)) return ops::all_gather(local, scene.group(), dim, scene.cut(size), scene.work());
   at::Tensor result = at::empty(resized(local.sizes(), dim, size), local.options());
   if (leads(local.sizes(), dim)) {
-    ops::all_gather_into(result, local.contiguous(), scene.group());
+    ops::all_gather_into(result, local.contiguous(), scene.group(), scene.work());
     return result;
   }
-  const at::Tensor buffer = scratch(result.sizes(), local.options());
-  ops::all_gather_into(buffer, local.contiguous(), scene.group());
-  unpack(result, dim, scene.num_ranks, buffer);
+  const at::Tensor buffer = scene.memory()(result.sizes(), local.options());
+  ops::all_gather_into(buffer, local.contiguous(), scene.group(), scene.work());
+  run_after(scene.started, [=, parts = scene.num_ranks] { unpack(result, dim, parts, buffer); });
   return result;
+}
+
+// `result` in the tensor's own dtype, and what its reduction leaves to do.
+at::Tensor finished(const Reduction& reduction, const at::Tensor& result, const Scene& scene) {
+  if (reduction.divide_by != 1) run_after(scene.started, [result, by = reduction.divide_by] { result.div_(by); });
+  return reduction.as_bytes ? result.view(at::kBool) : result;
 }
 
 at::Tensor all_reduce(const at::Tensor& local, bool owned, const Scene& scene) {
   const Reduction reduction = reduction_of(scene.step, scene.at.mesh_shape, local.scalar_type());
   if (!owned || !local.is_contiguous()) {
-    return reduction.finish(ops::all_reduce(reduction.sent(local), scene.group(), reduction.op));
+    return finished(reduction, ops::all_reduce(reduction.sent(local), scene.group(), reduction.op, scene.work()),
+                    scene);
   }
   const at::Tensor sent = reduction.sent(local);
-  ops::all_reduce_(sent, scene.group(), reduction.op);
-  return reduction.finish(sent);
+  ops::all_reduce_(sent, scene.group(), reduction.op, scene.work());
+  return finished(reduction, sent, scene);
 }
 
 at::Tensor reduce_scatter(const at::Tensor& local, const Scene& scene) {
@@ -107,12 +118,14 @@ at::Tensor reduce_scatter(const at::Tensor& local, const Scene& scene) {
   const int64_t size = local.size(dim);
   const at::Tensor sent = reduction.sent(local.contiguous());
   if (!scene.is_even(size)) {
-    return reduction.finish(ops::reduce_scatter(sent, scene.group(), dim, scene.cut(size), reduction.op));
+    return finished(reduction,
+                    ops::reduce_scatter(sent, scene.group(), dim, scene.cut(size), reduction.op, scene.work()), scene);
   }
   at::Tensor result = at::empty(resized(local.sizes(), dim, size / scene.num_ranks), sent.options());
   const bool in_row = leads(local.sizes(), dim);
-  ops::reduce_scatter_into(result, in_row ? sent : packed(sent, dim, scene.num_ranks), scene.group(), reduction.op);
-  return reduction.finish(result);
+  ops::reduce_scatter_into(result, in_row ? sent : packed(sent, dim, scene.num_ranks, scene.memory()), scene.group(),
+                           reduction.op, scene.work());
+  return finished(reduction, result, scene);
 }
 
 at::Tensor all_to_all(const at::Tensor& local, const Scene& scene) {
@@ -120,21 +133,22 @@ at::Tensor all_to_all(const at::Tensor& local, const Scene& scene) {
   const int64_t concat = scene.step.from.dim();
   const int64_t size = scene.size_after(concat);
   if (!scene.is_even(size) || !scene.is_even(local.size(split))) {
-    return ops::all_to_all(local, scene.group(), split, concat, scene.cut(local.size(split)), scene.cut(size));
+    return ops::all_to_all(local, scene.group(), split, concat, scene.cut(local.size(split)), scene.cut(size),
+                           scene.work());
   }
   const at::Tensor x = local.contiguous();
   const bool in_row = leads(x.sizes(), split);
-  const at::Tensor sent = in_row ? x : packed(x, split, scene.num_ranks);
+  const at::Tensor sent = in_row ? x : packed(x, split, scene.num_ranks, scene.memory());
   const c10::DimVector piece = resized(x.sizes(), split, x.size(split) / scene.num_ranks);
   at::Tensor result = at::empty(resized(piece, concat, size), x.options());
   if (leads(piece, concat)) {
-    ops::all_to_all_into(result, sent, scene.group());
+    ops::all_to_all_into(result, sent, scene.group(), scene.work());
     return result;
   }
   // The packed input, if there is one, lies in the scratch already.
-  const at::Tensor buffer = in_row ? scratch(result.sizes(), x.options()) : at::empty(result.sizes(), x.options());
-  ops::all_to_all_into(buffer, sent, scene.group());
-  unpack(result, concat, scene.num_ranks, buffer);
+  const at::Tensor buffer = (in_row ? scene.memory() : own_memory)(result.sizes(), x.options());
+  ops::all_to_all_into(buffer, sent, scene.group(), scene.work());
+  run_after(scene.started, [=, parts = scene.num_ranks] { unpack(result, concat, parts, buffer); });
   return result;
 }
 
@@ -180,24 +194,28 @@ bool gathers_all(const Step& step) {
   return std::all_of(step.axes.begin(), step.axes.end(), [&](int64_t axis) { return step.after[axis].is_replicate(); });
 }
 
+// Puts everybody's part, which lie in `arrived` one after the other, where the target wants it.
+void place_parts(const at::Tensor& arrived, const std::vector<PartBoxes>& sources, const PartBoxes& target,
+                 const at::Tensor& result) {
+  int64_t begin = 0;
+  for (const PartBoxes& source : sources) {
+    const c10::DimVector sizes = source.local_sizes();
+    const int64_t count = c10::multiply_integers(sizes);
+    const at::Tensor part = arrived.narrow(0, begin, count).view(sizes);
+    for (const spmd::Box& box : common_boxes(source, target)) target.view(result, box).copy_(source.view(part, box));
+    begin += count;
+  }
+}
+
 // Every peer wants the whole part: nothing to pack.
-at::Tensor gather_boxes(const at::Tensor& local, const Scene& scene, const std::vector<PartBoxes>& sources,
-                        const PartBoxes& target) {
+at::Tensor gather_boxes(const at::Tensor& local, const Scene& scene, std::vector<PartBoxes> sources, PartBoxes target) {
   std::vector<int64_t> counts;
   for (const PartBoxes& source : sources) counts.push_back(c10::multiply_integers(source.local_sizes()));
-  const at::Tensor arrived = ops::all_gather(local.contiguous().view({-1}), scene.group(), 0, counts);
+  const at::Tensor arrived = ops::all_gather(local.contiguous().view({-1}), scene.group(), 0, counts, scene.work());
   at::Tensor result = at::empty(target.local_sizes(), local.options());
-  int64_t begin = 0;
-  for (size_t peer = 0; peer < sources.size(); ++peer) {
-    const at::Tensor part = arrived.narrow(0, begin, counts[peer]).view(sources[peer].local_sizes());
-    for (const spmd::Box& box : sources[peer].boxes()) {
-      for (const spmd::Box& wanted : target.boxes()) {
-        const auto common = spmd::intersect(box, wanted);
-        if (common) target.view(result, *common).copy_(sources[peer].view(part, *common));
-      }
-    }
-    begin += counts[peer];
-  }
+  run_after(scene.started, [arrived, result, sources = std::move(sources), target = std::move(target)] {
+    place_parts(arrived, sources, target, result);
+  });
   return result;
 }
 
@@ -212,19 +230,19 @@ at::Tensor exchange(const at::Tensor& local, const Scene& scene) {
   }
   const PartBoxes& mine = sources[scene.rank];
   const PartBoxes& wanted = targets[scene.rank];
-  if (gathers_all(scene.step)) return gather_boxes(local, scene, sources, wanted);
-  Exchange exchange{&mine, &wanted, {}, {}};
+  if (gathers_all(scene.step)) return gather_boxes(local, scene, std::move(sources), wanted);
+  Exchange exchange{mine, wanted, {}, {}};
   for (int64_t peer = 0; peer < scene.num_ranks; ++peer) {
     exchange.sends.push_back(common_boxes(mine, targets[peer]));
     exchange.receives.push_back(common_boxes(sources[peer], wanted));
   }
-  return exchange_boxes(local, scene.group(), exchange, local.options());
+  return exchange_boxes(local, scene.group(), std::move(exchange), local.options(), scene.started);
 }
 
 }  // namespace
 
-at::Tensor run_step(const at::Tensor& local, bool owned, const Spec& spec, const Step& step) {
-  const Scene scene(spec, step);
+at::Tensor run_step(const at::Tensor& local, bool owned, const Spec& spec, const Step& step, StartedStep* started) {
+  const Scene scene(spec, step, started);
   switch (step.kind) {
     case Step::Kind::slice: return slice(local, scene);
     case Step::Kind::all_gather: return all_gather(local, scene);

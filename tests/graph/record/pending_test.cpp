@@ -4,7 +4,9 @@
 
 #include "serried/comm/collectives/async.h"
 #include "serried/graph/capture.h"
+#include "serried/tensor/dtensor.h"
 #include "tests/support/close.h"
+#include "tests/support/on_mesh.h"
 #include "tests/support/on_ranks.h"
 
 namespace serried {
@@ -53,6 +55,75 @@ TEST(CapturedPending, IsAStartAndAWait) {
     for (int i = 0; i < 3; ++i) step(at::full({4}, double(i)));
     EXPECT_EQ(step.graph().count("serried::start_all_reduce"), 1) << step.graph().to_string();
     EXPECT_EQ(step.graph().count("serried::wait"), 1) << step.graph().to_string();
+  });
+}
+
+// Packed and unpacked on both sides, in one collective and in several, beside other work.
+at::Tensor redistributed_meanwhile(const at::Tensor& x) {
+  const DTensor d(x);
+  const size_t axes = d.placements().size();
+  const Pending whole = async::redistribute(d, Placements(axes));
+  const Pending columns = async::redistribute(d, Placements(axes, Shard(1)));
+  const Pending rows = async::redistribute(DTensor(d * 2), Placements(axes, Shard(0)));
+  const at::Tensor meanwhile = d.cos();
+  return (columns.wait().exp() + meanwhile).sum() + (rows.wait() * whole.wait()).sum();
+}
+
+TEST(CapturedPending, ARedistributionGivesWhatItGivesOutside) {
+  for (const Sizes& shape : {Sizes{1}, Sizes{2}, Sizes{3}, Sizes{2, 2}}) {
+    testing::on_mesh(shape, [&](const DeviceMesh& mesh) {
+      auto step = capture([](const at::Tensor& x) { return redistributed_meanwhile(x); });
+      for (int i = 0; i < 12; ++i) {
+        const at::Tensor x = sample({5, 6, 2}, i, at::kDouble) / 64;
+        const DTensor d = distribute_tensor(x, mesh, Placements(shape.size(), Shard(i % 2)));
+        const at::Tensor expected = (x.exp() + x.cos()).sum() + (x * x * 2).sum();
+        testing::expect_close(testing::full(step(d)), expected, c10::str("call ", i));
+      }
+      EXPECT_GE(step.replays(), 2);
+    });
+  }
+}
+
+TEST(CapturedPending, ARedistributionIsAStartAndAWait) {
+  testing::on_mesh({2}, [](const DeviceMesh& mesh) {
+    auto step = capture(
+        [&](const at::Tensor& x) {
+          const Pending whole = async::redistribute(DTensor(x), {Replicate()});
+          const at::Tensor meanwhile = x.cos();
+          return whole.wait() * meanwhile;
+        },
+        {.passes = {}});
+    for (int i = 0; i < 4; ++i) {
+      const at::Tensor x = at::arange(24, at::kDouble).view({4, 6}) + double(i);
+      testing::expect_close(testing::full(step(distribute_tensor(x, mesh, {Shard(1)}))), x * x.cos());
+    }
+    EXPECT_EQ(step.graph().count("serried::start_all_gather_into"), 1) << step.graph().to_string();
+    EXPECT_EQ(step.graph().count("serried::wait"), 1) << step.graph().to_string();
+    EXPECT_GE(step.replays(), 1);
+  });
+}
+
+// The gradient of what arrives is part of the step.
+TEST(CapturedPending, ARedistributionIsTrainedThrough) {
+  testing::on_mesh({3}, [](const DeviceMesh& mesh) {
+    const at::Tensor start = at::arange(15, at::kDouble).view({5, 3}) / 16;
+    const DTensor w = distribute_tensor(start.clone().requires_grad_(), mesh, {Shard(0)});
+    auto step = capture([&](const at::Tensor& x) {
+      const Pending whole = async::redistribute(w, {Shard(1)});
+      const at::Tensor penalty = w.pow(2).sum();
+      ((whole.wait() * x).sum() + penalty).backward();
+      const at::NoGradGuard no_grad;
+      w.sub_(w.grad(), 0.125);
+      w.mutable_grad().reset();
+    });
+    at::Tensor expected = start.clone();
+    for (int i = 0; i < 6; ++i) {
+      const at::Tensor x = sample({5, 3}, i, at::kDouble) / 64;
+      step(distribute_tensor(x, mesh, {Replicate()}));
+      expected -= 0.125 * (x + 2 * expected);
+      testing::expect_close(w.full_tensor(), expected, c10::str("call ", i));
+    }
+    EXPECT_GE(step.replays(), 2);
   });
 }
 
