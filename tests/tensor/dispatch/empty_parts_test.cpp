@@ -48,6 +48,12 @@ Tensors tall(at::IntArrayRef batch) {
 Tensors wide(at::IntArrayRef batch) {
   return {general(batch, 2, 4)};
 }
+// Ranks 2 and 1 by turns.
+Tensors deficient(at::IntArrayRef batch) {
+  const T left = at::randn(with(batch, {4, 2}), at::kDouble);
+  left.flatten(0, -3).slice(0, 1, std::nullopt, 2).select(-1, 1).zero_();
+  return {left.matmul(at::randn(with(batch, {2, 3}), at::kDouble))};
+}
 Tensors lower(at::IntArrayRef batch) {
   return {factor(batch)};
 }
@@ -154,6 +160,71 @@ const std::vector<MatrixCase>& matrix_cases() {
       {"linalg_matrix_norm", square, [](const Tensors& t) { return Tensors{at::linalg_matrix_norm(t[0], "nuc")}; }},
       {"linalg_matrix_norm 2", square, [](const Tensors& t) { return Tensors{at::linalg_matrix_norm(t[0], 2)}; }},
       {"linalg_cond", square, [](const Tensors& t) { return Tensors{at::linalg_cond(t[0])}; }},
+      {"linalg_cond inf", square, [](const Tensors& t) { return Tensors{at::linalg_cond(t[0], INFINITY)}; }},
+      {"linalg_cond -2", tall, [](const Tensors& t) { return Tensors{at::linalg_cond(t[0], -2)}; }},
+      {"linalg_cond fro", square, [](const Tensors& t) { return Tensors{at::linalg_cond(t[0], "fro")}; }},
+      {"linalg_cond nuc", square, [](const Tensors& t) { return Tensors{at::linalg_cond(t[0], "nuc")}; }},
+      {"linalg_matrix_rank", deficient, [](const Tensors& t) { return Tensors{at::linalg_matrix_rank(t[0])}; }},
+      {"linalg_matrix_rank hermitian", spd,
+       [](const Tensors& t) { return Tensors{at::linalg_matrix_rank(t[0], std::nullopt, 1e-3, true)}; }},
+      {"linalg_matrix_rank of numbers", deficient,
+       [](const Tensors& t) { return Tensors{at::linalg_matrix_rank(t[0], 1e-3, 1e-4)}; }},
+      {"linalg_matrix_rank of tensors", deficient,
+       [](const Tensors& t) {
+         return Tensors{at::linalg_matrix_rank(t[0], t[0].select(-1, 0).select(-1, 0).abs() * 1e-3, T())};
+       }},
+      {"linalg_matrix_rank tol", deficient,
+       [](const Tensors& t) { return Tensors{at::linalg_matrix_rank(t[0], 0.5)}; }},
+      {"linalg_matrix_rank of a tol tensor", deficient,
+       [](const Tensors& t) {
+         return Tensors{at::linalg_matrix_rank(t[0], t[0].select(-1, 0).select(-1, 0).abs() * 0.25)};
+       }},
+      {"linalg_matrix_rank of a matrix", deficient,
+       [](const Tensors& t) { return Tensors{at::linalg_matrix_rank(first(t[0]))}; }},
+      {"linalg_matrix_rank of nothing", deficient,
+       [](const Tensors& t) { return Tensors{at::linalg_matrix_rank(t[0].narrow(-1, 0, 0))}; }},
+      {"linalg_pinv of tensors", wide,
+       [](const Tensors& t) {
+         return Tensors{at::linalg_pinv(t[0], t[0].select(-1, 0).select(-1, 0).abs() * 1e-3, T())};
+       }},
+      {"linalg_pinv rcond", wide, [](const Tensors& t) { return Tensors{at::linalg_pinv(t[0], 1e-3)}; }},
+      {"linalg_pinv of an rcond tensor", wide,
+       [](const Tensors& t) { return Tensors{at::linalg_pinv(t[0], t[0].select(-1, 0).select(-1, 0).abs() * 1e-3)}; }},
+      {"linalg_norm", square, [](const Tensors& t) { return Tensors{at::linalg_norm(t[0])}; }},
+      {"linalg_norm nuc", square,
+       [](const Tensors& t) {
+         return Tensors{at::linalg_norm(t[0], "nuc", at::IntArrayRef{-2, -1})};
+       }},
+      {"linalg_norm -2", square,
+       [](const Tensors& t) {
+         return Tensors{at::linalg_norm(t[0], -2, at::IntArrayRef{-2, -1}, true)};
+       }},
+      {"linalg_matrix_norm inf", square,
+       [](const Tensors& t) { return Tensors{at::linalg_matrix_norm(t[0], INFINITY)}; }},
+      {"linalg_vector_norm", square,
+       [](const Tensors& t) { return Tensors{at::linalg_vector_norm(t[0], 3, at::IntArrayRef{-1})}; }},
+      {"nuclear_norm", square, [](const Tensors& t) { return Tensors{at::nuclear_norm(first(t[0]))}; }},
+      {"nuclear_norm of dims", square,
+       [](const Tensors& t) {
+         return Tensors{at::nuclear_norm(t[0], {-2, -1}, true)};
+       }},
+      {"frobenius_norm", square,
+       [](const Tensors& t) {
+         return Tensors{at::frobenius_norm(t[0], {-2, -1})};
+       }},
+      {"chain_matmul", square,
+       [](const Tensors& t) {
+         return Tensors{at::chain_matmul({first(t[0]), first(t[0]), first(t[0])})};
+       }},
+      {"linalg_diagonal", square, [](const Tensors& t) { return Tensors{at::linalg_diagonal(t[0])}; }},
+      {"linalg_matmul", square, [](const Tensors& t) { return Tensors{at::linalg_matmul(t[0], t[0])}; }},
+      {"norm_except_dim", square, [](const Tensors& t) { return Tensors{at::norm_except_dim(t[0], 2, 0)}; }},
+      {"adjoint", square, [](const Tensors& t) { return Tensors{at::adjoint(t[0])}; }},
+      {"linalg_eigh U", spd, [](const Tensors& t) { return Tensors{std::get<0>(at::linalg_eigh(t[0], "U"))}; }},
+      {"cumulative_trapezoid", square, [](const Tensors& t) { return Tensors{at::cumulative_trapezoid(t[0])}; }},
+      {"tensordot", square, [](const Tensors& t) { return Tensors{at::tensordot(t[0], t[0], {-1}, {-1})}; }},
+      {"ger", square,
+       [](const Tensors& t) { return Tensors{at::ger(first(t[0]).select(0, 0), first(t[0]).select(0, 1))}; }},
       {"linalg_multi_dot", square,
        [](const Tensors& t) {
          return Tensors{at::linalg_multi_dot({first(t[0]), first(t[0]), first(t[0])})};
