@@ -1,13 +1,10 @@
-// The fix-ups that change sizes, offsets and layouts, and the table of all.
+// The fix-ups that change sizes, offsets, layouts and weights, and the table of all.
 #include "serried/spmd/fixups.h"
 
 #include <ATen/ATen.h>
 
 #include <algorithm>
 #include <array>
-
-#include "serried/spmd/fixup_table.h"
-#include "serried/spmd/fixups_norm.h"
 
 namespace serried::spmd {
 namespace {
@@ -99,14 +96,35 @@ void weigh_mean(const LocalCall& local, const FixupPattern&, const Stack&, Stack
   results.at(0).toTensor().mul_(double(part) / double(whole));
 }
 
+// Group norm is told its sizes as numbers: N becomes the local batch size. Static.
+void set_group_norm_batch(const LocalCall& local, const FixupPattern&, Stack& arguments) {
+  const int input = local.call.index("input");
+  for (size_t i = 0; i < local.call.tensors().size(); ++i) {
+    if (local.call.tensor(i).argument != input) continue;
+    arguments.at(size_t(local.call.index("N"))) = local.input_sizes(i).at(0);
+  }
+}
+
+// The first result, divided by the local count of `self`, becomes one divided by the global count. Only that is a mean,
+// or a gradient of one; a second one (targets that were found) is not.
+void weigh_share(const LocalCall& local, const FixupPattern&, const Stack&, Stack& results) {
+  const int self = local.call.index("self");
+  for (size_t i = 0; i < local.call.tensors().size(); ++i) {
+    if (local.call.tensor(i).argument != self) continue;
+    const int64_t whole = local.call.tensor(i).numel();
+    const int64_t part = c10::multiply_integers(local.input_sizes(i));
+    if (part != whole) results.at(0).toTensor().mul_(double(part) / double(whole));
+  }
+}
+
 const std::vector<Fixup>& all_fixups() {
   static const std::vector<Fixup> fixups = {
       {"dense", make_dense, nullptr, false},
       {"diagonal", shift_diagonal, nullptr, true},
       {"fence", fence_data, nullptr, false},
-      {"group_norm", detail::set_group_norm_batch, nullptr, true},
+      {"group_norm", set_group_norm_batch, nullptr, true},
       {"mean", nullptr, weigh_mean, false},
-      {"mean_share", nullptr, detail::weigh_share, false},
+      {"mean_share", nullptr, weigh_share, false},
       {"pick", detail::shift_indices, detail::mask_results, false},
       {"size", set_sizes, nullptr, true},
       {"squeeze", nullptr, unsqueeze_cut, false},

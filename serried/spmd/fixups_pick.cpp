@@ -5,7 +5,7 @@
 #include <array>
 
 #include "serried/base/error.h"
-#include "serried/spmd/fixup_table.h"
+#include "serried/spmd/fixups.h"
 
 namespace serried::spmd::detail {
 namespace {

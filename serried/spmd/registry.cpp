@@ -1,5 +1,6 @@
 // Finds the rule of an op: users' rules first, then the tables, then the dispatcher's tags.
 #include "serried/spmd/registry.h"
+#include "serried/spmd/registry.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/enum_tag.h>
@@ -13,6 +14,7 @@
 #include "serried/base/error.h"
 #include "serried/spmd/fixups.h"
 #include "serried/spmd/plan.h"
+#include "serried/spmd/rules/tables.h"
 
 namespace serried::spmd {
 namespace {
@@ -193,6 +195,15 @@ void unregister_rule(const std::string& op) {
   std::unique_lock lock(users.mutex);
   users.rules.erase(op);
   make_plans_stale();
+}
+
+const std::vector<RuleTable>& rule_tables() {
+  static const std::vector<RuleTable> tables = {
+      pointwise_rules(), contraction_rules(), linalg_rules(), norm_rules(), attention_rules(), conv_rules(),
+      pooling_rules(),   loss_rules(),        optim_rules(),  view_rules(), reduction_rules(), index_rules(),
+      shape_rules(),     sort_rules(),        like_rules(),   fft_rules(),
+  };
+  return tables;
 }
 
 }  // namespace serried::spmd

@@ -1,5 +1,4 @@
 // Rules of attention on CPU: batch and heads may be cut, and queries too where no mask depends on their position.
-#include "serried/spmd/rules/rule_text.h"
 #include "serried/spmd/rules/tables.h"
 
 namespace serried::spmd {

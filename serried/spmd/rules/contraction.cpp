@@ -1,7 +1,6 @@
 // Rules of products that sum over a shared dim: the matmul family, and distances between rows.
 #include <algorithm>
 
-#include "serried/spmd/rules/rule_text.h"
 #include "serried/spmd/rules/tables.h"
 
 namespace serried::spmd {

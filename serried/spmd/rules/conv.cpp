@@ -1,5 +1,4 @@
 // Rules of convolution: batch, output channels and input channels may be cut, space is whole.
-#include "serried/spmd/rules/rule_text.h"
 #include "serried/spmd/rules/tables.h"
 
 namespace serried::spmd {

@@ -1,6 +1,5 @@
 // Rules of copies and of factories that take shape and dtype from a tensor.
 #include "serried/spmd/rules/letters.h"
-#include "serried/spmd/rules/rule_blocks.h"
 #include "serried/spmd/rules/tables.h"
 
 namespace serried::spmd {

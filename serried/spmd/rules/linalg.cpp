@@ -1,5 +1,4 @@
 // Rules of linear algebra: matrices are whole, the batch dims before them may be cut, and so may columns to solve for.
-#include "serried/spmd/rules/rule_text.h"
 #include "serried/spmd/rules/tables.h"
 
 namespace serried::spmd {

@@ -1,7 +1,6 @@
 // Rules of losses: none keeps the shape, sum and mean leave a Partial scalar.
 #include <algorithm>
 
-#include "serried/spmd/rules/rule_text.h"
 #include "serried/spmd/rules/tables.h"
 
 namespace serried::spmd {

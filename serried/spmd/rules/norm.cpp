@@ -1,5 +1,4 @@
 // Rules of norms and of softmax: what is normalised over is whole, everything beside it may be cut.
-#include "serried/spmd/rules/rule_text.h"
 #include "serried/spmd/rules/tables.h"
 
 namespace serried::spmd {

@@ -1,5 +1,4 @@
 // Rules of fused optimizers, for one element of every list: parameter, gradient and states lie alike.
-#include "serried/spmd/rules/rule_text.h"
 #include "serried/spmd/rules/tables.h"
 
 namespace serried::spmd {

@@ -1,5 +1,4 @@
 // Rules of elementwise ops that are linear in an operand, or that the dispatcher does not tag as pointwise.
-#include "serried/spmd/rules/rule_text.h"
 #include "serried/spmd/rules/tables.h"
 
 namespace serried::spmd {

@@ -1,6 +1,5 @@
 // Rules of ops on windows of space (pooling, resizing, padding, folding): batch and channels may be cut, space is
 // whole.
-#include "serried/spmd/rules/rule_text.h"
 #include "serried/spmd/rules/tables.h"
 
 namespace serried::spmd {

@@ -2,7 +2,6 @@
 #include <cmath>
 
 #include "serried/spmd/rules/letters.h"
-#include "serried/spmd/rules/rule_blocks.h"
 #include "serried/spmd/rules/tables.h"
 
 namespace serried::spmd {

@@ -2,7 +2,6 @@
 #include <limits>
 
 #include "serried/spmd/rules/letters.h"
-#include "serried/spmd/rules/rule_blocks.h"
 #include "serried/spmd/rules/tables.h"
 
 namespace serried::spmd {

@@ -1,6 +1,5 @@
 // Rules of sorting, searching and counting.
 #include "serried/spmd/rules/letters.h"
-#include "serried/spmd/rules/rule_blocks.h"
 #include "serried/spmd/rules/tables.h"
 
 namespace serried::spmd {

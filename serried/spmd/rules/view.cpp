@@ -1,7 +1,6 @@
 // Rules of views: the same elements under another shape.
 #include "serried/spmd/rules/letters.h"
 #include "serried/spmd/rules/reshape.h"
-#include "serried/spmd/rules/rule_blocks.h"
 #include "serried/spmd/rules/tables.h"
 
 namespace serried::spmd {
