@@ -4,7 +4,8 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 
-#include "serried/parallel/ddp/dtensor_parameters.h"
+#include "serried/base/log.h"
+#include "serried/parallel/ddp/parameters.h"
 
 namespace serried::detail {
 namespace {
@@ -23,6 +24,12 @@ at::Tensor alias_at(const at::Tensor& flat, size_t offset, const at::Tensor& lik
   at::Tensor alias = at::empty({0}, flat.options());
   alias.set_(flat.storage(), flat.storage_offset() + int64_t(offset), like.sizes(), strides);
   return alias;
+}
+
+constexpr int64_t kAlignment = 64;  // elements: a cache line or more for every dtype
+
+int64_t aligned(int64_t num_elements) {
+  return (num_elements + kAlignment - 1) / kAlignment * kAlignment;
 }
 
 }  // namespace
@@ -73,6 +80,45 @@ c10d::GradBucket as_grad_bucket(const Bucket& bucket, size_t index, size_t count
   }
   return c10d::GradBucket(index, count, bucket.flat, bucket.offsets, bucket.lengths, std::move(sizes),
                           std::move(tensors), std::move(sparse_rows));
+}
+
+at::Tensor allocate_for(const Group& group, int64_t num_elements, const at::TensorOptions& options) {
+  const auto backend = group->getBackend(options.device().type());
+  if (backend->supportsTensorAlloc(options.device().index())) {
+    try {
+      return backend->allocateTensor(num_elements, options);
+    } catch (const c10::Error& error) {
+      log::line(log::Topic::comm, num_elements,
+                " elements of buckets in ordinary memory: ", error.what_without_backtrace());
+    }
+  }
+  return at::empty({num_elements}, options);
+}
+
+BucketMemory::BucketMemory(const std::vector<ManagedParameter>& parameters, Group group,
+                           std::optional<at::ScalarType> floating_dtype)
+    : group_(std::move(group)), floating_dtype_(floating_dtype) {
+  for (const ManagedParameter& parameter : parameters) {
+    if (parameter.sparse_gradient) continue;
+    capacities_[dtype_for(parameter.tensor)] += aligned(part_of(parameter.tensor).numel());
+  }
+}
+
+at::ScalarType BucketMemory::dtype_for(const at::Tensor& parameter) const {
+  return floating_dtype_ && parameter.is_floating_point() ? *floating_dtype_ : parameter.scalar_type();
+}
+
+at::Tensor BucketMemory::take(int64_t num_elements, const at::Tensor& parameter) {
+  const at::ScalarType dtype = dtype_for(parameter);
+  at::Tensor& piece = pieces_[dtype];
+  if (!piece.defined()) {
+    const at::TensorOptions options = part_of(parameter).options().requires_grad(false).dtype(dtype);
+    piece = allocate_for(group_, capacities_.at(dtype), options);
+  }
+  int64_t& taken = taken_[dtype];
+  const at::Tensor flat = piece.narrow(0, taken, num_elements);
+  taken += aligned(num_elements);
+  return flat;
 }
 
 }  // namespace serried::detail

@@ -2,20 +2,77 @@
 #include "serried/parallel/ddp/ddp.h"
 
 #include <ATen/SequenceNumber.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/GradMode.h>
+#include <torch/csrc/distributed/c10d/comm.hpp>
 
 #include "serried/base/error.h"
 #include "serried/base/log.h"
+#include "serried/comm/agree/rank_texts.h"
 #include "serried/parallel/ddp/claim.h"
 #include "serried/parallel/ddp/delayed_all_reduce.h"
-#include "serried/parallel/ddp/dtensor_parameters.h"
 #include "serried/parallel/ddp/mixed_precision.h"
+#include "serried/parallel/ddp/parameters.h"
 #include "serried/parallel/ddp/reducer.h"
-#include "serried/parallel/ddp/verify.h"
 #include "serried/tape/facts.h"
 #include "serried/tape/tape.h"
 
 namespace serried {
+namespace {
+
+constexpr size_t kBroadcastBytes = size_t(250) << 20;
+
+// One line per parameter, the same text where they agree.
+std::string describe(const std::vector<ManagedParameter>& parameters) {
+  std::string lines;
+  for (const ManagedParameter& p : parameters) {
+    lines += c10::str(p.name, " ", p.tensor.sizes(), " strides ", p.tensor.strides(), " ",
+                      c10::toString(p.tensor.scalar_type()), p.sparse_gradient ? " with sparse gradients" : "", "\n");
+  }
+  return lines;
+}
+
+std::string shown(const std::optional<std::string>& line, size_t count) {
+  return line ? *line : c10::str("nothing (it has ", count, " parameters)");
+}
+
+// Compares names, sizes, strides and dtypes over the group; ValueError on every rank that names the first parameter
+// that differs, and two ranks with what they have.
+void verify_same_parameters(const std::vector<ManagedParameter>& parameters, const Group& group) {
+  const auto found = first_difference(describe(parameters), group);
+  if (!found) return;
+  raise<c10::ValueError>({"DistributedDataParallel",
+                          c10::str("the ranks wrap different models: parameter ", found->line,
+                                   " is\n    on rank 0: ", shown(found->first, found->first_count), "\n    on rank ",
+                                   found->rank, ": ", shown(found->other, found->other_count)),
+                          "build the same module on every rank"});
+}
+
+// All parameters (frozen ones too) and buffers that are not ignored.
+std::vector<at::Tensor> module_state(const torch::nn::Module& module, const std::set<std::string>& ignored) {
+  std::vector<at::Tensor> state;
+  const auto add = [&](const torch::OrderedDict<std::string, at::Tensor>& items) {
+    for (const auto& item : items) {
+      if (item.value().defined() && ignored.count(item.key()) == 0) state.push_back(item.value());
+    }
+  };
+  add(module.named_parameters());
+  add(module.named_buffers());
+  return state;
+}
+
+// Gives `tensors` the values of rank `source`; autograd does not see it, version counters stay.
+void broadcast_tensors(const std::vector<at::Tensor>& tensors, const Group& group, int source) {
+  if (tensors.empty() || group->getSize() == 1) return;
+  at::NoGradGuard no_grad;
+  std::vector<at::Tensor> data;
+  for (const at::Tensor& tensor : tensors) data.push_back(tensor.detach());
+  // A buffer that a pending backward has saved must not look changed: GANs run two forwards before one backward.
+  at::AutoDispatchBelowADInplaceOrView no_version_bump;
+  c10d::broadcast_coalesced(group, data, kBroadcastBytes, source);
+}
+
+}  // namespace
 
 using detail::Reducer;
 
@@ -68,7 +125,7 @@ DataParallelBase::DataParallelBase(std::shared_ptr<torch::nn::Module> module, Di
   const auto claim = std::make_shared<detail::Claim>(parameters, options_.mixed_precision.param_dtype.has_value());
   if (options_.mesh) detail::check_apart(parameters, *options_.mesh);
   if (options_.init_sync) {
-    detail::verify_same_parameters(detail::parts_of(parameters), group_);
+    verify_same_parameters(detail::parts_of(parameters), group_);
     sync_state(0);
   }
   if (options_.static_graph && options_.find_unused_parameters) {
@@ -133,8 +190,8 @@ void DataParallelBase::abandon_forward() {
 
 void DataParallelBase::sync_state(int source) {
   std::vector<at::Tensor> tensors;
-  for (const at::Tensor& t : detail::module_state(*wrapped_, ignored_)) tensors.push_back(part_of(t));
-  detail::broadcast_tensors(tensors, group_, source);
+  for (const at::Tensor& t : module_state(*wrapped_, ignored_)) tensors.push_back(part_of(t));
+  broadcast_tensors(tensors, group_, source);
 }
 
 std::map<std::string, at::Tensor> DataParallelBase::buffers_to_sync() const {
@@ -152,7 +209,7 @@ bool DataParallelBase::will_sync_buffers() const {
 void DataParallelBase::sync_buffers(int source) {
   std::vector<at::Tensor> tensors;
   for (auto& [name, tensor] : buffers_to_sync()) tensors.push_back(part_of(tensor));
-  detail::broadcast_tensors(tensors, group_, source);
+  broadcast_tensors(tensors, group_, source);
 }
 
 void DataParallelBase::run_buffer_hook(BufferHookLocation location) {

@@ -11,7 +11,7 @@
 #include "serried/base/error.h"
 #include "serried/comm/collectives/ops.h"
 #include "serried/parallel/ddp/backward_end.h"
-#include "serried/parallel/ddp/dtensor_parameters.h"
+#include "serried/parallel/ddp/parameters.h"
 #include "serried/tape/library_hook.h"
 
 namespace serried::detail {

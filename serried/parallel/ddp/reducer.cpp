@@ -18,7 +18,7 @@
 #include "serried/comm/collectives/door.h"
 #include "serried/comm/collectives/ops.h"
 #include "serried/parallel/ddp/backward_end.h"
-#include "serried/parallel/ddp/dtensor_parameters.h"
+#include "serried/parallel/ddp/parameters.h"
 #include "serried/tape/library_hook.h"
 #include "serried/tape/tape.h"
 

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "serried/parallel/ddp/bucket.h"
-#include "serried/parallel/ddp/buckets.h"
+#include "serried/parallel/ddp/bucket_assignment.h"
 #include "serried/parallel/ddp/claim.h"
 #include "serried/parallel/ddp/comm_hook.h"
 #include "serried/parallel/ddp/forward_passes.h"

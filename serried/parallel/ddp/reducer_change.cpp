@@ -6,7 +6,7 @@
 #include "serried/base/error.h"
 #include "serried/base/log.h"
 #include "serried/comm/collectives/collectives.h"
-#include "serried/parallel/ddp/dtensor_parameters.h"
+#include "serried/parallel/ddp/parameters.h"
 #include "serried/parallel/ddp/reducer.h"
 
 namespace serried::detail {

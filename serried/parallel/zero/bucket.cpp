@@ -12,7 +12,7 @@
 #include "serried/comm/collectives/collectives.h"
 #include "serried/comm/collectives/ops.h"
 #include "serried/comm/collectives/watch.h"
-#include "serried/parallel/ddp/bucket_memory.h"
+#include "serried/parallel/ddp/bucket.h"
 
 namespace serried::detail {
 namespace {

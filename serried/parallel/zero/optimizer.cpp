@@ -1,13 +1,16 @@
 // A local optimizer over a part of the parameters, and what keeps the parts together.
 #include "serried/parallel/zero/optimizer.h"
+#include "serried/parallel/zero/optimizer.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <torch/serialize.h>
 
 #include <sstream>
 
 #include "serried/base/error.h"
 #include "serried/comm/agree/rank_texts.h"
+#include "serried/comm/collectives/collectives.h"
 #include "serried/comm/collectives/watch.h"
 
 namespace serried::detail {
@@ -148,6 +151,25 @@ int ZeroOptimizer::owner_of(const at::Tensor& parameter) const {
   if (owner >= 0) return owner;
   raise<c10::ValueError>({kZero, c10::str(watch::describe_tensor(parameter), " is not a parameter of this optimizer"),
                           "pass a tensor of param_groups(), not a copy of it"});
+}
+
+void ZeroOptimizer::main_hook(const JoinNotice& notice) {
+  share_learning_rates(notice.source());
+  step_and_broadcast();
+}
+
+at::Device ZeroOptimizer::join_device() const {
+  return buckets_.at(0).parameters.at(0).device();
+}
+
+// The schedulers of a rank that has joined stand still, while it still updates its own parameters.
+void ZeroOptimizer::share_learning_rates(int source) {
+  at::Tensor rates = at::empty({int64_t(param_groups_.size())}, at::kDouble);
+  for (size_t g = 0; g < param_groups_.size(); ++g) rates.data_ptr<double>()[g] = param_groups_[g].options().get_lr();
+  rates = rates.to(join_device());
+  broadcast_(rates, group_, {.src = source});
+  rates = rates.cpu();
+  for (size_t g = 0; g < param_groups_.size(); ++g) param_groups_[g].options().set_lr(rates.data_ptr<double>()[g]);
 }
 
 }  // namespace serried::detail

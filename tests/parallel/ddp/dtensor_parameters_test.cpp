@@ -1,5 +1,5 @@
 // Data parallel training of a module whose parameters are distributed over another axis of the mesh.
-#include "serried/parallel/ddp/dtensor_parameters.h"
+#include "serried/parallel/ddp/parameters.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>

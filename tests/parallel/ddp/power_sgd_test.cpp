@@ -8,7 +8,7 @@
 #include "serried/base/error.h"
 #include "serried/base/log.h"
 #include "serried/parallel/ddp/hooks/hooks.h"
-#include "serried/parallel/ddp/hooks/orthogonalize.h"
+#include "serried/parallel/ddp/hooks/low_rank.h"
 #include "tests/parallel/ddp/buckets.h"
 #include "tests/support/errors.h"
 #include "tests/support/on_ranks.h"

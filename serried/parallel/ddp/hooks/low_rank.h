@@ -1,6 +1,8 @@
 // The mean of one bucket with its large gradients approximated by products of narrow matrices.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <memory>
 #include <optional>
 #include <utility>
@@ -76,5 +78,10 @@ class LowRankMean : public std::enable_shared_from_this<LowRankMean> {
   std::vector<at::Tensor> qs_;        // [batch, cols, rank], views of right_
   std::vector<at::Tensor> matrices_;  // [batch, rows, cols]
 };
+
+/// Makes the columns of each matrix of `matrices` [batch, rows, cols], cols <= rows, orthonormal, in place. They span
+/// what they did before; a column that the ones before it already span is replaced. `epsilon` is added to each length
+/// before a column is divided by it.
+void orthogonalize(const at::Tensor& matrices, double epsilon);
 
 }  // namespace serried::hooks::detail

@@ -12,7 +12,7 @@
 #include "serried/comm/agree/exchange.h"
 #include "serried/comm/agree/host.h"
 #include "serried/parallel/ddp/hooks/hooks.h"
-#include "serried/parallel/ddp/hooks/lane.h"
+#include "serried/parallel/ddp/hooks/chain_queue.h"
 #include "serried/parallel/ddp/hooks/steps.h"
 #include "serried/tape/tape.h"
 

@@ -13,7 +13,7 @@
 #include "serried/base/hash.h"
 #include "serried/base/log.h"
 #include "serried/parallel/ddp/hooks/hooks.h"
-#include "serried/parallel/ddp/hooks/lane.h"
+#include "serried/parallel/ddp/hooks/chain_queue.h"
 #include "serried/parallel/ddp/hooks/low_rank.h"
 #include "serried/parallel/ddp/hooks/steps.h"
 #include "serried/tape/tape.h"
@@ -140,8 +140,8 @@ class PowerSGD : public std::enable_shared_from_this<PowerSGD> {
 
     if (!memory->is_warm) memory->draw(seeds_.next(), buffer.options());
     const auto mean =
-        std::make_shared<detail::LowRankMean>(lane_.group(group), buffer, std::move(parts), memory, options_);
-    return lane_.run([mean] { return mean->run(); });
+        std::make_shared<detail::LowRankMean>(chains_.group(group), buffer, std::move(parts), memory, options_);
+    return chains_.run([mean] { return mean->run(); });
   }
 
  private:
@@ -214,7 +214,7 @@ class PowerSGD : public std::enable_shared_from_this<PowerSGD> {
   const PowerSGDOptions options_;
   Seeds seeds_;
   detail::Iterations iterations_;
-  detail::Lane lane_;
+  detail::ChainQueue chains_;
   std::map<size_t, std::shared_ptr<BucketMemory>> memories_;
   int64_t num_before_ = 0;
   int64_t num_after_ = 0;

@@ -12,9 +12,9 @@
 #include "serried/comm/collectives/ops.h"
 #include "serried/comm/collectives/watch.h"
 #include "serried/parallel/ddp/ddp.h"
-#include "serried/parallel/ddp/dtensor_parameters.h"
+#include "serried/parallel/ddp/parameters.h"
 #include "serried/parallel/ddp/hooks/hooks.h"
-#include "serried/parallel/ddp/hooks/lane.h"
+#include "serried/parallel/ddp/hooks/chain_queue.h"
 #include "serried/parallel/ddp/hooks/steps.h"
 #include "serried/parallel/ddp/reducer.h"
 #include "serried/parallel/zero/optimizer.h"
@@ -78,9 +78,9 @@ class ZeroStep {
   /// The bucket's buffer, when its parameters have been updated on every rank.
   HookFuture update(const Group& group, const c10d::GradBucket& bucket, const HookFuture& averaged) {
     check_group(group, zero_);
-    const Group& own_group = lane_.group(group);
+    const Group& own_group = chains_.group(group);
     const at::Tensor used = finds_unused() ? used_here(bucket) : at::Tensor();
-    return lane_.run([this, bucket, averaged, used, &own_group] {
+    return chains_.run([this, bucket, averaged, used, &own_group] {
       const auto agree = [used, &own_group] { return any(used, own_group); };
       const HookFuture ready_to_step = used.defined() ? detail::after_async(averaged, agree) : averaged;
       return detail::after_async(ready_to_step, [=, this, &own_group] { return step(bucket, used, own_group); });
@@ -126,7 +126,7 @@ class ZeroStep {
 
   const DataParallelBase& ddp_;
   ZeroOptimizer& zero_;
-  detail::Lane lane_;  // last: its end waits for updates
+  detail::ChainQueue chains_;  // last: its end waits for updates
 };
 
 std::shared_ptr<ZeroStep> make_zero_step(DataParallelBase& ddp, ZeroOptimizer& zero) {

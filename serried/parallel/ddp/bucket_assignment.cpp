@@ -1,5 +1,5 @@
 // The limits are ours, the walk is c10d's own.
-#include "serried/parallel/ddp/buckets.h"
+#include "serried/parallel/ddp/bucket_assignment.h"
 
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 

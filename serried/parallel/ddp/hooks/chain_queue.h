@@ -23,12 +23,12 @@ class KnownGroup {
 /// Ranks match collectives by their order, but a collective that is issued when another is done comes at no fixed place
 /// among those of the program. So chains of collectives run one after another, on a group where there are no others.
 /// The group outlives the chains: dropped by a chain, it could end on one of its own threads, which it cannot.
-class Lane {
+class ChainQueue {
  public:
-  Lane() = default;
-  ~Lane();
-  Lane(const Lane&) = delete;
-  Lane& operator=(const Lane&) = delete;
+  ChainQueue() = default;
+  ~ChainQueue();
+  ChainQueue(const ChainQueue&) = delete;
+  ChainQueue& operator=(const ChainQueue&) = delete;
 
   /// A group of the same ranks as `parent`, made when `parent` is another one than before: then all ranks must call.
   const Group& group(const Group& parent);

@@ -1,5 +1,5 @@
 // Order of collectives and counts that do not depend on timing.
-#include "serried/parallel/ddp/hooks/lane.h"
+#include "serried/parallel/ddp/hooks/chain_queue.h"
 
 #include <ATen/core/jit_type.h>
 #include <ATen/ops/full.h>
@@ -14,15 +14,15 @@
 
 namespace serried::hooks::detail {
 
-Lane::~Lane() {
+ChainQueue::~ChainQueue() {
   wait();
 }
 
-void Lane::wait() {
+void ChainQueue::wait() {
   if (last_) last_->wait();
 }
 
-const Group& Lane::group(const Group& parent) {
+const Group& ChainQueue::group(const Group& parent) {
   if (parent_.is(parent)) return group_;
   wait();
   parent_ = KnownGroup(parent);
@@ -32,7 +32,7 @@ const Group& Lane::group(const Group& parent) {
   return group_;
 }
 
-HookFuture Lane::run(const std::function<HookFuture()>& start) {
+HookFuture ChainQueue::run(const std::function<HookFuture()>& start) {
   if (!last_) last_ = ready({});
   const HookFuture mine = last_->thenAsync([start](c10::ivalue::Future&) { return start(); }, c10::TensorType::get());
   // Without the value: it would keep the bucket's memory.
