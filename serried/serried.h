@@ -32,7 +32,6 @@
 #include "serried/parallel/zero.h"
 #include "serried/spmd/register_sharding.h"
 #include "serried/tensor/debug/comm_debug.h"
-#include "serried/tensor/debug/coverage.h"
 #include "serried/tensor/dispatch/dispatch.h"
 #include "serried/tensor/dispatch/explain.h"
 #include "serried/tensor/dtensor.h"

@@ -1,8 +1,11 @@
 // DTensor: what a user asks of one.
 #include "serried/tensor/dtensor.h"
+#include "serried/tensor/dtensor.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
+
+#include <ostream>
 
 #include "serried/base/error.h"
 #include "serried/comm/collectives/pending.h"
@@ -10,11 +13,13 @@
 #include "serried/spmd/redistribute.h"
 #include "serried/tensor/debug/comm_notes.h"
 #include "serried/tensor/dispatch/copied_view.h"
-#include "serried/tensor/making/from_local.h"
+#include "serried/tensor/making/unchecked.h"
 #include "serried/tensor/making/gradient.h"
+#include "serried/tensor/making/like.h"
 #include "serried/tensor/making/placing.h"
 #include "serried/tensor/meta.h"
 #include "serried/tensor/redistribute/redistribute.h"
+#include "serried/tensor/spec.h"
 
 namespace serried {
 namespace {
@@ -31,12 +36,9 @@ const DTensorMeta& fresh_meta_of(const char* where, const at::Tensor& t) {
   return meta;
 }
 
-// A part that is to be moved, in the dtype it travels in.
-struct Part {
-  at::Tensor local;
-  SpecPtr spec;
-};
+using detail::Part;
 
+// What is to be moved: the part in the dtype it travels in.
 Part part_as(const DTensorMeta& meta, c10::ScalarType dtype) {
   const Spec& spec = *meta.spec;
   if (spec.dtype == dtype) return {meta.local, meta.spec};
@@ -208,6 +210,14 @@ std::vector<DTensor::Chunk> DTensor::local_chunks() const {
     }
   }
   return chunks;
+}
+
+std::ostream& operator<<(std::ostream& out, const DTensor& t) {
+  const DTensorMeta* meta = dtensor_meta(t);
+  if (meta == nullptr) return out << "DTensor (undefined)";
+  out << "DTensor " << meta->spec->to_string();
+  if (!meta->spec->mesh.contains_this_rank()) return out << ", no part on this rank";
+  return out << ", local " << detail::sizes_text(meta->local.sizes()) << " =\n" << meta->local;
 }
 
 }  // namespace serried

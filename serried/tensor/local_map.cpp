@@ -6,7 +6,7 @@
 #include "serried/base/error.h"
 #include "serried/comm/collectives/watch.h"
 #include "serried/tensor/dtensor.h"
-#include "serried/tensor/making/from_local.h"
+#include "serried/tensor/making/unchecked.h"
 #include "serried/tensor/making/placing.h"
 #include "serried/tensor/meta.h"
 

@@ -8,7 +8,6 @@
 
 #include "serried/base/hash.h"
 #include "serried/comm/collectives/watch.h"
-#include "serried/tensor/text.h"
 
 namespace serried {
 namespace {

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <c10/core/ScalarType.h>
+#include <c10/util/ArrayRef.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <mutex>
+#include <string>
 
 #include "serried/mesh/mesh.h"
 
@@ -72,5 +74,19 @@ SpecPtr intern_spec(const DeviceMesh& mesh, const Placements& placements, c10::I
 
 /// The same tensor placed otherwise.
 SpecPtr with_placements(const Spec& spec, const Placements& placements);
+
+namespace detail {
+
+/// "[8,4]"
+inline std::string sizes_text(c10::IntArrayRef sizes) {
+  std::string text = "[";
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (i > 0) text += ',';
+    text += std::to_string(sizes[i]);
+  }
+  return text + "]";
+}
+
+}  // namespace detail
 
 }  // namespace serried

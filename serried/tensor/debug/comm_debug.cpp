@@ -1,16 +1,16 @@
 // CommDebugMode: observers of a thread that write down what they are told.
 #include "serried/tensor/debug/comm_debug.h"
+#include "serried/tensor/debug/comm_debug.h"
+
+#include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
 #include <array>
-
-#include <torch/csrc/autograd/function.h>
 
 #include "serried/base/error.h"
 #include "serried/comm/collectives/watch.h"
 #include "serried/tensor/debug/comm_debug_state.h"
 #include "serried/tensor/debug/comm_notes.h"
-#include "serried/tensor/debug/regions.h"
 #include "serried/tensor/meta.h"
 #include "serried/tensor/redistribute/redistribute.h"
 
@@ -191,4 +191,13 @@ void note_default(const std::string& op) {
 }
 
 }  // namespace comm_debug
+
+std::vector<std::string> ops_without_rule(const std::function<void()>& fn) {
+  const CommDebugMode comm;
+  fn();
+  std::vector<std::string> names;
+  for (const auto& [op, count] : comm.defaults()) names.push_back(op);
+  return names;
+}
+
 }  // namespace serried

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -95,5 +96,9 @@ class CommDebugMode {
  private:
   std::unique_ptr<State> state_;
 };
+
+/// Runs `fn` and lists the ops in it that took the replicate default, sorted; all ranks of the mesh call it.
+///     ops_without_rule([&] { model->forward(x).sum().backward(); })  ->  {"aten::histc"}
+std::vector<std::string> ops_without_rule(const std::function<void()>& fn);
 
 }  // namespace serried

@@ -1,5 +1,5 @@
 // Named regions. Autograd numbers the nodes that a thread makes, so a region is an interval of numbers.
-#include "serried/tensor/debug/regions.h"
+#include "serried/tensor/debug/comm_debug_state.h"
 
 #include <ATen/SequenceNumber.h>
 #include <torch/csrc/autograd/function.h>

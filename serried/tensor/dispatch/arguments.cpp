@@ -1,14 +1,16 @@
 // Flattens a boxed call and builds the key of its plan.
 #include "serried/tensor/dispatch/arguments.h"
 
-#include <cstring>
-
 #include <torch/csrc/autograd/function.h>
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
 
 #include "serried/base/error.h"
 #include "serried/tensor/dispatch/copied_view.h"
 #include "serried/tensor/guards.h"
-#include "serried/tensor/text.h"
+#include "serried/tensor/spec.h"
 
 namespace serried::detail {
 namespace {
@@ -120,6 +122,67 @@ void check_copied_views(const OpInfo& info, const Arguments& arguments) {
   for (const TensorSlot& slot : arguments.tensors) {
     if (slot.meta != nullptr) check_fresh(info.name, info.schema->arguments()[slot.argument].name(), *slot.meta);
   }
+}
+
+// The first tensor of its kind in a call.
+struct Met {
+  const TensorKind* kind;
+  int argument;
+  int list_index;  // -1: not in a list
+};
+
+const TensorKind* kind_of(const IValue& value) {
+  const DistMeta* meta = value.isTensor() ? dist_meta(value.unsafeToTensorImpl()) : nullptr;
+  return meta != nullptr ? meta->kind : nullptr;
+}
+
+// Calls `fn(kind, argument, list_index)` for every tensor of ours.
+template <class Fn>
+void for_each_kind(const OpInfo& info, const torch::jit::Stack& stack, const Fn& fn) {
+  const IValue* arguments = stack.data() + stack.size() - info.num_arguments;
+  for (int i = 0; i < info.num_arguments; ++i) {
+    if (info.kinds[i] == Kind::tensor) {
+      if (const TensorKind* kind = kind_of(arguments[i])) fn(kind, i, -1);
+    } else if ((info.kinds[i] == Kind::tensor_list || info.kinds[i] == Kind::optional_tensor_list) &&
+               arguments[i].isList()) {
+      int k = 0;
+      for (const IValue& item : arguments[i].toListRef()) {
+        if (const TensorKind* kind = kind_of(item)) fn(kind, i, k);
+        ++k;
+      }
+    }
+  }
+}
+
+std::string argument_text(const OpInfo& info, const Met& met) {
+  const std::string element = met.list_index < 0 ? "" : c10::str("[", met.list_index, "]");
+  return c10::str("argument ", met.argument, " \"", info.schema->arguments()[met.argument].name(), "\"", element);
+}
+
+[[noreturn]] void raise_mixed(const OpInfo& info, const Met& a, const Met& b) {
+  raise<c10::TypeError>({info.name,
+                         c10::str(argument_text(info, a), " is a ", a.kind->name, " and ", argument_text(info, b),
+                                  " a ", b.kind->name, ", and no kind in this call takes the others"),
+                         c10::str("make one of them a plain tensor, the ", a.kind->name, " by ", a.kind->to_plain,
+                                  ", the ", b.kind->name, " by ", b.kind->to_plain)});
+}
+
+bool takes(const TensorKind& kind, const TensorKind& other) {
+  return &kind == &other || (kind.takes != nullptr && kind.takes(other));
+}
+
+const TensorKind* kind_of_mixed(const OpInfo& info, const torch::jit::Stack& stack) {
+  std::vector<Met> all;
+  for_each_kind(info, stack, [&](const TensorKind* kind, int argument, int list_index) {
+    const bool known = std::any_of(all.begin(), all.end(), [&](const Met& met) { return met.kind == kind; });
+    if (!known) all.push_back({kind, argument, list_index});
+  });
+  for (const Met& taker : all) {
+    if (std::all_of(all.begin(), all.end(), [&](const Met& met) { return takes(*taker.kind, *met.kind); })) {
+      return taker.kind;
+    }
+  }
+  raise_mixed(info, all[0], all[1]);
 }
 
 }  // namespace
@@ -246,6 +309,16 @@ SpecPtr spec_of(const TensorSlot& slot, const DeviceMesh& mesh) {
 at::Tensor local_of(const TensorSlot& slot) {
   if (slot.meta != nullptr) return slot.meta->local;
   return at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(slot.impl));
+}
+
+const TensorKind* kind_of_call(const OpInfo& info, const torch::jit::Stack& stack) {
+  const TensorKind* first = nullptr;
+  bool is_mixed = false;
+  for_each_kind(info, stack, [&](const TensorKind* kind, int, int) {
+    if (first == nullptr) first = kind;
+    is_mixed |= kind != first;
+  });
+  return C10_UNLIKELY(is_mixed) ? kind_of_mixed(info, stack) : first;
 }
 
 }  // namespace serried::detail

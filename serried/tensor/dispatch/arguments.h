@@ -7,6 +7,7 @@
 #include "serried/base/hash.h"
 #include "serried/spmd/op_call.h"
 #include "serried/tensor/dispatch/op_info.h"
+#include "serried/tensor/kind.h"
 #include "serried/tensor/meta.h"
 
 namespace serried::detail {
@@ -67,5 +68,9 @@ SpecPtr spec_of(const TensorSlot& slot, const DeviceMesh& mesh);
 
 /// The local part of a tensor, the tensor itself where it is plain.
 at::Tensor local_of(const TensorSlot& slot);
+
+/// The kind whose call is on top of `stack`, by all tensors among its arguments, out= ones too. Null: all are plain.
+/// TypeError where kinds meet of which none takes the others.
+const TensorKind* kind_of_call(const OpInfo& info, const torch::jit::Stack& stack);
 
 }  // namespace serried::detail

@@ -1,5 +1,6 @@
 // Makes the plan of a call: rule, rows, moves, localised arguments; for foreach ops element by element.
-#include "serried/tensor/dispatch/cached_plan.h"
+#include <ATen/ATen.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
 #include <map>
@@ -8,12 +9,42 @@
 #include "serried/base/error.h"
 #include "serried/base/log.h"
 #include "serried/spmd/registry.h"
-#include "serried/tensor/dispatch/view_strides.h"
+#include "serried/tensor/dispatch/cached_plan.h"
+#include "serried/tensor/meta.h"
 #include "serried/tensor/redistribute/redistribute.h"
-#include "serried/tensor/text.h"
+#include "serried/tensor/spec.h"
 
 namespace serried::detail {
 namespace {
+
+// Per tensor that `op`, a view op or one that changes sizes in place, gives: its strides on the whole tensor. DTensors
+// among `values` count with their global sizes and strides, or with dense ones where the argument is in `moved`: what
+// was redistributed is contiguous. Raises what the op raises on a plain tensor of those strides.
+//
+// A part of one row tells nothing about the order of dims in memory, so ranks would disagree on whether a tensor is
+// contiguous, and with that on which ops LibTorch calls next.
+std::vector<c10::DimVector> strides_of_views(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> values,
+                                             c10::ArrayRef<int> moved) {
+  const c10::impl::ExcludeDispatchKeyGuard below(c10::autograd_dispatch_keyset_with_ADInplaceOrView |
+                                                 c10::DispatchKeySet(kHomeKey));
+  torch::jit::Stack stack(values.begin(), values.end());
+  for (size_t i = 0; i < stack.size(); ++i) {
+    const DTensorMeta* meta = stack[i].isTensor() ? dtensor_meta(stack[i].toTensor()) : nullptr;
+    if (meta == nullptr) continue;
+    const Spec& spec = *meta->spec;
+    const bool is_moved = std::find(moved.begin(), moved.end(), int(i)) != moved.end();
+    stack[i] = at::empty_strided(spec.sizes, is_moved ? serried::contiguous_strides(spec.sizes) : spec.strides,
+                                 at::TensorOptions(at::kMeta).dtype(spec.dtype));
+  }
+  op.callBoxed(stack);
+  std::vector<c10::DimVector> strides;
+  for (const c10::IValue& result : stack) {
+    if (result.isTensor()) strides.emplace_back(result.toTensor().strides());
+    if (!result.isTensorList()) continue;
+    for (const at::Tensor& t : result.toTensorVector()) strides.emplace_back(t.strides());
+  }
+  return strides;
+}
 
 using spmd::Call;
 using spmd::Plan;

@@ -8,9 +8,9 @@
 #include "serried/base/error.h"
 #include "serried/tape/tape.h"
 #include "serried/tensor/dispatch/cached_plan.h"
-#include "serried/tensor/dispatch/call_kind.h"
+#include "serried/tensor/dispatch/arguments.h"
 #include "serried/tensor/dispatch/local_only.h"
-#include "serried/tensor/making/make_born_sharded.h"
+#include "serried/tensor/dispatch/handlers.h"
 
 namespace serried {
 namespace {

@@ -4,6 +4,8 @@
 #include <string>
 #include <unordered_map>
 
+#include "serried/tensor/redistribute/redistribute.h"
+
 namespace serried {
 namespace {
 
@@ -28,5 +30,23 @@ Handler find_handler(const c10::FunctionSchema& schema) {
   const auto any = handlers.find(schema.name());
   return any == handlers.end() ? nullptr : any->second;
 }
+
+namespace detail {
+
+bool finish(const c10::OperatorHandle& op, torch::jit::Stack& stack, std::initializer_list<c10::IValue> results) {
+  torch::jit::drop(stack, op.schema().arguments().size());
+  stack.insert(stack.end(), results.begin(), results.end());
+  return true;
+}
+
+at::Tensor local_as(const DTensorMeta& meta, const Placements& to) {
+  return meta.spec->placements == to ? meta.local : redistribute_local(meta.local, *meta.spec, to);
+}
+
+at::Tensor whole_local(const DTensorMeta& meta) {
+  return local_as(meta, Placements(meta.spec->placements.size()));
+}
+
+}  // namespace detail
 
 }  // namespace serried

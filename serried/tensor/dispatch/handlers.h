@@ -1,11 +1,16 @@
-// Ops that do not go by rules alone: random numbers, host reads, decompositions.
+// Ops that do not go by rules alone (random numbers, host reads, decompositions), and what their handlers need of a
+// call.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
+#include <initializer_list>
 #include <string_view>
 #include <vector>
+
+#include "serried/spmd/op_call.h"
+#include "serried/tensor/meta.h"
 
 namespace serried {
 
@@ -30,5 +35,24 @@ std::vector<HandlerEntry> loss_handlers();        // handlers/decompose_losses.c
 std::vector<HandlerEntry> batch_norm_handlers();  // handlers/batch_norm.cpp: statistics over the batch of all ranks
 std::vector<HandlerEntry> metadata_handlers();    // handlers/metadata_ops.cpp: as_strided, set_, resize_, ...
 std::vector<HandlerEntry> own_output_handlers();  // handlers/own_outputs.cpp: linalg_matrix_rank
+
+namespace detail {
+
+using spmd::OpCall;
+
+/// Puts the results in place of the arguments of `op`. Always true: done.
+bool finish(const c10::OperatorHandle& op, torch::jit::Stack& stack, std::initializer_list<c10::IValue> results);
+
+/// This rank's part of `t` placed as `to`; all ranks of the mesh call it.
+at::Tensor local_as(const DTensorMeta& meta, const Placements& to);
+/// All of it.
+at::Tensor whole_local(const DTensorMeta& meta);
+
+/// Factory ops inside a BornSharded scope, which have no tensor to go by (making/born_sharded.cpp).
+/// Runs the factory op on top of `stack` as this thread's BornSharded says. False: there is none, or the op does not
+/// make a tensor from nothing; nothing was touched.
+bool make_born_sharded(const c10::OperatorHandle& op, torch::jit::Stack& stack);
+
+}  // namespace detail
 
 }  // namespace serried

@@ -17,7 +17,7 @@
 #include "serried/tensor/dispatch/cached_plan.h"
 #include "serried/tensor/dispatch/copied_view.h"
 #include "serried/tensor/guards.h"
-#include "serried/tensor/random/rank_generator.h"
+#include "serried/tensor/random/random_fill.h"
 #include "serried/tensor/redistribute/redistribute.h"
 
 namespace serried::detail {

@@ -10,7 +10,7 @@
 #include <ATen/ops/var_mean.h>
 #include <ATen/ops/zeros.h>
 
-#include "serried/tensor/dispatch/handling.h"
+#include "serried/tensor/dispatch/handlers.h"
 #include "serried/tensor/handlers/batch_layout.h"
 
 namespace serried {

@@ -1,14 +1,19 @@
-// Losses that rules alone cannot express: a weighted mean over a cut batch divides two sums.
+// Losses that rules alone cannot express: a weighted mean over a cut batch divides two sums, and scaled gradients are
+// finite only where all ranks' parts are.
+#include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
 #include <ATen/ops/div.h>
+#include <ATen/ops/maximum.h>
 #include <ATen/ops/nll_loss2d_forward.h>
 #include <ATen/ops/nll_loss_forward.h>
 #include <ATen/ops/norm.h>
 #include <ATen/ops/sub.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
 
+#include "serried/tensor/dispatch/copied_view.h"
 #include "serried/tensor/dispatch/handlers.h"
-#include "serried/tensor/handlers/loss_scaling.h"
+#include "serried/tensor/making/like.h"
 #include "serried/tensor/meta.h"
 #include "serried/tensor/redistribute/redistribute.h"
 
@@ -57,11 +62,63 @@ bool nll_loss_2d(const c10::OperatorHandle&, Stack& stack) {
   return nll_mean(stack, [](auto&&... a) { return at::nll_loss2d_forward(a...); });
 }
 
+at::Tensor local_or_self(const at::Tensor& t) {
+  const DTensorMeta* meta = dtensor_meta(t);
+  return meta == nullptr ? t : meta->local;
+}
+
+struct Gradient {
+  const DTensorMeta* meta;
+  at::Tensor whole;  // differs from the part the tensor holds where that was a pending sum
+};
+
+void write_back(const Gradient& gradient) {
+  if (gradient.meta == nullptr || gradient.whole.is_same(gradient.meta->local)) return;
+  const Spec& spec = *gradient.meta->spec;
+  const SpecPtr from = with_placements(spec, without_partial(spec.placements));
+  gradient.meta->local.copy_(redistribute_local(gradient.whole, *from, spec.placements));
+}
+
+// The largest of all ranks of the mesh.
+at::Tensor largest(const at::Tensor& local, const DeviceMesh& mesh) {
+  const Placements pending(size_t(mesh.ndim()), Partial(ReduceKind::max));
+  const SpecPtr spec = spec_of_result(local, mesh, pending, local.sizes());
+  return redistribute_local(local, *spec, Placements(size_t(mesh.ndim())));
+}
+
+bool check_and_unscale(const c10::OperatorHandle&, Stack& stack) {
+  const auto arguments = torch::jit::last(stack, 3);
+  const at::Tensor found_inf = arguments[1].toTensor();
+  const at::Tensor inv_scale = local_or_self(arguments[2].toTensor());
+  const DTensorMeta* first = nullptr;
+  std::vector<Gradient> gradients;
+  std::vector<at::Tensor> parts;
+  for (const at::Tensor& t : arguments[0].toTensorVector()) {
+    const DTensorMeta* meta = dtensor_meta(t);
+    if (first == nullptr) first = meta;
+    if (meta != nullptr) detail::begin_write("_amp_foreach_non_finite_check_and_unscale_", "self", *meta);
+    // A pending sum says nothing about the value: it is checked once it is whole.
+    at::Tensor whole =
+        meta == nullptr ? t : redistribute_local(meta->local, *meta->spec, without_partial(meta->spec->placements));
+    if (whole.numel() > 0) parts.push_back(whole);
+    gradients.push_back({meta, std::move(whole)});
+  }
+  if (first == nullptr) return false;
+  at::Tensor found = at::zeros_like(local_or_self(found_inf));
+  if (!parts.empty()) at::_amp_foreach_non_finite_check_and_unscale_(parts, found, inv_scale);
+  for (const Gradient& gradient : gradients) write_back(gradient);
+  found = largest(found, first->spec->mesh);
+  at::Tensor target = local_or_self(found_inf);
+  target.copy_(at::maximum(target, found));
+  torch::jit::drop(stack, 3);
+  return true;
+}
+
 }  // namespace
 
 std::vector<HandlerEntry> loss_handlers() {
   return {
-      {"aten::_amp_foreach_non_finite_check_and_unscale_", detail::check_and_unscale},
+      {"aten::_amp_foreach_non_finite_check_and_unscale_", check_and_unscale},
       {"aten::nll_loss2d_forward", nll_loss_2d},
       {"aten::nll_loss_forward", nll_loss},
   };

@@ -5,7 +5,7 @@
 #include <optional>
 #include <tuple>
 
-#include "serried/tensor/dispatch/handling.h"
+#include "serried/tensor/dispatch/handlers.h"
 #include "serried/tensor/dispatch/local_only.h"
 #include "serried/tensor/handlers/part_reduction.h"
 
@@ -98,8 +98,8 @@ bool variance(const c10::OperatorHandle& op, Stack& stack, bool is_std, bool wit
     const Moments found = moments(*parts, with_mean);
     const at::Tensor part = found.variance / std::max(0.0, double(parts->count()) - correction);
     const at::Tensor whole = parts->reduced(part, ReduceKind::sum);
-    result = parts->settled((is_std ? whole.sqrt() : whole).to(c10::toRealValueType(dtype)), keepdim);
-    if (with_mean) mean = parts->settled(found.mean.to(dtype), keepdim);
+    result = parts->as_dtensor((is_std ? whole.sqrt() : whole).to(c10::toRealValueType(dtype)), keepdim);
+    if (with_mean) mean = parts->as_dtensor(found.mean.to(dtype), keepdim);
   }
   return with_mean ? detail::finish(op, stack, {result, mean}) : detail::finish(op, stack, {result});
 }
@@ -136,7 +136,7 @@ bool run_norm(const c10::OperatorHandle& op, Stack& stack) {
       part = at::linalg_vector_norm(parts->local().to(wide), order, parts->dims(), /*keepdim=*/true).pow(order);
     }
     const at::Tensor whole = parts->reduced(part, ReduceKind::sum).pow(1 / order);
-    result = parts->settled(whole.to(c10::toRealValueType(dtype)), call.flag("keepdim"));
+    result = parts->as_dtensor(whole.to(c10::toRealValueType(dtype)), call.flag("keepdim"));
   }
   return detail::finish(op, stack, {result});
 }
@@ -157,7 +157,7 @@ bool run_logsumexp(const c10::OperatorHandle& op, Stack& stack) {
     // exp(x - inf) would be nan.
     const at::Tensor shift = largest.masked_fill(largest.isinf(), 0);
     const at::Tensor whole = parts->reduced((part - shift).exp(), ReduceKind::sum).log() + shift;
-    result = parts->settled(whole.to(dtype), call.flag("keepdim"));
+    result = parts->as_dtensor(whole.to(dtype), call.flag("keepdim"));
   }
   return detail::finish(op, stack, {result});
 }

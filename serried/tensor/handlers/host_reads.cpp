@@ -2,7 +2,7 @@
 #include <ATen/ATen.h>
 
 #include "serried/comm/collectives/collectives.h"
-#include "serried/tensor/dispatch/handling.h"
+#include "serried/tensor/dispatch/handlers.h"
 #include "serried/tensor/dispatch/local_only.h"
 #include "serried/tensor/making/like.h"
 #include "serried/tensor/making/placing.h"

@@ -3,9 +3,9 @@
 
 #include "serried/base/error.h"
 #include "serried/tensor/dispatch/copied_view.h"
-#include "serried/tensor/dispatch/handling.h"
+#include "serried/tensor/dispatch/handlers.h"
 #include "serried/tensor/dispatch/local_only.h"
-#include "serried/tensor/text.h"
+#include "serried/tensor/spec.h"
 
 namespace serried {
 namespace {

@@ -1,7 +1,7 @@
 // Composites that write into a plain tensor they have made: for DTensors their out= form gets a DTensor instead.
 #include <torch/library.h>
 
-#include "serried/tensor/dispatch/handling.h"
+#include "serried/tensor/dispatch/handlers.h"
 #include "serried/tensor/making/factories.h"
 
 namespace serried {

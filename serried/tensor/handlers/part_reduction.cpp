@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "serried/tensor/dispatch/handling.h"
+#include "serried/tensor/dispatch/handlers.h"
 #include "serried/tensor/making/like.h"
 #include "serried/tensor/redistribute/redistribute.h"
 
@@ -80,7 +80,7 @@ at::Tensor PartReduction::of_first(const at::Tensor& part) const {
   return reduced(is_first ? part : at::zeros_like(part), ReduceKind::sum);
 }
 
-at::Tensor PartReduction::settled(const at::Tensor& part, bool keepdim) const {
+at::Tensor PartReduction::as_dtensor(const at::Tensor& part, bool keepdim) const {
   return wrapped(part, without_partial(placements(ReduceKind::sum)), keepdim);
 }
 

@@ -30,8 +30,8 @@ class PartReduction {
   at::Tensor reduced(const at::Tensor& part, ReduceKind kind) const;
   /// `part` of the first rank along those axes, on all of them; that rank has elements where any has.
   at::Tensor of_first(const at::Tensor& part) const;
-  /// `part`, put together already, as a DTensor.
-  at::Tensor settled(const at::Tensor& part, bool keepdim) const;
+  /// `part`, which has been put together, as the result.
+  at::Tensor as_dtensor(const at::Tensor& part, bool keepdim) const;
 
  private:
   at::Tensor wrapped(const at::Tensor& part, const Placements& placements, bool keepdim) const;

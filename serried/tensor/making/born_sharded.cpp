@@ -9,9 +9,8 @@
 #include <string_view>
 
 #include "serried/base/error.h"
-#include "serried/tensor/dispatch/handling.h"
+#include "serried/tensor/dispatch/handlers.h"
 #include "serried/tensor/dispatch/local_only.h"
-#include "serried/tensor/making/make_born_sharded.h"
 #include "serried/tensor/making/make_part.h"
 #include "serried/tensor/meta.h"
 #include "serried/tensor/random/random.h"

@@ -5,11 +5,11 @@
 #include "serried/comm/collectives/collectives.h"
 #include "serried/comm/collectives/watch.h"
 #include "serried/tensor/dtensor.h"
-#include "serried/tensor/making/distribute.h"
+#include "serried/tensor/making/unchecked.h"
 #include "serried/tensor/making/placing.h"
 #include "serried/tensor/meta.h"
 #include "serried/tensor/redistribute/redistribute.h"
-#include "serried/tensor/text.h"
+#include "serried/tensor/spec.h"
 
 namespace serried {
 namespace {

@@ -1,13 +1,16 @@
 // Stock torch::nn modules on a mesh: their parameters become DTensors in place.
 #include "serried/tensor/making/modules.h"
 
+#include <ATen/core/Tensor.h>
+#include <torch/library.h>
+
 #include <mutex>
 #include <unordered_map>
 
 #include "serried/base/error.h"
 #include "serried/comm/collectives/watch.h"
 #include "serried/tape/library_hook.h"
-#include "serried/tensor/making/distribute.h"
+#include "serried/tensor/making/unchecked.h"
 #include "serried/tensor/making/placing.h"
 #include "serried/tensor/meta.h"
 
@@ -80,6 +83,15 @@ void for_each_module(const std::string& name, torch::nn::Module& module, const D
   }
 }
 
+// clone() makes a fresh module and gives each plain parameter the data of the original's copy through set_data, which
+// asks this. A plain tensor may become a DTensor of the same sizes and dtype, as in distribute_parameter; never the
+// other way round, which would drop the other ranks' parts.
+bool has_compatible_type(const at::Tensor& self, const at::Tensor& from) {
+  if (self.unsafeGetTensorImpl()->has_compatible_shallow_copy_type(from.key_set())) return true;
+  return dtensor_meta(from) != nullptr && dtensor_meta(self) == nullptr && self.defined() && self.device().is_cpu() &&
+         self.layout() == at::kStrided && self.sizes() == from.sizes() && self.scalar_type() == from.scalar_type();
+}
+
 }  // namespace
 
 void distribute_parameter(const at::Tensor& parameter, const DeviceMesh& mesh, const Placements& placements) {
@@ -108,6 +120,10 @@ void distribute_module(torch::nn::Module& module, const DeviceMesh& mesh, const 
   for (const at::Tensor& t : tensors_of(module)) {
     if (!is_dtensor(t)) distribute_parameter(t, mesh);
   }
+}
+
+TORCH_LIBRARY_IMPL(aten, AutogradCPU, library) {
+  library.impl("_has_compatible_shallow_copy_type", has_compatible_type);
 }
 
 }  // namespace serried

@@ -6,7 +6,7 @@
 #include "serried/base/error.h"
 #include "serried/comm/collectives/watch.h"
 #include "serried/tensor/making/like.h"
-#include "serried/tensor/text.h"
+#include "serried/tensor/spec.h"
 
 namespace serried::detail {
 

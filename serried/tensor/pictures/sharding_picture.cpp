@@ -5,7 +5,7 @@
 #include <set>
 
 #include "serried/base/error.h"
-#include "serried/tensor/text.h"
+#include "serried/tensor/spec.h"
 
 namespace serried::detail {
 namespace {

@@ -3,7 +3,7 @@
 
 #include "serried/base/markup.h"
 #include "serried/tensor/pictures/sharding_picture.h"
-#include "serried/tensor/text.h"
+#include "serried/tensor/spec.h"
 
 namespace serried::detail {
 namespace {

@@ -1,4 +1,4 @@
-// The elements of a tensor that one rank holds, as runs of consecutive places.
+// Which elements of a tensor one rank holds: said by its placements, and as runs of consecutive places.
 #pragma once
 
 #include <c10/util/ArrayRef.h>
@@ -6,8 +6,22 @@
 #include <vector>
 
 #include "serried/mesh/layout.h"
+#include "serried/tensor/spec.h"
 
 namespace serried::detail {
+
+/// Refers to what it was made of.
+struct PlacedPart {
+  PlacedPart(const Spec& spec)  // NOLINT(google-explicit-constructor): a spec says all of it
+      : sizes(spec.sizes), strides(spec.strides), placements(spec.placements), at(spec.mesh.position()) {}
+  PlacedPart(c10::IntArrayRef sizes_, c10::IntArrayRef strides_, const Placements& placements_, Position at_)
+      : sizes(sizes_), strides(strides_), placements(placements_), at(at_) {}
+
+  c10::IntArrayRef sizes;  // of the whole
+  c10::IntArrayRef strides;
+  c10::ArrayRef<Placement> placements;
+  Position at;
+};
 
 /// Runs [begin, begin + size) of the row-major tensor of `sizes`, ascending: the elements whose index in each dim d
 /// lies in `spans[d]`. Their order is the row-major order of the part. Holds a few words per span, never one per

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "serried/tensor/making/placed_part.h"
+#include "serried/tensor/random/owned_runs.h"
 
 namespace serried::detail {
 

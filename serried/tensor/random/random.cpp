@@ -16,7 +16,7 @@
 #include "serried/comm/groups/live_groups.h"
 #include "serried/tape/tape.h"
 #include "serried/tensor/dispatch/local_only.h"
-#include "serried/tensor/random/rank_generator.h"
+#include "serried/tensor/random/random_fill.h"
 
 namespace serried {
 namespace {

@@ -7,7 +7,7 @@
 #include "serried/base/error.h"
 #include "serried/tape/tape.h"
 #include "serried/tensor/dispatch/copied_view.h"
-#include "serried/tensor/dispatch/handling.h"
+#include "serried/tensor/dispatch/handlers.h"
 #include "serried/tensor/dispatch/local_only.h"
 #include "serried/tensor/making/like.h"
 #include "serried/tensor/meta.h"

@@ -7,7 +7,7 @@
 
 #include <vector>
 
-#include "serried/tensor/making/placed_part.h"
+#include "serried/tensor/random/owned_runs.h"
 
 namespace serried::detail {
 

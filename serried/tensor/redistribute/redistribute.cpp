@@ -14,7 +14,7 @@ namespace {
 
 struct Key {
   uint64_t spec;
-  uint64_t version;  // of what plans are made by
+  uint64_t version;  // of what steps are chosen by
   Placements to;
 };
 
@@ -45,8 +45,8 @@ struct KeyEqual {
 };
 
 // Two generations: when the young one is full it becomes the old one, so what is in use survives and references stay
-// good for at least kCapacity further plans.
-class Plans {
+// good for at least kCapacity further look-ups.
+class KnownSteps {
  public:
   const std::vector<spmd::Step>& find(const Spec& from, const Placements& to) {
     const KeyView view(from.id, spmd::plans_version(), to);
@@ -78,8 +78,8 @@ class Plans {
 }  // namespace
 
 const std::vector<spmd::Step>& redistribution(const Spec& from, const Placements& to) {
-  thread_local Plans plans;
-  return plans.find(from, to);
+  thread_local KnownSteps known;
+  return known.find(from, to);
 }
 
 at::Tensor run_steps(const at::Tensor& local, const Spec& from, const std::vector<spmd::Step>& steps) {

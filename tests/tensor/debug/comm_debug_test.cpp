@@ -9,7 +9,6 @@
 #include "serried/comm/collectives/collectives.h"
 #include "serried/comm/groups/ranks.h"
 #include "serried/tensor/debug/comm_notes.h"
-#include "serried/tensor/debug/coverage.h"
 #include "serried/tensor/dtensor.h"
 #include "tests/support/errors.h"
 

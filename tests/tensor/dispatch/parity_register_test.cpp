@@ -8,7 +8,6 @@
 #include "serried/spmd/register_sharding.h"
 #include "serried/spmd/registry.h"
 #include "serried/tensor/debug/comm_debug.h"
-#include "serried/tensor/debug/coverage.h"
 #include "serried/tensor/dispatch/dispatch.h"
 #include "serried/tensor/making/modules.h"
 #include "tests/support/close.h"

@@ -7,7 +7,7 @@
 #include "serried/tensor/random/owned_runs.h"
 #include "serried/tensor/random/philox_fill.h"
 #include "serried/tensor/random/random.h"
-#include "serried/tensor/random/rank_generator.h"
+#include "serried/tensor/random/random_fill.h"
 #include "serried/tensor/random/stream_fill.h"
 #include "tests/support/close.h"
 #include "tests/support/errors.h"

@@ -1,9 +1,12 @@
-// Making a DTensor of local parts, without the checks for users.
+// Making DTensors of parts and of wholes, without the checks for users.
 #pragma once
+
+#include <ATen/core/Tensor.h>
 
 #include <optional>
 #include <string_view>
 
+#include "serried/mesh/mesh.h"
 #include "serried/tensor/spec.h"
 
 namespace serried::detail {
@@ -17,5 +20,9 @@ at::Tensor from_local_unchecked(const at::Tensor& local, const at::Tensor& data,
 /// the global sizes, `given` or else found by adding up the parts. ValueError that names the first rank that differs.
 c10::DimVector agreed_sizes(std::string_view where, const at::Tensor& local, const DeviceMesh& mesh,
                             const Placements& placements, const std::optional<Sizes>& given);
+
+/// `placements` are resolved. Contiguous, on memory of its own; no gradients.
+at::Tensor distributed_part(std::string_view where, const at::Tensor& full, const DeviceMesh& mesh,
+                            const Placements& placements, std::optional<int> source);
 
 }  // namespace serried::detail
