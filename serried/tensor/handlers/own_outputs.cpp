@@ -43,7 +43,7 @@ void before_autograd(const c10::OperatorHandle& op, Stack* stack) {
   op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
 }
 
-TORCH_LIBRARY_IMPL(aten, AutogradCPU, m) {
+TORCH_LIBRARY_IMPL(aten, Autograd, m) {
   for (const char* overload : {"", ".atol_rtol_float", ".atol_rtol_tensor", ".tol_tensor"}) {
     m.impl((std::string("linalg_matrix_rank") + overload).c_str(),
            torch::CppFunction::makeFromBoxedFunction<&before_autograd>());
