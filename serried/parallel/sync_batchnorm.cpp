@@ -1,4 +1,5 @@
-// Batch normalisation over ranks: the mark of converted modules, the op that looks for it, the module.
+// Batch normalisation over ranks: local statistics, one collective, LibTorch's kernels for given statistics; the mark
+// of converted modules, the op that looks for it, the module.
 #include "serried/parallel/sync_batchnorm.h"
 
 #include <ATen/ATen.h>
@@ -18,6 +19,7 @@ namespace {
 using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
+using OptionalTensor = std::optional<Tensor>;
 
 // What at::batch_norm takes besides its input; tensors may be undefined.
 struct BatchNormArguments {
@@ -190,13 +192,12 @@ struct SyncBatchNormFunction : torch::autograd::Function<SyncBatchNormFunction> 
   }
 };
 
+// `input` normalised by the statistics of all ranks' inputs. One collective here and one in backward.
 Tensor sync_batch_norm(const Tensor& input, const BatchNormArguments& arguments, const Group& group) {
   check_input(input, arguments);
   return SyncBatchNormFunction::apply(input, std::optional(arguments.weight), std::optional(arguments.bias), arguments,
                                       group);
 }
-
-using OptionalTensor = std::optional<at::Tensor>;
 
 // BatchNorm2dImpl::forward is not virtual, and users hold its module as a member: nothing of it can be replaced. But it
 // passes its running_mean to at::batch_norm, and this stays with that tensor whatever data it is given later.

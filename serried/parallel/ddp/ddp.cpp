@@ -20,6 +20,9 @@
 namespace serried {
 namespace {
 
+using detail::ManagedParameter;
+using detail::Reducer;
+
 constexpr size_t kBroadcastBytes = size_t(250) << 20;
 
 // One line per parameter, the same text where they agree.
@@ -39,7 +42,7 @@ std::string shown(const std::optional<std::string>& line, size_t count) {
 // Compares names, sizes, strides and dtypes over the group; ValueError on every rank that names the first parameter
 // that differs, and two ranks with what they have.
 void verify_same_parameters(const std::vector<ManagedParameter>& parameters, const Group& group) {
-  const auto found = first_difference(describe(parameters), group);
+  const auto found = detail::first_difference(describe(parameters), group);
   if (!found) return;
   raise<c10::ValueError>({"DistributedDataParallel",
                           c10::str("the ranks wrap different models: parameter ", found->line,
@@ -73,8 +76,6 @@ void broadcast_tensors(const std::vector<at::Tensor>& tensors, const Group& grou
 }
 
 }  // namespace
-
-using detail::Reducer;
 
 namespace {
 

@@ -17,6 +17,9 @@
 namespace serried::detail {
 namespace {
 
+using spmd::Call;
+using spmd::Plan;
+
 // Per tensor that `op`, a view op or one that changes sizes in place, gives: its strides on the whole tensor. DTensors
 // among `values` count with their global sizes and strides, or with dense ones where the argument is in `moved`: what
 // was redistributed is contiguous. Raises what the op raises on a plain tensor of those strides.
@@ -45,9 +48,6 @@ std::vector<c10::DimVector> strides_of_views(const c10::OperatorHandle& op, c10:
   }
   return strides;
 }
-
-using spmd::Call;
-using spmd::Plan;
 
 bool returns_tensor(const c10::Argument& result) {
   return result.type()->kind() == c10::TypeKind::TensorType || result.type()->kind() == c10::TypeKind::ListType;

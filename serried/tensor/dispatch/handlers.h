@@ -1,5 +1,4 @@
-// Ops that do not go by rules alone (random numbers, host reads, decompositions), and what their handlers need of a
-// call.
+// Ops that do not go by rules alone: random numbers, host reads, decompositions; and what their handlers need.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -48,9 +47,8 @@ at::Tensor local_as(const DTensorMeta& meta, const Placements& to);
 /// All of it.
 at::Tensor whole_local(const DTensorMeta& meta);
 
-/// Factory ops inside a BornSharded scope, which have no tensor to go by (making/born_sharded.cpp).
-/// Runs the factory op on top of `stack` as this thread's BornSharded says. False: there is none, or the op does not
-/// make a tensor from nothing; nothing was touched.
+/// For factory ops, which have no tensor to go by (making/born_sharded.cpp): runs the one on top of `stack` as this
+/// thread's BornSharded says. False: there is none, or the op does not make a tensor from nothing; nothing was touched.
 bool make_born_sharded(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
 }  // namespace detail

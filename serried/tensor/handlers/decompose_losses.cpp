@@ -86,6 +86,7 @@ at::Tensor largest(const at::Tensor& local, const DeviceMesh& mesh) {
   return redistribute_local(local, *spec, Placements(size_t(mesh.ndim())));
 }
 
+// Before the step of a scaled loss: every rank checks its parts, `found_inf` is that of all ranks.
 bool check_and_unscale(const c10::OperatorHandle&, Stack& stack) {
   const auto arguments = torch::jit::last(stack, 3);
   const at::Tensor found_inf = arguments[1].toTensor();

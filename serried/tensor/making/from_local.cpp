@@ -1,4 +1,6 @@
 // DTensor::from_local: local parts become one tensor.
+#include "serried/tensor/making/unchecked.h"
+
 #include <ATen/ATen.h>
 
 #include "serried/base/error.h"
@@ -100,7 +102,7 @@ struct RankPart {
   bool requires_grad;
   c10::DimVector sizes;
 
-  std::string to_string() const { return watch::dtype_name(dtype) + sizes_text(sizes); }
+  std::string to_string() const { return watch::dtype_name(dtype) + detail::sizes_text(sizes); }
 };
 
 std::vector<RankPart> parts_of_all(const at::Tensor& local, const DeviceMesh& mesh) {
@@ -111,7 +113,7 @@ std::vector<RankPart> parts_of_all(const at::Tensor& local, const DeviceMesh& me
   row[1] = local.requires_grad() ? 1 : 0;
   row[2] = local.dim();
   std::copy(local.sizes().begin(), local.sizes().end(), row + 3);
-  const at::Tensor all = all_gather(mine, whole_group(mesh));
+  const at::Tensor all = all_gather(mine, detail::whole_group(mesh));
   std::vector<RankPart> parts;
   for (int64_t i = 0; i < mesh.size(); ++i) {
     const int64_t* r = all.data_ptr<int64_t>() + i * (3 + kMaxDims);
@@ -182,6 +184,30 @@ at::Tensor from_local_unchecked(const at::Tensor& local, const at::Tensor& data,
   return result;
 }
 
+c10::DimVector agreed_sizes(std::string_view where, const at::Tensor& local, const DeviceMesh& mesh,
+                            const Placements& placements, const std::optional<Sizes>& given) {
+  const std::vector<RankPart> parts = parts_of_all(local, mesh);
+  check_alike(where, parts, mesh);
+  c10::DimVector sizes;
+  if (given.has_value()) {
+    sizes.assign(given->begin(), given->end());
+  } else {
+    for (int64_t dim = 0; dim < local.dim(); ++dim) sizes.push_back(added_size(parts, mesh, placements, dim));
+  }
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const c10::DimVector coordinate = coordinate_of(int64_t(i), mesh.shape());
+    const c10::DimVector expected =
+        sizes.size() == parts[i].sizes.size() ? local_sizes(sizes, placements, {mesh.shape(), coordinate}) : sizes;
+    if (parts[i].sizes == expected) continue;
+    raise<c10::ValueError>({where,
+                            c10::str("the parts do not make \"", to_string(placements), "\" of ", sizes_text(sizes),
+                                     " on ", mesh.to_string(), ": ", rank_text(mesh, i), " has ",
+                                     sizes_text(parts[i].sizes), " where ", sizes_text(expected), " is due"),
+                            "cut the parts like Shard: ceil(size / ranks) each, the last ranks less or nothing"});
+  }
+  return sizes;
+}
+
 }  // namespace detail
 
 DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, const Placements& placements,
@@ -212,33 +238,5 @@ DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh, con
                            : spec_of_result(part, mesh, placed, sizes);
   return DTensor(detail::from_local_unchecked(part, data, spec, grad_placed));
 }
-
-namespace detail {
-
-c10::DimVector agreed_sizes(std::string_view where, const at::Tensor& local, const DeviceMesh& mesh,
-                            const Placements& placements, const std::optional<Sizes>& given) {
-  const std::vector<RankPart> parts = parts_of_all(local, mesh);
-  check_alike(where, parts, mesh);
-  c10::DimVector sizes;
-  if (given.has_value()) {
-    sizes.assign(given->begin(), given->end());
-  } else {
-    for (int64_t dim = 0; dim < local.dim(); ++dim) sizes.push_back(added_size(parts, mesh, placements, dim));
-  }
-  for (size_t i = 0; i < parts.size(); ++i) {
-    const c10::DimVector coordinate = coordinate_of(int64_t(i), mesh.shape());
-    const c10::DimVector expected =
-        sizes.size() == parts[i].sizes.size() ? local_sizes(sizes, placements, {mesh.shape(), coordinate}) : sizes;
-    if (parts[i].sizes == expected) continue;
-    raise<c10::ValueError>({where,
-                            c10::str("the parts do not make \"", to_string(placements), "\" of ", sizes_text(sizes),
-                                     " on ", mesh.to_string(), ": ", rank_text(mesh, i), " has ",
-                                     sizes_text(parts[i].sizes), " where ", sizes_text(expected), " is due"),
-                            "cut the parts like Shard: ceil(size / ranks) each, the last ranks less or nothing"});
-  }
-  return sizes;
-}
-
-}  // namespace detail
 
 }  // namespace serried

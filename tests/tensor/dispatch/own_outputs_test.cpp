@@ -105,6 +105,81 @@ TEST(MatrixRank, OfAVectorIsRefusedAsOnOneDevice) {
   });
 }
 
+// Formulas of gradients make tensors of their own too, to scatter or index into.
+TEST(OwnOutputs, GradientsThatFillAFreshTensor) {
+  using Op = std::function<at::Tensor(const at::Tensor&)>;
+  const std::vector<std::pair<std::string, Op>> ops = {
+      {"max", [](const at::Tensor& x) { return std::get<0>(x.max(1)); }},
+      {"min all", [](const at::Tensor& x) { return x.min(); }},
+      {"median", [](const at::Tensor& x) { return std::get<0>(x.median(0)); }},
+      {"mode", [](const at::Tensor& x) { return std::get<0>(x.mode(1)); }},
+      {"kthvalue", [](const at::Tensor& x) { return std::get<0>(x.kthvalue(2, 0)); }},
+      {"sort", [](const at::Tensor& x) { return std::get<0>(x.sort(1)).cumsum(1); }},
+      {"topk", [](const at::Tensor& x) { return std::get<0>(x.topk(2, 0)); }},
+      {"cummax", [](const at::Tensor& x) { return std::get<0>(x.cummax(0)); }},
+      {"trace", [](const at::Tensor& x) { return x.narrow(0, 0, 3).trace(); }},
+      {"prod", [](const at::Tensor& x) { return x.prod(1); }},
+      {"prod all", [](const at::Tensor& x) { return x.prod(); }},
+      {"cumprod", [](const at::Tensor& x) { return x.cumprod(1); }},
+      {"diagonal", [](const at::Tensor& x) { return x.diagonal(); }},
+      {"diag", [](const at::Tensor& x) { return x.diag(); }},
+      {"tril", [](const at::Tensor& x) { return x.tril(); }},
+      {"unfold", [](const at::Tensor& x) { return x.unfold(0, 3, 2); }},
+      {"repeat",
+       [](const at::Tensor& x) {
+         return x.repeat({2, 2});
+       }},
+      {"roll", [](const at::Tensor& x) { return x.roll({1}, {0}); }},
+      {"renorm", [](const at::Tensor& x) { return x.renorm(2, 0, 1.5); }},
+      {"logcumsumexp", [](const at::Tensor& x) { return x.logcumsumexp(0); }},
+      {"quantile", [](const at::Tensor& x) { return x.quantile(0.3, 1); }},
+      {"amax", [](const at::Tensor& x) { return x.amax(0); }},
+      {"norm inf", [](const at::Tensor& x) { return at::linalg_vector_norm(x, INFINITY, at::IntArrayRef{0}); }},
+      {"constant_pad",
+       [](const at::Tensor& x) {
+         return at::constant_pad_nd(x, {1, 2});
+       }},
+      {"circular pad",
+       [](const at::Tensor& x) {
+         return at::pad(x.unsqueeze(0), {1, 2}, "circular");
+       }},
+      {"gradient", [](const at::Tensor& x) { return at::gradient(x, std::nullopt, 0)[0]; }},
+      {"block_diag",
+       [](const at::Tensor& x) {
+         return at::block_diag({x, x});
+       }},
+      {"vander", [](const at::Tensor& x) { return at::vander(x.select(1, 0)); }},
+      {"pdist", [](const at::Tensor& x) { return at::pdist(x); }},
+      {"cosine_similarity", [](const at::Tensor& x) { return at::cosine_similarity(x, x + 1); }},
+      {"fft", [](const at::Tensor& x) { return at::real(at::fft_rfft(x)); }},
+      {"float_power", [](const at::Tensor& x) { return at::float_power(x.abs() + 1, 1.5); }},
+      {"diff", [](const at::Tensor& x) { return x.diff(1, 0); }},
+      {"rot90", [](const at::Tensor& x) { return x.rot90(); }},
+      {"glu", [](const at::Tensor& x) { return at::glu(x.narrow(0, 0, 4), 0); }},
+      {"select_scatter", [](const at::Tensor& x) { return at::select_scatter(x, x.select(0, 1) * 2, 0, 0); }},
+  };
+  const at::Tensor values = (testing::iota({5, 3}) * 7).remainder(16) / 4 + 0.125;
+  const auto gradient = [&](const Op& op, const at::Tensor& x) {
+    return torch::autograd::grad({op(x).sin().sum()}, {x})[0];
+  };
+  for (const Sizes& shape : {Sizes{2}, Sizes{4}, Sizes{2, 2}}) {
+    on_mesh(shape, [&](const DeviceMesh& mesh) {
+      for (const auto& [name, op] : ops) {
+        const at::Tensor expected = gradient(op, values.clone().requires_grad_());
+        for (const Placements& placements : all_placements(2, shape.size(), false)) {
+          const at::Tensor x = distribute_tensor(values.clone().requires_grad_(), mesh, placements);
+          const std::string what = name + " of " + to_string(placements);
+          try {
+            testing::expect_close(testing::full(gradient(op, x)), expected, what);
+          } catch (const std::exception& error) {
+            ADD_FAILURE() << what << ": " << error.what();
+          }
+        }
+      }
+    });
+  }
+}
+
 TEST(MatrixRank, OfPlainTensorsIsUntouched) {
   expect_equal(at::linalg_matrix_rank(matrices()), at::tensor({3, 2, 1, 0, 3}, at::kLong));
 }
