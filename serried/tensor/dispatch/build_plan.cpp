@@ -218,7 +218,9 @@ void find_moves(const OpInfo& info, const std::vector<Placements>& current, cons
 void find_view_strides(const OpInfo& info, c10::ArrayRef<c10::IValue> values, CachedPlan& out) {
   if (!info.is_view && !info.is_metadata_change) return;
   c10::SmallVector<int, 2> moved;
-  for (const InputMove& move : out.moves) moved.push_back(out.tensors[move.slot].argument);
+  for (const InputMove& move : out.moves) {
+    if (!move.steps.empty()) moved.push_back(out.tensors[move.slot].argument);
+  }
   const auto op =
       c10::Dispatcher::singleton().findSchemaOrThrow(info.schema->name().c_str(), info.schema->overload_name().c_str());
   const std::vector<c10::DimVector> strides = strides_of_views(op, values, moved);

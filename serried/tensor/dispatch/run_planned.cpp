@@ -298,10 +298,10 @@ bool nothing_to_write(const OpInfo& info, const CachedPlan& plan, const Locals& 
   return false;
 }
 
-// A view of a view that was copied is one itself.
+// A view of a view that was copied is one itself. Along axes of one rank nothing is moved, so the view stays one.
 CopiedFromPtr copied_view(const CachedPlan& plan, const TensorSlot& base) {
   for (const InputMove& move : plan.moves) {
-    if (move.slot == 0 && base.meta != nullptr) return copied_from(*base.impl);
+    if (move.slot == 0 && !move.steps.empty() && base.meta != nullptr) return copied_from(*base.impl);
   }
   return base.meta != nullptr ? base.meta->copied_from : nullptr;
 }
