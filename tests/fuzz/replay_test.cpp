@@ -40,6 +40,7 @@ TEST_P(FuzzInputs, WhatWasFoundStaysFixed) {
 
 TEST_P(FuzzInputs, AnyPrefixOfASeedIsReadOrRefused) {
   const std::filesystem::path folder = std::filesystem::path(SERRIED_FUZZ_INPUTS) / "corpus" / GetParam().name;
+  ASSERT_FALSE(std::filesystem::is_empty(folder));
   for (const auto& file : std::filesystem::directory_iterator(folder)) {
     SCOPED_TRACE(file.path().string());
     const std::string content = content_of(file.path());

@@ -25,6 +25,7 @@ TEST(Tables, NoOpStandsInTwoOfThem) {
       EXPECT_TRUE(names.insert(entry.name).second) << entry.name << " again in " << table.family;
     }
   }
+  EXPECT_TRUE(names.contains("mm"));
 }
 
 TEST(ViewRules, PermuteAndTransposeMoveLetters) {

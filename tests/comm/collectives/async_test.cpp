@@ -140,9 +140,10 @@ TEST_P(AsyncCollectives, BecomeReadyWithoutAWait) {
   on_ranks([](const Group& g) {
     for (const Kind& kind : kinds()) {
       const at::Tensor x = sample(kind.shape(g->getRank()), g->getRank());
+      const at::Tensor expected = kind.run(x, g);
       const Pending pending = kind.start(x, g);
       while (!pending.ready()) std::this_thread::yield();
-      pending.wait();
+      expect_equal(pending.wait(), expected, kind.name);
     }
   });
 }

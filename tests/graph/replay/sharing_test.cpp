@@ -40,13 +40,19 @@ TEST(CaptureSharing, AnArgumentThatIsAWeightOfTheFunction) {
   }
 }
 
+// Seen and right in every call; and not only because nothing was ever replayed.
+void expect_right(const Comparison& result) {
+  EXPECT_EQ(result.refusal, "");
+  EXPECT_GE(result.replays, 1);
+}
+
 TEST(CaptureSharing, OneOfTwoWeightsInTurn) {
-  compare_with_eager(
+  expect_right(compare_with_eager(
       one_weight, [](Surroundings& s, const at::Tensor& x) { return x * s[0] + s[1]; },
-      [](Surroundings& s, int call) { return s[size_t(call) % 2]; }, 16);
-  compare_with_eager(
+      [](Surroundings& s, int call) { return s[size_t(call) % 2]; }, 16));
+  expect_right(compare_with_eager(
       one_weight, [](Surroundings& s, const at::Tensor& x) { return x * s[0] + s[1]; },
-      [](Surroundings& s, int call) { return s[size_t(call) / 5 % 2]; }, 16);
+      [](Surroundings& s, int call) { return s[size_t(call) / 5 % 2]; }, 16));
 }
 
 TEST(CaptureSharing, ViewsOfADataSetThatTheFunctionUsesAsAWhole) {
@@ -68,21 +74,21 @@ TEST(CaptureSharing, ATensorThatTheFunctionWritesIsAnArgumentLater) {
     return before - after;
   };
   for (const size_t which : {0, 1}) {
-    compare_with_eager(
+    expect_right(compare_with_eager(
         one_weight, update,
-        [=](Surroundings& s, int call) { return call < 5 || call % 2 ? numbers(3, float(call)) : s[which]; }, 14);
+        [=](Surroundings& s, int call) { return call < 5 || call % 2 ? numbers(3, float(call)) : s[which]; }, 14));
   }
 }
 
 TEST(CaptureSharing, AnArgumentThatIsWrittenIsAWeightLater) {
-  compare_with_eager(
+  expect_right(compare_with_eager(
       one_weight,
       [](Surroundings& s, const at::Tensor& x) {
         const at::Tensor before = s[0] * 2;
         x.add_(1);
         return before + s[0];
       },
-      [](Surroundings& s, int call) { return call < 5 ? numbers(3, float(call)) : s[0]; }, 10);
+      [](Surroundings& s, int call) { return call < 5 ? numbers(3, float(call)) : s[0]; }, 10));
 }
 
 TEST(CaptureSharing, AParameterAndAliasesOfItAsArguments) {
@@ -105,12 +111,12 @@ TEST(CaptureSharing, AParameterAndAliasesOfItAsArguments) {
   for (size_t i = 0; i < aliases.size(); ++i) {
     SCOPED_TRACE(i);
     const auto& alias = aliases[i];
-    compare_with_eager(
-        make, train, [&](Surroundings& s, int) { return alias(s); }, 8);
-    compare_with_eager(
-        make, train, [&](Surroundings& s, int call) { return call < 5 ? alias(s) : numbers(3); }, 12);
-    compare_with_eager(
-        make, train, [&](Surroundings& s, int call) { return call < 5 ? numbers(3) : alias(s); }, 12);
+    expect_right(compare_with_eager(
+        make, train, [&](Surroundings& s, int) { return alias(s); }, 8));
+    expect_right(compare_with_eager(
+        make, train, [&](Surroundings& s, int call) { return call < 5 ? alias(s) : numbers(3); }, 12));
+    expect_right(compare_with_eager(
+        make, train, [&](Surroundings& s, int call) { return call < 5 ? numbers(3) : alias(s); }, 12));
   }
 }
 
@@ -121,10 +127,10 @@ TEST(CaptureSharing, AGradientThatTheFunctionAddsToIsAnArgument) {
     return x * 2;
   };
   const auto given = [](Surroundings& s) { return s[0].grad().defined() ? s[0].grad() : numbers(3); };
-  compare_with_eager(
-      make, accumulate, [&](Surroundings& s, int call) { return call < 6 ? numbers(3) : given(s); }, 10);
-  compare_with_eager(
-      make, accumulate, [&](Surroundings& s, int call) { return call < 6 ? given(s) : numbers(3); }, 10);
+  expect_right(compare_with_eager(
+      make, accumulate, [&](Surroundings& s, int call) { return call < 6 ? numbers(3) : given(s); }, 10));
+  expect_right(compare_with_eager(
+      make, accumulate, [&](Surroundings& s, int call) { return call < 6 ? given(s) : numbers(3); }, 10));
 }
 
 TEST(CaptureSharing, AGradientThatIsHeldAndReplaced) {
@@ -138,13 +144,13 @@ TEST(CaptureSharing, AGradientThatIsHeldAndReplaced) {
     (s[0] * x).sum().backward();
     return s[1] * 2;
   };
-  compare_with_eager(
+  expect_right(compare_with_eager(
       make, use,
       [](Surroundings& s, int call) {
         if (call == 5) s[0].mutable_grad() = torch::zeros({3});
         return numbers(3);
       },
-      10);
+      10));
 }
 
 TEST(CaptureSharing, TwoArgumentsThatLieOtherwiseInOneMemory) {

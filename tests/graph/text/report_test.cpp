@@ -88,14 +88,17 @@ TEST(GraphReport, CountsBuffersByTheirArena) {
 
 // A captured step of rank 0, without its peers.
 template <class Module>
-GraphReport report_of_step(Module& module, const at::Tensor& x, torch::optim::Optimizer& optimizer) {
-  auto step = capture([&](const at::Tensor& in) {
-    optimizer.zero_grad();
-    at::Tensor loss = module(in).square().mean();
-    loss.backward();
-    optimizer.step();
-    return loss;
-  });
+GraphReport report_of_step(Module& module, const at::Tensor& x, torch::optim::Optimizer& optimizer,
+                           CaptureOptions options = {}) {
+  auto step = capture(
+      [&](const at::Tensor& in) {
+        optimizer.zero_grad();
+        at::Tensor loss = module(in).square().mean();
+        loss.backward();
+        optimizer.step();
+        return loss;
+      },
+      std::move(options));
   for (int i = 0; i < 10 && step.captures() == 0; ++i) step(x);
   return report(step.graph());
 }
@@ -121,12 +124,19 @@ TEST(GraphReport, PlansTensorParallelTrainingOnThousandsOfRanks) {
     distribute_parameter(net->weight, mesh, {Shard(1)});
     torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.1));
     const at::Tensor x = DTensor::from_local(torch::randn({5, 2}), mesh, {Shard(1)});
-    const GraphReport r = report_of_step(net, x, optimizer);
-    ASSERT_EQ(r.collectives.size(), 1);
-    EXPECT_EQ(r.collectives[0].kind, "all_reduce");
-    EXPECT_EQ(r.collectives[0].bytes, r.collectives[0].count * 4 * 5 * 3);  // the output
-    EXPECT_EQ(r.input_bytes, 4 * 5 * 2);
-    EXPECT_EQ(r.persistent_bytes, 4 * 2 * 3);
+    // The sum of the output over ranks, which both the square and its gradient need.
+    const int64_t output_bytes = 4 * 5 * 3;
+    for (const int64_t sums : {2, 1}) {
+      CaptureOptions options;
+      if (sums == 1) options.passes = {passes::reuse_collectives()};
+      const GraphReport r = report_of_step(net, x, optimizer, options);
+      ASSERT_EQ(r.collectives.size(), 1);
+      EXPECT_EQ(r.collectives[0].kind, "all_reduce");
+      EXPECT_EQ(r.collectives[0].count, sums);
+      EXPECT_EQ(r.collectives[0].bytes, sums * output_bytes);
+      EXPECT_EQ(r.input_bytes, 4 * 5 * 2);
+      EXPECT_EQ(r.persistent_bytes, 4 * 2 * 3);
+    }
   }
 }
 

@@ -329,10 +329,14 @@ TEST(EmptyParts, GradientsOfLinearAlgebra) {
     return grads;
   };
   on_mesh({4}, [&](const DeviceMesh& mesh) {
-    for (const MatrixCase& c : matrix_cases()) {
-      if (std::find(names.begin(), names.end(), c.name) == names.end()) continue;
+    for (const std::string_view name : names) {
+      const auto is_it = [&](const MatrixCase& c) { return c.name == name; };
+      const auto found = std::find_if(matrix_cases().begin(), matrix_cases().end(), is_it);
+      ASSERT_NE(found, matrix_cases().end()) << name;
+      const MatrixCase& c = *found;
       const Tensors plain = inputs_of(c, {2});
       const Tensors expected = gradients(c, plain);
+      ASSERT_FALSE(expected.empty()) << name;
       Tensors actual;
       try {
         actual = gradients(c, placed(plain, mesh, {Shard(0)}));
