@@ -13,12 +13,32 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
+// Every field of every struct, in the order in which they may be named.
+[[maybe_unused]] void options(const Group& g, const c10::intrusive_ptr<c10d::Store>& store) {
+  using c10d::ReduceOp;
+  (void)serried::GroupOptions{.timeout = 30s,
+                              .device = at::kCPU,
+                              .init_method = "env://",
+                              .store = store,
+                              .rank = 0,
+                              .world_size = 2,
+                              .backend_options = {{"threads", 2}}};
+  (void)serried::RunRanksOptions{.backend = "gloo", .timeout = 5s};
+  (void)serried::AllReduceOptions{.op = ReduceOp::AVG, .timeout = 5s};
+  (void)serried::AllGatherOptions{.dim = 1, .timeout = 5s};
+  (void)serried::ReduceScatterOptions{.dim = 1, .op = ReduceOp::AVG, .timeout = 5s};
+  (void)serried::AllToAllOptions{.split_dim = 0, .concat_dim = 1, .split_sizes = {1, 2}, .timeout = 5s};
+  (void)serried::BroadcastOptions{.src = 1, .timeout = 5s};
+  (void)serried::PeerOptions{.peer = 1, .tag = 7, .timeout = 5s};
+  serried::barrier(g, {.timeout = 5s});
+}
+
 [[maybe_unused]] void groups(const Group& world, const c10::intrusive_ptr<c10d::Store>& store) {
   { Group g = serried::new_group("gloo", {.timeout = 30s, .device = at::kCPU}); }
   { Group g = serried::new_group(); }
-  { Group g = serried::new_group("shm", {.init_method = "file:///tmp/x?rank=0&world_size=2"}); }
-  { Group g = serried::new_group("gloo", {.store = store, .rank = 0, .world_size = 2}); }
-  { Group g = serried::new_group("gloo", {.backend_options = {{"threads", 2}}}); }
+  { Group g2 = serried::new_group("shm", {.init_method = "file:///tmp/x?rank=0&world_size=2"}); }
+  { Group g3 = serried::new_group("gloo", {.store = store, .rank = 0, .world_size = 2}); }
+  { Group g4 = serried::new_group("gloo", {.backend_options = {{"threads", 2}}}); }
   { Group sub = serried::split_group(world, {{0, 1}, {2, 3}}); }
   serried::register_backend("mine", [](const serried::FactoryArgs& a) -> Group {
     return serried::new_group("fake", {.timeout = a.timeout,
@@ -33,11 +53,6 @@ TORCH_MODULE(Net);
     bool available = serried::is_backend_available("nccl");
     (void)available;
   }
-  {
-    serried::ProcessGroupGuard guard(world);
-    EXPECT_TRUE(serried::current_process_group() == world);
-  }
-  serried::run_ranks(4, [](const Group& g) { serried::barrier(g); });
   const auto fn = [](const Group& g) { serried::barrier(g); };
   serried::run_ranks(4, fn, {.backend = "gloo", .timeout = 5s});
   {
@@ -48,6 +63,7 @@ TORCH_MODULE(Net);
 [[maybe_unused]] void collectives(const at::Tensor& x, const Group& g) {
   { at::Tensor y = serried::all_reduce(x, g); }
   { at::Tensor y = serried::all_reduce(x, g, c10d::ReduceOp::AVG); }
+  { at::Tensor y = serried::all_reduce(x, g, {.op = c10d::ReduceOp::AVG, .timeout = 30s}); }
   { at::Tensor y = serried::all_gather(x, g, {.dim = 1}); }
   { at::Tensor y = serried::reduce_scatter(x, g, {.dim = 0, .op = c10d::ReduceOp::SUM}); }
   { at::Tensor y = serried::all_to_all(x, g, {.split_dim = 0, .concat_dim = 1}); }
@@ -59,13 +75,52 @@ TORCH_MODULE(Net);
   serried::recv(x, g, {.peer = 0});
 }
 
+[[maybe_unused]] void pending(const at::Tensor& x, const Group& g) {
+  serried::Pending p = serried::async::all_reduce(x, g);
+  { at::Tensor y = p.wait(); }
+  {
+    at::Tensor z = p.then([](at::Tensor y) { return y * 2; }).wait();
+  }
+  {
+    bool ready = p.ready();
+    (void)ready;
+  }
+  serried::async::barrier(g).wait();
+  serried::async::send(x, g, {.peer = 1}).wait();
+  for (const serried::Pending& started :
+       {serried::async::all_reduce(x, g, c10d::ReduceOp::AVG), serried::async::all_reduce(x, g, {.timeout = 30s}),
+        serried::async::all_gather(x, g, {.dim = 1}), serried::async::reduce_scatter(x, g, {.dim = 0}),
+        serried::async::all_to_all(x, g, {.split_dim = 0, .concat_dim = 1}),
+        serried::async::broadcast(x, g, {.src = 0}), serried::async::all_reduce_(x, g),
+        serried::async::broadcast_(x, g), serried::async::recv(x, g, {.peer = 0})}) {
+    started.wait();
+  }
+}
+
 TEST(Api, RanksAndGroupsReadAsDocumented) {
   serried::run_ranks(2, [](const Group& g) {
     at::Tensor x = at::full({3}, g->getRank() + 1.);
     EXPECT_TRUE(serried::all_reduce(x, g).equal(at::full({3}, 3.)));
     EXPECT_TRUE(serried::current_process_group() == g);
+    const Group world = serried::split_group(g, {{1, 0}});
+    {
+      serried::ProcessGroupGuard guard(world);
+      EXPECT_TRUE(serried::current_process_group() == world);
+    }
+    EXPECT_TRUE(serried::current_process_group() == g);
   });
   EXPECT_FALSE(serried::current_process_group());
+}
+
+TEST(Api, APendingIsWaitedForOrContinued) {
+  serried::run_ranks(2, [](const Group& g) {
+    at::Tensor x = at::full({3}, g->getRank() + 1.);
+    serried::Pending p = serried::async::all_reduce(x, g);
+    const at::Tensor z = p.then([](at::Tensor y) { return y * 2; }).wait();
+    EXPECT_TRUE(p.ready());
+    EXPECT_TRUE(p.wait().equal(at::full({3}, 3.)));
+    EXPECT_TRUE(z.equal(at::full({3}, 6.)));
+  });
 }
 
 TEST(Api, CollectivesIntoAnOutputAllocateNothing) {

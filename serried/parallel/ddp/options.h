@@ -46,4 +46,6 @@ struct DistributedDataParallelOptions {
   int stats_every = 100;  // iterations between two samples of run-time statistics, after the first 10
 };
 
+using DDPOptions = DistributedDataParallelOptions;
+
 }  // namespace serried
