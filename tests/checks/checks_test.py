@@ -11,6 +11,7 @@ sys.dont_write_bytecode = True
 import check_docs  # noqa: E402
 import check_layers  # noqa: E402
 import check_parity  # noqa: E402
+import check_tests  # noqa: E402
 
 
 class TreeTest(unittest.TestCase):
@@ -65,6 +66,36 @@ class Layers(TreeTest):
         self.write("tests/a.cpp", "#include <vector>\n")
         self.write("tests/b.cpp", "// B.\n" * 601)
         self.assertEqual(len(check_layers.check(self.root)), 2)
+
+
+class Tests(TreeTest):
+    def problems(self, text):
+        self.write("tests/support/close.h", "// Compares.\nvoid expect_close(int a, int b = {});\n")
+        self.write("tests/support/close.cpp", "// Compares.\nvoid expect_close(int a, int b) { EXPECT_EQ(a, b); }\n")
+        self.write("tests/other_test.cpp", "// Another file.\nvoid helper() { ASSERT_TRUE(true); }\n")
+        self.write("tests/a_test.cpp", '// Tests.\n#include "tests/support/close.h"\n' + text)
+        return check_tests.check(self.root)
+
+    def test_expectations_in_the_test_and_in_functions_it_sees_are_found(self):
+        self.assertEqual(self.problems(
+            "template <class T>\nvoid twice(T t, int n = {}) { expect_close(t, n); }\n"
+            "TEST(A, Itself) { EXPECT_EQ(1, 1); }\n"
+            "TEST_P(A, ByAHelper) { twice<int>(1); }\n"
+            "TEST_F(A, ByALambda) { const auto fn = [&](int i) { FAIL(); }; run_ranks(2, fn); }\n"
+            "TEST(A,\n     OnRanks) { run_ranks(2, [] { expect_close(1, 1); }); }\n"), [])
+
+    def test_a_test_that_expects_nothing_is_found(self):
+        self.assertEqual(self.problems(
+            'TEST(A, Runs) { work("EXPECT_EQ(1, 1)"); }  // EXPECT_EQ(1, 1)\n'
+            "TEST(A, OfAnotherFile) {\n  helper();\n}\n"
+            "void on_ranks(int fn) { ADD_FAILURE(); }\n"
+            "TEST(A, OnlyMayNotThrow) { on_ranks([] { work(); }); }\n"),
+            ["tests/a_test.cpp:3: A.Runs expects nothing", "tests/a_test.cpp:4: A.OfAnotherFile expects nothing",
+             "tests/a_test.cpp:8: A.OnlyMayNotThrow expects nothing"])
+
+    def test_a_test_that_may_skip_is_found(self):
+        self.assertEqual(self.problems('TEST(A, Skips) { if (!root()) GTEST_SKIP() << "no"; EXPECT_EQ(1, 1); }\n'),
+                         ["tests/a_test.cpp:3: A.Skips may skip: let it prove something wherever it runs"])
 
 
 class Parity(TreeTest):
