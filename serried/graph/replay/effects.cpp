@@ -1,6 +1,8 @@
 // Gradients and version counts, read after a recording and restored after a replay.
 #include "serried/graph/replay/effects.h"
 
+#include <ATen/ops/empty.h>
+
 #include <algorithm>
 #include <set>
 #include <utility>
@@ -15,7 +17,13 @@ bool is_parameter(const at::Tensor& t) {
 }
 
 GradientState state_of(const WeakTensor& parameter, bool had_grad, const at::Tensor& grad) {
-  return {parameter, had_grad, grad, part_of(grad), spec_of(grad)};
+  const at::Tensor part = part_of(grad);
+  GradientState state{parameter, had_grad, grad, part, spec_of(grad)};
+  if (storage_of(part) == nullptr || part.layout() != at::kStrided) return state;
+  state.storage = part.storage().getWeakStorageImpl();
+  state.meta = meta_of(part);
+  state.owns_memory = part.storage().nbytes() == part.nbytes();
+  return state;
 }
 
 GradientState state_before(const std::vector<GradientState>& before, const OuterTensor& outer) {
@@ -41,8 +49,8 @@ std::set<int32_t> shared_storages(const Graph& graph) {
 }
 
 // Whether another tensor may take its place.
-bool is_exchangeable(const Value& value, const at::Tensor& part, const std::set<int32_t>& shared) {
-  return value.kind == ValueKind::persistent && value.storage >= 0 && part.storage().nbytes() == part.nbytes() &&
+bool is_exchangeable(const Value& value, const GradientState& state, const std::set<int32_t>& shared) {
+  return value.kind == ValueKind::persistent && value.storage >= 0 && state.owns_memory &&
          shared.count(value.storage) == 0;
 }
 
@@ -91,8 +99,24 @@ std::vector<GradientState> gradients_of(const std::vector<OuterTensor>& outer_te
 bool same_gradients(const std::vector<GradientState>& before) {
   return std::all_of(before.begin(), before.end(), [](const GradientState& state) {
     const at::Tensor t = state.parameter.lock();
-    return !t.defined() || t.grad().defined() == state.had_grad;
+    return !t.defined() || state.is_like(t.grad());
   });
+}
+
+at::Tensor GradientState::remaining_part() const {
+  at::Tensor t = part.lock();
+  const auto memory = storage.lock();
+  if (t.defined() || !memory) return t;
+  const tape::Pause off_tape;
+  t = at::empty({0}, at::TensorOptions(meta.dtype).device(meta.device));
+  return t.set_(c10::Storage(memory), meta.offset, meta.sizes, meta.strides);
+}
+
+bool GradientState::is_like(const at::Tensor& now) const {
+  const GradientState other = state_of(parameter, now.defined(), now);
+  return had_grad == other.had_grad && spec == other.spec && meta.strides == other.meta.strides &&
+         owns_memory == other.owns_memory &&
+         (owns_memory || storage._unsafe_get_target() == other.storage._unsafe_get_target());
 }
 
 Effects::Effects(Recorder& recorder, const std::vector<GradientState>& before,
@@ -151,9 +175,9 @@ void Effects::count_from_input(const Recorder& recorder, const Value& value, int
 
 int Effects::add_input(Recorder& recorder, const Leaf& leaf, const GradientState& state,
                        const std::set<int32_t>& shared) {
-  const at::Tensor part = state.part.lock();
+  const at::Tensor part = state.remaining_part();
   const ValueId id = recorder.find_known(part);
-  if (id == kNoValue || !is_exchangeable(recorder.graph().value(id), part, shared)) return -1;
+  if (id == kNoValue || !is_exchangeable(recorder.graph().value(id), state, shared)) return -1;
   recorder.make_input(id, part);
   added_.push_back({leaf, meta_of(part), state.spec});
   return int(first_added_ + added_.size()) - 1;

@@ -18,9 +18,18 @@ struct GradientState {
   WeakTensor grad;  // weak, lest the recording keep old gradients alive
   WeakTensor part;  // of a DTensor, else the same: ops may keep it when the DTensor is gone
   SpecPtr spec;     // of a DTensor
+  // Of the part, where it is dense.
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage{c10::intrusive_ptr<c10::StorageImpl>()};
+  TensorMeta meta = {};
+  bool owns_memory = false;  // all of its storage: no view of a bucket
+
+  /// The part, or what an op was given of it before it went: undefined where nobody keeps its memory.
+  at::Tensor remaining_part() const;
+  /// Whether a function that found this one and finds `now` may be expected to run the same ops.
+  bool is_like(const at::Tensor& now) const;
 };
 std::vector<GradientState> gradients_of(const std::vector<OuterTensor>& outer_tensors);
-/// Whether the same gradients are defined now.
+/// Whether the same gradients are defined now, and lie as they did.
 bool same_gradients(const std::vector<GradientState>& before);
 
 /// A leaf whose gradient a call changes: a parameter, or an argument of the function.

@@ -279,6 +279,50 @@ TEST_P(CapturedAccumulation, OfDdpTakesEveryMixtureOfZeroGrad) {
   });
 }
 
+// In turn views of DDP's buckets, and tensors of their own: DDP runs other ops for them.
+TEST_P(CapturedAccumulation, OfDdpTakesGradientsOfOtherMemoryInTurn) {
+  on_ranks([](const Group& group) {
+    std::vector<at::Tensor> traces[2];
+    for (const bool captured : {false, true}) {
+      Accumulator it;
+      DistributedDataParallel ddp(it.net, {.process_group = group, .gradient_as_bucket_view = true});
+      const auto train = [&](const at::Tensor& x) { ddp(x).square().mean().backward(); };
+      auto step = capture(train);
+      for (int i = 0; i < 24; ++i) {
+        const at::Tensor x = seeded(uint64_t(10 * i + group->getRank()), [] { return torch::randn({4, 5}); });
+        captured ? step(x) : train(x);
+        it.optimizer.step();
+        for (const at::Tensor& parameter : it.net->parameters()) {
+          traces[captured].push_back(parameter.detach().clone());
+          if (i % 3 == 0) parameter.mutable_grad() = parameter.grad() * 0.5;
+          if (i % 3 == 1) parameter.mutable_grad().reset();
+        }
+      }
+      if (captured) {
+        EXPECT_GE(step.replays(), 10) << step.last_recapture_reason();
+      }
+    }
+    for (size_t i = 0; i < traces[0].size(); ++i) ASSERT_TRUE(at::equal(traces[1][i], traces[0][i])) << i;
+  });
+}
+
+// Used by the step, and dropped before the end of the call.
+TEST(CaptureAccumulates, IntoGradientsThatTakeThePlaceOfThoseItUsed) {
+  Accumulator eager, trainer;
+  const auto train = [](Accumulator& it, const at::Tensor& x) {
+    it.optimizer.step();
+    zero_in_style(it.optimizer, *it.net, kZeroStyles + 1);
+    return it.accumulate(x);
+  };
+  auto step = capture([&](const at::Tensor& x) { return train(trainer, x); });
+  for (int i = 0; i < 10; ++i) {
+    const at::Tensor x = torch::randn({4, 5});
+    EXPECT_TRUE(at::equal(step(x), train(eager, x))) << i;
+    expect_equal_accumulators(trainer, eager);
+  }
+  EXPECT_GE(step.replays(), 5) << step.last_recapture_reason();
+}
+
 TEST(CaptureAccumulates, IntoAGradientThatTheUserGave) {
   const at::Tensor weight = torch::ones({3}, at::requires_grad());
   auto step = capture([&](const at::Tensor& x) { (weight * x).sum().backward(); });
