@@ -143,10 +143,13 @@ bool has_met_dtensors() {
   return c10::AutogradState::get_tls_state().get_view_replay_enabled();
 }
 
-bool has_views(const Recorder& recorder, ValueId id) {
-  const std::vector<Value>& values = recorder.values();
-  const int32_t storage = recorder.value(id).storage;
-  return std::count_if(values.begin(), values.end(), [&](const Value& value) { return value.storage == storage; }) > 1;
+/// Storages, by number, that several values lie in.
+std::unordered_set<int32_t> storages_with_views(const Recorder& recorder) {
+  std::unordered_set<int32_t> storages, with_views;
+  for (const Value& value : recorder.values()) {
+    if (!storages.insert(value.storage).second) with_views.insert(value.storage);
+  }
+  return with_views;
 }
 
 const Node* maker_of(const Graph& graph, ValueId id, size_t& index) {
@@ -270,10 +273,10 @@ std::vector<KeptTensor> ArgumentHandles::kept_now(const Recorder& recorder,
     held.explained = argument.handles + holders.handles_of(argument.tensor);
     if (held.value != kNoValue && !with_dtensors && held.is_kept()) kept.push_back(std::move(held));
   }
-  const std::unordered_set<int32_t> handed_out = recorder.storages_handed_out();
+  std::unordered_set<int32_t> skipped = recorder.storages_handed_out();
+  if (with_dtensors) skipped.merge(storages_with_views(recorder));
   for (const MadeTensor& made : recorder.made()) {
-    if (handed_out.count(recorder.value(made.value).storage) != 0) continue;
-    if (with_dtensors && has_views(recorder, made.value)) continue;
+    if (skipped.count(recorder.value(made.value).storage) != 0) continue;
     KeptTensor held{made.tensor, made.storage, made.value, -1, holders.handles_of(made.tensor)};
     held.tensors_explained = holders.tensors_in(made.storage._unsafe_get_target());
     if (held.is_kept()) kept.push_back(std::move(held));

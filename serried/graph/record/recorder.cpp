@@ -23,6 +23,7 @@ using torch::jit::Stack;
 std::string layout_key(const at::Tensor& t) {
   std::string key;
   if (t.layout() != at::kStrided || !t.has_storage()) return key;
+  key.reserve(sizeof(int64_t) * size_t(5 + 2 * t.dim()));
   const auto put = [&](int64_t number) { key.append(reinterpret_cast<const char*>(&number), sizeof(number)); };
   put(reinterpret_cast<int64_t>(t.storage().unsafeGetStorageImpl()));
   put(t.storage_offset());
