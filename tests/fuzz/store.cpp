@@ -3,10 +3,9 @@
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "serried/comm/agree/agree.h"
-#include "serried/comm/agree/board.h"
-#include "serried/comm/agree/exchange.h"
-#include "serried/comm/backends/shm/card.h"
+#include "serried/comm/agree/group_status.h"
+#include "serried/comm/agree/rank_texts.h"
+#include "serried/comm/backends/shm/connect.h"
 #include "serried/graph/record/notice.h"
 
 namespace serried::fuzz {
@@ -24,16 +23,17 @@ void read_report(std::string_view value) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
   store->set("host/1", to_bytes("elsewhere"));
   store->set("at/1", to_bytes(value));
-  detail::Board board(store, 0, 2, 1s);
+  detail::GroupStatus status(store, 0, 2, 1s);
   watch::Record waiting = watch::make_record(watch::Kind::barrier, {});
   waiting.sequence = 3;
-  require(!board.missing_text(waiting, 5).empty(), "nothing to say of a rank that is missing");
+  require(!status.missing_text(waiting, 5).empty(), "nothing to say of a rank that is missing");
 }
 
-void read_card(std::string_view value) {
+void read_greeting(std::string_view value) {
   succeeds<c10::DistBackendError>([&] {
-    const shm::Card card = shm::parse_card("shm", 1, std::string(value));
-    require(shm::parse_card("shm", 1, card.text()) == card, "a card that does not come back from its text");
+    const shm::Greeting greeting = shm::parse_greeting("shm", 1, std::string(value));
+    require(shm::parse_greeting("shm", 1, greeting.text()) == greeting,
+            "a greeting that does not come back from its text");
   });
 }
 
@@ -60,7 +60,7 @@ void run_store(std::string_view bytes) {
   const std::string_view key = bytes.substr(0, end);
   const std::string_view value = bytes.substr(std::min(end + 1, bytes.size()));
   if (key == "at") return read_report(value);
-  if (key == "card") return read_card(value);
+  if (key == "greeting") return read_greeting(value);
   if (key == "notice") return read_notice(value);
   compare_texts(value);
 }

@@ -54,7 +54,7 @@ class Victim {
   explicit Victim(const shm::SegmentShape& shape) : Victim(shape, shm::Segment::create(shape)) {}
 
   Victim(const shm::SegmentShape& shape, shm::Segment segment)
-      : shared_(shm::Segment::attach(shape, {::getpid(), segment.fd()})),
+      : shared_(shm::Segment::attach(shape, segment.place())),
         engine_(std::make_shared<shm::Engine>(std::move(segment), 0, shm::WaitPolicy::for_ranks(2), false)) {
     shared_.info(1).pid = ::getpid();
     shared_.line(1).phase = 1;

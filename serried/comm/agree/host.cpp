@@ -1,4 +1,4 @@
-// The machine's identity from the kernel, and plain sockets that fail quietly.
+// What the kernel says in /proc, and plain sockets that fail quietly.
 #include "serried/comm/agree/host.h"
 
 #include <arpa/inet.h>
@@ -17,11 +17,22 @@
 #include <memory>
 #include <thread>
 
+#include <c10/util/StringUtil.h>
+
 namespace serried::detail {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
+
+// 'R', 'S', 'T', 'Z' ...; ' ' where there is no such process.
+char process_state(int pid) {
+  std::ifstream file(c10::str("/proc/", pid, "/stat"));
+  std::string line;
+  if (!std::getline(file, line)) return ' ';
+  const size_t name_end = line.rfind(')');  // the name may hold anything
+  return name_end == std::string::npos || name_end + 2 >= line.size() ? '?' : line[name_end + 2];
+}
 
 int milliseconds_until(Clock::time_point deadline) {
   const auto left = std::chrono::duration_cast<milliseconds>(deadline - Clock::now());
@@ -74,6 +85,21 @@ std::string host_identity() {
   [[maybe_unused]] const ssize_t length =
       ::readlink("/proc/self/ns/pid", pid_namespace.data(), pid_namespace.size() - 1);
   return std::string(name.data()) + " " + boot + " " + pid_namespace.data();
+}
+
+bool process_has_ended(int pid) {
+  const char state = process_state(pid);
+  return state == ' ' || state == 'Z' || state == 'X';
+}
+
+std::string stopped_text(const std::vector<int>& pids) {
+  std::string text;
+  for (size_t rank = 0; rank < pids.size(); ++rank) {
+    const char state = pids[rank] == 0 ? ' ' : process_state(pids[rank]);
+    if (state != 'T' && state != 't') continue;
+    text += c10::str(text.empty() ? "; " : ", ", "rank ", rank, " (pid ", pids[rank], ") is stopped");
+  }
+  return text.empty() ? text : text + ": SIGCONT lets it go on";
 }
 
 std::string wait_for_listener(const std::string& host, uint16_t port, milliseconds timeout) {

@@ -1,15 +1,23 @@
-// Which machine this process runs on, and who listens where.
+// Which machine this process runs on, how its processes are, and who listens where.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace serried::detail {
 
 /// Equal for two processes exactly if they share kernel, host name and pid namespace, so that one can map the other's
 /// memory.
 std::string host_identity();
+
+/// Whether no process of this host has that number any more, or only what its parent has yet to reap.
+bool process_has_ended(int pid);
+
+/// "; rank 1 (pid 1234) is stopped: SIGCONT lets it go on", given each rank's process on this host (0: not known);
+/// nothing where none is stopped: such ranks are there, but do not come.
+std::string stopped_text(const std::vector<int>& pids);
 
 /// Waits until something listens at the address and says where, of the several addresses a name may have; "" if nothing
 /// does within `timeout`. Opens no lasting connection. c10d's own client prints a warning and waits about half a second

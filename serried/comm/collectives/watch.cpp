@@ -8,7 +8,7 @@
 #include <c10/util/StringUtil.h>
 
 #include "serried/base/hash.h"
-#include "serried/comm/groups/rank_list.h"
+#include "serried/comm/agree/rank_texts.h"
 
 namespace serried::watch {
 

@@ -5,8 +5,8 @@
 #include <array>
 
 #include "serried/base/log.h"
-#include "serried/comm/agree/exchange.h"
 #include "serried/comm/agree/host.h"
+#include "serried/comm/agree/rank_texts.h"
 #include "serried/comm/backends/fake/fake.h"
 #include "serried/comm/backends/gloo/gloo.h"
 #include "serried/comm/backends/mpi/mpi.h"

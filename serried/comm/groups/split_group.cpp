@@ -8,7 +8,7 @@
 
 #include "serried/base/error.h"
 #include "serried/base/trace.h"
-#include "serried/comm/agree/agree.h"
+#include "serried/comm/agree/rank_texts.h"
 #include "serried/comm/groups/live_groups.h"
 #include "serried/comm/groups/named_group.h"
 #include "serried/comm/rendezvous/store_errors.h"

@@ -11,6 +11,7 @@
 #include <string>
 #include <string_view>
 
+#include "serried/comm/agree/rank_texts.h"
 #include "serried/comm/collectives/watch.h"
 #include "serried/graph/error.h"
 #include "serried/graph/record/notice.h"
@@ -99,16 +100,12 @@ class Page {
  public:
   Page(const Group& group, RecordedCall call)
       : group_(group),
-        store_(group->getStore()),
         call_(std::to_string(call.call)),
-        prefix_(c10::str("capture/", call.function.on(group), "/")),
-        deadline_(steady_clock::now() + store_->getTimeout()) {}
+        notices_(group, c10::str("capture/", call.function.on(group))),
+        timeout_(group->getStore()->getTimeout()),
+        deadline_(steady_clock::now() + timeout_) {}
 
-  void tell(std::string_view status) {
-    const std::string rank = prefix_ + std::to_string(group_->getRank());
-    const int64_t k = store_->add(rank + "/count", 1) - 1;
-    store_->set(c10::str(rank, "/", k), Notice{call_, std::string(status), mine_}.text());
-  }
+  void tell(std::string_view status) { notices_.add(Notice{call_, std::string(status), mine_}.text()); }
 
   /// `as_recorded`: passes have left the collectives as they were.
   void publish(Lines mine, bool as_recorded) {
@@ -141,15 +138,9 @@ class Page {
   }
 
   Notice read(int peer, int64_t k) {
-    const std::string key = c10::str(prefix_, peer, "/", k);
-    const auto left = std::chrono::ceil<milliseconds>(deadline_ - steady_clock::now());
-    try {
-      store_->wait({key}, std::max(left, milliseconds(1)));
-    } catch (const c10::DistStoreError&) {
-      if (steady_clock::now() < deadline_) throw;
-      raise_missing(peer);
-    }
-    return parse_notice(peer, store_->get_to_str(key));
+    const std::optional<std::string> text = notices_.read(peer, k, deadline_);
+    if (!text) raise_missing(peer);
+    return parse_notice(peer, *text);
   }
 
   std::string group_text() const {
@@ -184,15 +175,15 @@ class Page {
         {CaptureErrorKind::different_ranks,
          "",
          "",
-         c10::str("rank ", group_->getRank(), " waited ", store_->getTimeout().count(), " ms for rank ", peer,
+         c10::str("rank ", group_->getRank(), " waited ", timeout_.count(), " ms for rank ", peer,
                   " to record the same collectives on the group ", group_text()),
          {"capture the function on every rank of the group or on none, and call it in the same order among others"}});
   }
 
   const Group group_;
-  const c10::intrusive_ptr<c10d::Store> store_;
   const std::string call_;
-  const std::string prefix_;
+  detail::RankLog notices_;
+  const milliseconds timeout_;
   const steady_clock::time_point deadline_;
   Lines mine_;
   bool as_recorded_ = true;

@@ -48,7 +48,7 @@ class TwoThreads {
   TwoThreads() {
     const SegmentShape shape{.world_size = 2};
     Segment first = Segment::create(shape);
-    Segment second = Segment::attach(shape, {::getpid(), first.fd()});
+    Segment second = Segment::attach(shape, first.place());
     ranks_[0] = std::make_unique<Engine>(std::move(first), 0, WaitPolicy::for_ranks(2), true);
     ranks_[1] = std::make_unique<Engine>(std::move(second), 1, WaitPolicy::for_ranks(2), true);
     std::thread other([this] { ranks_[1]->meet(5s, ""); });

@@ -7,7 +7,7 @@
 #include <latch>
 #include <limits>
 
-#include "serried/comm/backends/shm/card.h"
+#include "serried/comm/backends/shm/connect.h"
 #include "serried/comm/backends/shm/heap.h"
 #include "serried/comm/backends/shm/reduce_kernels.h"
 #include "serried/comm/collectives/collectives.h"
@@ -307,19 +307,19 @@ TEST(ShmOptions, UnknownOnesAndBadValuesAreNamed) {
 }
 
 TEST(ShmCard, ComesBackFromItsText) {
-  const shm::Card card{.memory = {7, -1}, .heap_bytes = 1 << 20, .round_bytes = 4096, .host = "a host pid:[1]"};
-  EXPECT_EQ(card.text(), "7 -1 1048576 4096 a host pid:[1]");
-  EXPECT_EQ(shm::parse_card("shm", 0, card.text()), card);
+  const shm::Greeting greeting{.memory = {7, -1}, .heap_bytes = 1 << 20, .round_bytes = 4096, .host = "a host pid:[1]"};
+  EXPECT_EQ(greeting.text(), "7 -1 1048576 4096 a host pid:[1]");
+  EXPECT_EQ(shm::parse_greeting("shm", 0, greeting.text()), greeting);
 }
 
 TEST(ShmCard, AnyOtherTextIsRefused) {
-  EXPECT_EQ(testing::error_text<c10::DistBackendError>([] { shm::parse_card("shm", 3, "hello"); }),
+  EXPECT_EQ(testing::error_text<c10::DistBackendError>([] { shm::parse_greeting("shm", 3, "hello"); }),
             "[shm] rank 3 says \"hello\" where its process and memory should be\n"
             "  fix: find out who else writes to the store of this job");
   for (const char* text :
        {"", "7 3 0 4096", "7 3 0 4096 ", "0 3 0 4096 h", "7 -2 0 4096 h", "7 3 -1 4096 h", "7 3 0 0 h",
         "7 3 9223372036854775807 4096 h", "7 3 0 9223372036854775807 h", "7  3 0 4096 h", "99999999999 3 0 4096 h"}) {
-    EXPECT_THROW(shm::parse_card("shm", 0, text), c10::DistBackendError) << text;
+    EXPECT_THROW(shm::parse_greeting("shm", 0, text), c10::DistBackendError) << text;
   }
 }
 

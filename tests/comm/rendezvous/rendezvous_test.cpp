@@ -16,8 +16,8 @@
 
 #include "serried/base/error.h"
 #include "serried/base/listen.h"
-#include "serried/comm/agree/exchange.h"
 #include "serried/comm/agree/host.h"
+#include "serried/comm/agree/rank_texts.h"
 #include "serried/comm/rendezvous/launch_environment.h"
 #include "serried/comm/rendezvous/signature.h"
 #include "serried/comm/rendezvous/url.h"

@@ -9,7 +9,7 @@
 #include <c10/util/StringUtil.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "serried/comm/agree/board.h"
+#include "serried/comm/agree/group_status.h"
 #include "serried/comm/agree/host.h"
 #include "serried/comm/collectives/collectives.h"
 #include "serried/comm/groups/group.h"
@@ -83,7 +83,7 @@ INSTANTIATE_TEST_SUITE_P(
     Write, Strangers,
     ::testing::Values(Attack{"GroupCounter", "/groups/", "shm", true}, Attack{"Identity", "/id", "shm"},
                       Attack{"Backend", "/backend", "shm"}, Attack{"Hosts", "auto/host", "auto"},
-                      Attack{"SharedMemory", "shm/card", "shm"}, Attack{"Failures", "shm/failure", "shm"},
+                      Attack{"SharedMemory", "shm/greeting", "shm"}, Attack{"Failures", "shm/failure", "shm"},
                       Attack{"WatchHosts", "watch/host", "gloo"}, Attack{"WatchPage", "watch/page", "gloo"},
                       Attack{"GlooAddresses", "gloo/", "gloo"}, Attack{"SplitCounter", "serried/splits", "shm", true},
                       Attack{"Split", "serried/split/", "shm", true}, Attack{"SubsetCounter", "/calls/", "shm", true}),
@@ -91,7 +91,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(Strangers, AreHeardWhereTheJobHasNoSecret) {
   // As before: without a launcher nothing is signed, and wrong values are found by what they say, where they can be.
-  const auto exposed = c10::make_intrusive<MeddlingStore>("shm/card", "1 2 3");
+  const auto exposed = c10::make_intrusive<MeddlingStore>("shm/greeting", "1 2 3");
   each_rank(2, [&](int rank) {
     EXPECT_EQ(error_text<c10::DistBackendError>(
                   [&] { new_group("shm", {.timeout = 2s, .store = exposed, .rank = rank, .world_size = 2}); }),
@@ -116,21 +116,21 @@ TEST(Strangers, AreNamedByATimeoutThatReadsTheirReport) {
   const auto exposed = c10::make_intrusive<MeddlingStore>("at/1", "forged");
   const auto signer = std::make_shared<const detail::Signer>(std::string(32, 's'), "job/0");
   const auto store = c10::make_intrusive<OtherHost>(c10::make_intrusive<detail::SignedStore>(exposed, signer));
-  std::array<std::unique_ptr<detail::Board>, 2> boards;
-  each_rank(2, [&](int rank) { boards[size_t(rank)] = std::make_unique<detail::Board>(store, rank, 2, 10s); });
-  ASSERT_FALSE(boards[0]->one_host());
+  std::array<std::unique_ptr<detail::GroupStatus>, 2> statuses;
+  each_rank(2, [&](int rank) { statuses[size_t(rank)] = std::make_unique<detail::GroupStatus>(store, rank, 2, 10s); });
+  ASSERT_FALSE(statuses[0]->one_host());
   exposed->set("watch/at/1", std::vector<uint8_t>{'1'});
   watch::Record record = watch::make_record(watch::Kind::barrier, {});
   record.sequence = 3;
-  EXPECT_EQ(boards[0]->missing_text(record, 50),
+  EXPECT_EQ(statuses[0]->missing_text(record, 50),
             "timed out after 50 ms in #3 barrier: where the other ranks are is not known; [store] the key "
             "\"watch/at/1\" holds what no rank of this job wrote: its signature is missing or wrong, so a stranger "
             "wrote it");
 }
 
 TEST(Strangers, CannotNameAShapeThatMakesNoSense) {
-  const auto says = [](const char* card) {
-    const auto exposed = c10::make_intrusive<MeddlingStore>("shm/card", card + detail::host_identity());
+  const auto says = [](const char* greeting) {
+    const auto exposed = c10::make_intrusive<MeddlingStore>("shm/greeting", greeting + detail::host_identity());
     std::array<std::string, 2> errors;
     each_rank(2, [&](int rank) {
       errors[size_t(rank)] = error_text<c10::DistBackendError>(
@@ -138,11 +138,11 @@ TEST(Strangers, CannotNameAShapeThatMakesNoSense) {
     });
     return errors;
   };
-  for (const char* card : {"1 3 -5 65536 ", "1 3 99999999999999999 65536 ", "1 3 0 0 "}) {
-    EXPECT_THAT(says(card), Each(HasSubstr("where its process and memory should be"))) << card;
+  for (const char* greeting : {"1 3 -5 65536 ", "1 3 99999999999999999 65536 ", "1 3 0 0 "}) {
+    EXPECT_THAT(says(greeting), Each(HasSubstr("where its process and memory should be"))) << greeting;
   }
-  for (const char* card : {"1 3 0 100 ", "1 -1 0 65536 "}) {
-    EXPECT_THAT(says(card), Each(HasSubstr("rank 1 cannot share memory: [shm] rank 0 offers "))) << card;
+  for (const char* greeting : {"1 3 0 100 ", "1 -1 0 65536 "}) {
+    EXPECT_THAT(says(greeting), Each(HasSubstr("rank 1 cannot share memory: [shm] rank 0 offers "))) << greeting;
   }
 }
 

@@ -8,7 +8,7 @@
 
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include "serried/comm/agree/shared_file.h"
+#include "serried/comm/agree/shared_memory.h"
 #include "serried/comm/rendezvous/signature.h"
 
 namespace {
@@ -35,11 +35,12 @@ void meddle(c10d::TCPStore& store, const std::string& deed, const std::string& k
 
 // Groups to come find this process's memory where rank 0's should be.
 void offer_memory(c10d::TCPStore& store) {
-  const int fd = serried::detail::make_shared_file("stranger", 1 << 20);
+  // Kept until this program ends.
+  static const auto memory = serried::detail::SharedMemory::make("stranger", 1 << 20);
   for (int group = 1; group < 9; ++group) {
     const std::string prefix = "serried/0/3/" + std::to_string(group);
-    store.set(prefix + "/shm/card/0", bytes(std::to_string(::getpid()) + " " + std::to_string(fd) + " 0 65536 here"));
-    store.set(prefix + "/watch/page", bytes("/etc/hostname"));
+    store.set(prefix + "/shm/greeting/0", bytes(memory.place().text() + " 0 65536 here"));
+    store.set(prefix + "/watch/page/0", bytes("/etc/hostname"));
   }
 }
 

@@ -9,7 +9,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "serried/base/error.h"
-#include "serried/comm/agree/exchange.h"
+#include "serried/comm/agree/rank_texts.h"
 #include "serried/comm/rendezvous/world_store.h"
 
 namespace serried::gloo {
@@ -47,9 +47,9 @@ GlooBackend::GlooBackend(const Store& store, int rank, int world_size, const Eng
       timeout_(options.timeout),
       nan_check_(detail::default_nan_check()),
       flights_(make_shared_at_home<Flights>(
-          std::make_unique<detail::Board>(prefixed("watch", store), rank, world_size, options.timeout))) {
+          std::make_unique<detail::GroupStatus>(prefixed("watch", store), rank, world_size, options.timeout))) {
   EngineOptions chosen = options;
-  chosen.loopback = flights_->board().one_host();
+  chosen.loopback = flights_->status().one_host();
   engine_ = make_engine(prefixed("gloo", store), rank, world_size, chosen);
   // Nobody goes on before all are connected: the connections of one that has used and dropped the group by then would
   // close on those that still connect, and gloo takes that for a failure.
@@ -64,7 +64,7 @@ GlooBackend::~GlooBackend() {
   }
   forget_name(getGroupUid());
   // Rank 0's store need not wait at exit for ranks that may be dead.
-  if (flights_->board().failed()) detail::abandon(store_);
+  if (flights_->status().failed()) detail::abandon(store_);
   flights_->close();
   if (!on_engine_thread() && flights_->drain(timeout_.load())) return;
   std::thread([engine = std::move(engine_)]() mutable { engine.reset(); }).detach();
@@ -118,19 +118,19 @@ void GlooBackend::check_sent(const watch::Record& record, const Tensors& sent) {
       detail::check_nan(mode, tensor, call.c_str(), getRank());
     } catch (const c10::ValueError&) {
       // The peers would wait for a call that never comes.
-      flights_->board().fail({detail::find_nan(tensor, getRank()), detail::kNanFix});
+      flights_->status().fail({detail::find_nan(tensor, getRank()), detail::kNanFix});
       throw;
     }
   }
 }
 
 void GlooBackend::enter(Plan& plan) {
-  detail::Board& board = flights_->board();
-  if (board.failed()) raise_unusable(board, plan.record);
+  detail::GroupStatus& status = flights_->status();
+  if (status.failed()) raise_unusable(status, plan.record);
   plan.record.sequence = sequence_ + 1;
   uint64_t print = watch::fingerprint(plan.record);
   if (plan.strict) print ^= uint64_t(plan.record.num_elements) * 0x9e3779b97f4a7c15ull;
-  if (!board.enter(plan.record, print)) raise_failure(board, plan.record);
+  if (!status.enter(plan.record, print)) raise_failure(status, plan.record);
   ++sequence_;
 }
 
@@ -144,14 +144,14 @@ WorkPtr GlooBackend::run(Plan plan, const Tensors& sent, const std::function<Wor
     return remember(watch_collective(issue(), flights_, {plan.record, timeout_or(plan.timeout)}, std::move(epilogue)));
   } catch (...) {
     // gloo refused the arguments before it took a tag of its own: nothing was sent.
-    flights_->board().leave(sequence_--);
+    flights_->status().leave(sequence_--);
     throw;
   }
 }
 
 WorkPtr GlooBackend::run_peer(watch::Record record, const Tensors& sent, const std::function<WorkPtr()>& issue) {
   home_.require(watch::kind_name(record.kind));
-  if (flights_->board().failed()) raise_unusable(flights_->board(), record);
+  if (flights_->status().failed()) raise_unusable(flights_->status(), record);
   check_sent(record, sent);
   return remember(watch_peer(issue(), flights_, {record, timeout_.load()}));
 }
@@ -187,31 +187,31 @@ void GlooBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wai
   } catch (const std::exception&) {
     const auto waited = std::chrono::steady_clock::now() - began;
     const int64_t ms = std::chrono::duration_cast<std::chrono::milliseconds>(waited).count();
-    raise_broken(flights_->board(), {plan.record, plan.timeout}, ms, "timeout");
+    raise_broken(flights_->status(), {plan.record, plan.timeout}, ms, "timeout");
   }
 }
 
 void GlooBackend::waitForPendingWorks() {
   home_.require("waitForPendingWorks");
   if (flights_->drain(timeout_.load())) return;
-  raise_broken(flights_->board(), {flights_->board().newest(getRank()), timeout_.load()}, timeout_.load().count(),
+  raise_broken(flights_->status(), {flights_->status().newest(getRank()), timeout_.load()}, timeout_.load().count(),
                "timeout");
 }
 
 c10d::ErrorType GlooBackend::getError() {
-  return flights_->board().failed() ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::SUCCESS;
+  return flights_->status().failed() ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::SUCCESS;
 }
 
 void GlooBackend::abort() {
   home_.require("abort");
-  flights_->board().fail({c10::str("rank ", getRank(), " aborted the group"), "look at why that rank gave up"});
+  flights_->status().fail({c10::str("rank ", getRank(), " aborted the group"), "look at why that rank gave up"});
   flights_->abort_waits();
 }
 
 void GlooBackend::shutdown() {
   home_.require("shutdown");
   flights_->drain(timeout_.load());
-  flights_->board().say_left();
+  flights_->status().say_left();
 }
 
 }  // namespace serried::gloo

@@ -48,7 +48,7 @@ class Guard {
       for (const auto& flights : alive) {
         if (!flights) continue;
         flights->find_lonely_waits();
-        if (flights->board().failed() || flights->closed()) flights->abort_waits();
+        if (flights->status().failed() || flights->closed()) flights->abort_waits();
       }
       alive.clear();
       std::this_thread::sleep_for(kPollInterval);
@@ -77,7 +77,7 @@ void Flights::land() {
 bool Flights::drain(std::chrono::milliseconds timeout) {
   const auto deadline = Clock::now() + timeout;
   std::unique_lock<std::mutex> lock(mutex_);
-  while (in_flight_ > 0 && !board_->failed() && Clock::now() < deadline) landed_.wait_for(lock, kPollInterval);
+  while (in_flight_ > 0 && !status_->failed() && Clock::now() < deadline) landed_.wait_for(lock, kPollInterval);
   return in_flight_ == 0;
 }
 
@@ -109,9 +109,9 @@ void Flights::find_lonely_waits() {
       if (record.kind == watch::Kind::recv && record.root < 0) what = watch::describe(record);
     }
   }
-  if (what.empty() || !board_->is_alone()) return;
-  board_->fail({c10::str(what, " failed: nobody is left to send", board_->gone_text()),
-                "make a new group of the ranks that are left"});
+  if (what.empty() || !status_->is_alone()) return;
+  status_->fail({c10::str(what, " failed: nobody is left to send", status_->gone_text()),
+                 "make a new group of the ranks that are left"});
 }
 
 void Flights::close() {

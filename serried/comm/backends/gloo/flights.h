@@ -1,7 +1,7 @@
 // What is under way in a gloo group: collectives that have not come to an end, and who waits for a send or receive.
 #pragma once
 
-#include "serried/comm/agree/board.h"
+#include "serried/comm/agree/group_status.h"
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
@@ -16,9 +16,9 @@ namespace serried::gloo {
 /// What a backend shares with its Works, which may outlive it.
 class Flights {
  public:
-  explicit Flights(std::unique_ptr<detail::Board> board) : board_(std::move(board)) {}
+  explicit Flights(std::unique_ptr<detail::GroupStatus> status) : status_(std::move(status)) {}
 
-  detail::Board& board() { return *board_; }
+  detail::GroupStatus& status() { return *status_; }
 
   void start();
   void land();
@@ -42,7 +42,7 @@ class Flights {
   bool closed();
 
  private:
-  const std::unique_ptr<detail::Board> board_;
+  const std::unique_ptr<detail::GroupStatus> status_;
   std::mutex mutex_;  // guards all below
   std::condition_variable landed_;
   int in_flight_ = 0;

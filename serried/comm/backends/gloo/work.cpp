@@ -18,7 +18,7 @@ namespace {
 
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
-using detail::Board;
+using detail::GroupStatus;
 
 constexpr auto kSlice = 50ms;
 
@@ -124,14 +124,14 @@ class CollectiveWork : public c10d::Work {
     if (!home_.is_here()) inner_.release();  // it may hold the last of the parent's connections
   }
 
-  bool isCompleted() override { return completion_->is_done() || flights_->board().failed(); }
+  bool isCompleted() override { return completion_->is_done() || flights_->status().failed(); }
   bool isSuccess() const override { return completion_->is_done() && !completion_->error; }
 
   std::exception_ptr exception() const override {
     if (completion_->is_done()) return completion_->error;
-    if (!flights_->board().failed()) return nullptr;
+    if (!flights_->status().failed()) return nullptr;
     try {
-      raise_failure(flights_->board(), call_.record);
+      raise_failure(flights_->status(), call_.record);
     } catch (...) {
       return std::current_exception();
     }
@@ -144,12 +144,12 @@ class CollectiveWork : public c10d::Work {
     const auto began = Clock::now();
     auto slice = std::min<std::chrono::milliseconds>(kSlice, limit);
     while (!completion_->wait_for(slice)) {
-      if (flights_->board().failed()) raise_failure(flights_->board(), call_.record);
+      if (flights_->status().failed()) raise_failure(flights_->status(), call_.record);
       const auto left = limit - std::chrono::milliseconds(ms_since(began));
       if (left <= 0ms) raise_late(to_the_end);
       slice = std::min<std::chrono::milliseconds>(kSlice, left);
     }
-    if (completion_->error) raise_broken(flights_->board(), call_, ms_since(issued_), text_of(completion_->error));
+    if (completion_->error) raise_broken(flights_->status(), call_, ms_since(issued_), text_of(completion_->error));
     return true;
   }
 
@@ -168,10 +168,10 @@ class CollectiveWork : public c10d::Work {
 
  private:
   [[noreturn]] void raise_late(bool to_the_end) {
-    Board& board = flights_->board();
-    if (to_the_end) raise_broken(board, call_, ms_since(issued_), "timeout");
+    GroupStatus& status = flights_->status();
+    if (to_the_end) raise_broken(status, call_, ms_since(issued_), "timeout");
     // The caller asked for less than the collective may take: it goes on.
-    const std::string text = board.missing_text(call_.record, ms_since(issued_));
+    const std::string text = status.missing_text(call_.record, ms_since(issued_));
     raise<c10::DistBackendError>({call_name(call_.record), text, watch::kMissingFix});
   }
 
@@ -201,8 +201,8 @@ class PeerWork : public c10d::Work {
 
   bool wait(std::chrono::milliseconds timeout) override {
     home_.require("wait");
-    Board& board = flights_->board();
-    if (board.failed()) raise_unusable(board, call_.record);
+    GroupStatus& status = flights_->status();
+    if (status.failed()) raise_unusable(status, call_.record);
     const auto began = Clock::now();
     // Of a group that is gone, what has come is still handed out.
     if (flights_->closed()) timeout = 1ms;
@@ -216,10 +216,10 @@ class PeerWork : public c10d::Work {
     }
     flights_->remove_wait(inner_.get());
     if (done) return true;
-    if (board.failed()) raise_failure(board, call_.record);
+    if (status.failed()) raise_failure(status, call_.record);
     if (flights_->closed()) raise_closed(call_.record);
     if (trouble.empty()) return false;
-    raise_broken(board, call_, ms_since(began), trouble);
+    raise_broken(status, call_, ms_since(began), trouble);
   }
 
   bool isCompleted() override { return inner_->isCompleted(); }
@@ -273,37 +273,37 @@ class JoinedWork : public c10d::Work {
 };
 
 // A connection closes a moment before its process counts as ended.
-std::string gone_text_soon(const Board& board) {
+std::string gone_text_soon(const GroupStatus& status) {
   const auto deadline = Clock::now() + 100ms;
-  std::string text = board.gone_text();
-  while (text.empty() && !board.failed() && Clock::now() < deadline) {
+  std::string text = status.gone_text();
+  while (text.empty() && !status.failed() && Clock::now() < deadline) {
     std::this_thread::sleep_for(5ms);
-    text = board.gone_text();
+    text = status.gone_text();
   }
   return text;
 }
 
 }  // namespace
 
-void raise_failure(Board& board, const watch::Record& record) {
-  const detail::Failure failure = board.failure();
+void raise_failure(GroupStatus& status, const watch::Record& record) {
+  const detail::Failure failure = status.failure();
   raise<c10::DistBackendError>({call_name(record), failure.what, failure.fix});
 }
 
-void raise_unusable(Board& board, const watch::Record& record) {
-  raise<c10::DistBackendError>({call_name(record), c10::str("this group is unusable since: ", board.failure().what),
+void raise_unusable(GroupStatus& status, const watch::Record& record) {
+  raise<c10::DistBackendError>({call_name(record), c10::str("this group is unusable since: ", status.failure().what),
                                 "make a new group; the failure above came first"});
 }
 
-void raise_broken(Board& board, const Call& call, int64_t waited_ms, const std::string& text) {
+void raise_broken(GroupStatus& status, const Call& call, int64_t waited_ms, const std::string& text) {
   if (speaks_of_timeout(text)) {
-    board.fail({board.missing_text(call.record, waited_ms), watch::kMissingFix});
+    status.fail({status.missing_text(call.record, waited_ms), watch::kMissingFix});
   } else {
-    const std::string gone = gone_text_soon(board);
-    board.fail({c10::str(watch::describe(call.record), " failed: ", without_source(text), gone),
-                "make a new group of the ranks that are left"});
+    const std::string gone = gone_text_soon(status);
+    status.fail({c10::str(watch::describe(call.record), " failed: ", without_source(text), gone),
+                 "make a new group of the ranks that are left"});
   }
-  raise_failure(board, call.record);
+  raise_failure(status, call.record);
 }
 
 c10::intrusive_ptr<c10d::Work> watch_collective(c10::intrusive_ptr<c10d::Work> inner, std::shared_ptr<Flights> flights,

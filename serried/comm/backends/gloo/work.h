@@ -20,13 +20,14 @@ struct Call {
 };
 
 /// Raises a DistBackendError that names the group's first failure.
-[[noreturn]] void raise_unusable(detail::Board& board, const watch::Record& record);
+[[noreturn]] void raise_unusable(detail::GroupStatus& status, const watch::Record& record);
 
 /// Raises the group's first failure as the outcome of this very call.
-[[noreturn]] void raise_failure(detail::Board& board, const watch::Record& record);
+[[noreturn]] void raise_failure(detail::GroupStatus& status, const watch::Record& record);
 
 /// Raises what went wrong in `call`, and fails the group with it: a timeout if gloo's `text` speaks of one.
-[[noreturn]] void raise_broken(detail::Board& board, const Call& call, int64_t waited_ms, const std::string& text);
+[[noreturn]] void raise_broken(detail::GroupStatus& status, const Call& call, int64_t waited_ms,
+                               const std::string& text);
 
 /// What is left to do when gloo is done, on its thread, and the outputs that are then ready.
 struct Epilogue {

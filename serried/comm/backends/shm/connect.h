@@ -7,8 +7,28 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 
 namespace serried::shm {
+
+/// What a rank tells the others before they share memory.
+struct Greeting {
+  detail::SharedFilePlace memory;  // of the segment; fd -1 where the rank has none
+  int64_t heap_bytes = 0;          // per rank
+  int64_t round_bytes = 0;         // see SegmentShape
+  std::string host;
+
+  /// The numbers and the host, separated by spaces.
+  std::string text() const;
+  bool operator==(const Greeting&) const = default;
+};
+
+/// Heaps above this are a mistake: 16 TiB per rank, and sums of 512 of them fit in 63 bits.
+inline constexpr int64_t kMaxHeapBytes = int64_t(1) << 44;
+
+/// What `Greeting::text` of rank `rank` gave; DistBackendError for anything else, so that what strangers write is told
+/// from a rank. `where` is the backend.
+Greeting parse_greeting(std::string_view where, int rank, const std::string& text);
 
 struct ConnectArgs {
   c10::intrusive_ptr<c10d::Store> store;

@@ -8,9 +8,9 @@
 #include <c10/util/StringUtil.h>
 
 #include "serried/base/error.h"
-#include "serried/comm/agree/stopped.h"
+#include "serried/comm/agree/host.h"
+#include "serried/comm/agree/rank_texts.h"
 #include "serried/comm/backends/shm/helper_thread.h"
-#include "serried/comm/groups/rank_list.h"
 
 namespace serried::shm {
 namespace {

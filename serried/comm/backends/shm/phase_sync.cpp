@@ -18,8 +18,8 @@
 #include "serried/base/env.h"
 #include "serried/base/error.h"
 #include "serried/base/log.h"
-#include "serried/comm/agree/stopped.h"
-#include "serried/comm/groups/rank_list.h"
+#include "serried/comm/agree/host.h"
+#include "serried/comm/agree/rank_texts.h"
 
 namespace serried::shm {
 namespace {

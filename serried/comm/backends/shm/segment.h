@@ -1,7 +1,7 @@
 // The memory that the ranks of one host share: an anonymous file, so nothing is left behind when ranks die.
 #pragma once
 
-#include "serried/comm/agree/shared_file.h"
+#include "serried/comm/agree/shared_memory.h"
 #include "serried/comm/collectives/watch.h"
 
 #include <array>
@@ -93,19 +93,16 @@ struct SegmentShape {
 
 class Segment {
  public:
-  /// Makes the memory; `fd()` is to be published to the peers.
+  /// Makes the memory; `place()` is to be told to the peers.
   static Segment create(const SegmentShape& shape);
 
   /// Maps the memory that rank 0 keeps at `place`, after a look at what it is.
   static Segment attach(const SegmentShape& shape, const detail::SharedFilePlace& place);
 
-  Segment(Segment&& other) noexcept;
-  ~Segment();
-
-  int fd() const { return fd_; }
+  detail::SharedFilePlace place() const { return memory_.place(); }
 
   /// The mapping stays; nobody can attach any more.
-  void close_fd();
+  void close_file() { memory_.close_file(); }
 
   int world_size() const { return shape_.world_size; }
   int64_t round_bytes() const { return shape_.round_bytes; }
@@ -132,14 +129,13 @@ class Segment {
     int64_t lines, infos, bells, tables, rings, ring_stride, ranks, rank_stride, heaps, total;
   };
   static Offsets lay_out(const SegmentShape& shape);
-  Segment(const SegmentShape& shape, int fd);
-  void map();
+  explicit Segment(const SegmentShape& shape) : shape_(shape), offsets_(lay_out(shape)) {}
+  void use_memory();
 
   SegmentShape shape_;
   Offsets offsets_;
-  std::shared_ptr<char> memory_;  // one for all ranks of a process
+  detail::SharedMemory memory_;
   char* base_ = nullptr;
-  int fd_ = -1;
 };
 
 }  // namespace serried::shm

@@ -1,18 +1,12 @@
 // The factory of the shm backend.
 #include "serried/comm/backends/shm/shm.h"
 
-#include <unistd.h>
-
-#include <cerrno>
-#include <cstring>
-
 #include <c10/util/StringUtil.h>
 
 #include "serried/base/env.h"
 #include "serried/base/error.h"
-#include "serried/comm/agree/shared_file.h"
+#include "serried/comm/agree/shared_memory.h"
 #include "serried/comm/backends/shm/backend.h"
-#include "serried/comm/backends/shm/card.h"
 
 namespace serried {
 Group make_shm_group(const FactoryArgs& args) {
@@ -37,12 +31,9 @@ Group make_shm_group(const FactoryArgs& args) {
 
 std::string why_shm_unavailable() {
   constexpr int64_t kProbeBytes = 4096;
-  const int fd = detail::make_shared_file("serried-probe", kProbeBytes);
-  if (fd < 0) return c10::str("no sealed memory from memfd_create: ", std::strerror(errno));
-  const detail::SharedFile file = detail::open_shared_file({getpid(), fd}, kProbeBytes);
-  close(fd);
-  if (file.fd >= 0) close(file.fd);
-  return file.problem;
+  const detail::SharedMemory made = detail::SharedMemory::make("serried-probe", kProbeBytes);
+  if (!made.has_file()) return "no sealed memory from memfd_create: " + made.problem();
+  return detail::SharedMemory::open(made.place(), kProbeBytes).problem();
 }
 
 }  // namespace serried

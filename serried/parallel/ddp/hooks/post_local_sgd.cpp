@@ -9,8 +9,8 @@
 
 #include "serried/base/error.h"
 #include "serried/base/log.h"
-#include "serried/comm/agree/exchange.h"
 #include "serried/comm/agree/host.h"
+#include "serried/comm/agree/rank_texts.h"
 #include "serried/parallel/ddp/hooks/hooks.h"
 #include "serried/parallel/ddp/hooks/chain_queue.h"
 #include "serried/parallel/ddp/hooks/steps.h"

@@ -1,5 +1,5 @@
 // Shared memory of peers: what is taken, and all that is refused.
-#include "serried/comm/agree/shared_file.h"
+#include "serried/comm/agree/shared_memory.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -14,8 +14,8 @@
 #include <c10/util/StringUtil.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "serried/comm/agree/board.h"
-#include "serried/comm/agree/shared_mapping.h"
+#include "serried/comm/agree/group_status.h"
+#include "serried/comm/agree/host.h"
 #include "serried/comm/backends/shm/segment.h"
 #include "tests/support/errors.h"
 
@@ -43,13 +43,18 @@ class Offered {
   const int fd_;
 };
 
-std::string refusal(const Offered& offered, int64_t bytes = kBytes, uid_t owner = ::geteuid()) {
-  const SharedFile file = open_shared_file(offered.place(), bytes, owner);
-  EXPECT_EQ(file.fd, -1);
-  EXPECT_TRUE(file.foreign);
-  const std::string head = c10::str("refused /proc/", ::getpid(), "/fd/", offered.fd(), ": ");
-  EXPECT_EQ(file.problem.substr(0, head.size()), head);
-  return file.problem.substr(head.size());
+std::string refusal(const SharedFilePlace& place, int64_t bytes = kBytes, uid_t owner = ::geteuid()) {
+  const SharedMemory memory = SharedMemory::open(place, bytes, owner);
+  EXPECT_FALSE(memory.has_file());
+  EXPECT_EQ(memory.data(), nullptr);
+  EXPECT_TRUE(memory.is_foreign());
+  const std::string head = c10::str("refused /proc/", place.pid, "/fd/", place.fd, ": ");
+  EXPECT_EQ(memory.problem().substr(0, head.size()), head);
+  return memory.problem().substr(head.size());
+}
+
+std::string refusal(const Offered& offered) {
+  return refusal(offered.place());
 }
 
 int unsealed_memory(int seals) {
@@ -63,82 +68,99 @@ std::string temporary_path(const char* name) {
   return c10::str(::testing::TempDir(), "serried_", name, "_", ::getpid());
 }
 
-TEST(SharedFile, WhatOneRankMakesAnotherMaps) {
-  const Offered mine(make_shared_file("test", kBytes));
-  const SharedFile file = open_shared_file(*SharedFilePlace::parse(mine.place().text()), kBytes);
-  ASSERT_EQ(file.problem, "");
-  char* here = static_cast<char*>(::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, mine.fd(), 0));
-  char* there = static_cast<char*>(::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.fd, 0));
-  here[kBytes - 1] = 'x';
+TEST(SharedMemory, WhatOneRankMakesAnotherMaps) {
+  const SharedMemory mine = SharedMemory::make("test", kBytes);
+  char* there = static_cast<char*>(::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, mine.fd(), 0));
+  mine.data()[kBytes - 1] = 'x';
   EXPECT_EQ(there[kBytes - 1], 'x');
-  ::munmap(here, kBytes);
   ::munmap(there, kBytes);
-  ::close(file.fd);
+  const SharedMemory theirs = SharedMemory::open(*SharedFilePlace::parse(mine.place().text()), kBytes);
+  ASSERT_EQ(theirs.problem(), "");
+  EXPECT_EQ(theirs.data()[kBytes - 1], 'x');
 }
 
-TEST(SharedMapping, IsOneForAllThreadsOfAProcess) {
-  const Offered mine(make_shared_file("test", kBytes));
-  const SharedFile file = open_shared_file(mine.place(), kBytes);
-  std::shared_ptr<char> first = map_shared_file(mine.fd(), kBytes);
-  const std::shared_ptr<char> second = map_shared_file(file.fd, kBytes);
-  EXPECT_EQ(first, second);
-  ::close(file.fd);
-  first.get()[kBytes - 1] = 'x';
-  first.reset();
-  EXPECT_EQ(second.get()[kBytes - 1], 'x');
-  const Offered other(make_shared_file("test", kBytes));
-  EXPECT_NE(map_shared_file(other.fd(), kBytes), second);
+TEST(SharedMemory, IsMappedOnceForAllThreadsOfAProcess) {
+  SharedMemory first = SharedMemory::make("test", kBytes);
+  const SharedMemory second = SharedMemory::open(first.place(), kBytes);
+  EXPECT_EQ(first.data(), second.data());
+  first.data()[kBytes - 1] = 'x';
+  first = SharedMemory();
+  EXPECT_EQ(second.data()[kBytes - 1], 'x');
+  EXPECT_NE(SharedMemory::make("test", kBytes).data(), second.data());
 }
 
-TEST(SharedMapping, EndsWithItsLastOwner) {
-  const Offered mine(make_shared_file("test", kBytes));
-  const char* const address = map_shared_file(mine.fd(), kBytes).get();
+TEST(SharedMemory, EndsWithItsLastOwner) {
+  const char* const address = SharedMemory::make("test", kBytes).data();
   unsigned char resident[kBytes / 4096];
   EXPECT_EQ(::mincore(const_cast<char*>(address), kBytes, resident), -1);
   EXPECT_EQ(errno, ENOMEM);
-  EXPECT_NE(map_shared_file(mine.fd(), kBytes), nullptr);
 }
 
-TEST(SharedMapping, SaysWhatCannotBeMapped) {
-  EXPECT_EQ(map_shared_file(-1, kBytes), nullptr);
-  EXPECT_EQ(errno, EBADF);
+TEST(SharedMemory, OutlivesItsFile) {
+  SharedMemory mine = SharedMemory::make("test", kBytes);
+  const SharedFilePlace place = mine.place();
+  mine.close_file();
+  EXPECT_FALSE(mine.has_file());
+  EXPECT_EQ(mine.data()[kBytes - 1], 0);
+  EXPECT_FALSE(SharedMemory::open(place, kBytes).has_file());
 }
 
-TEST(SharedFile, ItsSizeStays) {
-  const Offered mine(make_shared_file("test", kBytes));
+TEST(SharedMemory, SaysWhatCannotBeMade) {
+  const SharedMemory memory = SharedMemory::make("test", -1);
+  EXPECT_FALSE(memory.has_file());
+  EXPECT_EQ(memory.data(), nullptr);
+  EXPECT_EQ(memory.problem(), "Invalid argument");
+}
+
+TEST(SharedMemory, SaysWhatCannotBeMapped) {
+  const SharedMemory memory = SharedMemory::make("test", 0);
+  EXPECT_TRUE(memory.has_file());
+  EXPECT_EQ(memory.data(), nullptr);
+  EXPECT_EQ(memory.problem(), "Invalid argument");
+}
+
+TEST(SharedMemory, PrivateZerosHaveNoFile) {
+  const SharedMemory memory = SharedMemory::make_private(kBytes);
+  EXPECT_FALSE(memory.has_file());
+  EXPECT_EQ(memory.problem(), "");
+  EXPECT_EQ(memory.data()[kBytes - 1], 0);
+}
+
+TEST(SharedMemory, ItsSizeStays) {
+  const SharedMemory mine = SharedMemory::make("test", kBytes);
   EXPECT_EQ(::ftruncate(mine.fd(), 0), -1);
   EXPECT_EQ(::ftruncate(mine.fd(), 2 * kBytes), -1);
   EXPECT_EQ(::fcntl(mine.fd(), F_ADD_SEALS, F_SEAL_WRITE), -1);
 }
 
-TEST(SharedFile, PlacesAreTwoNumbers) {
+TEST(SharedMemory, PlacesAreTwoNumbers) {
   EXPECT_EQ(SharedFilePlace::parse("12 3")->fd, 3);
   for (const char* text : {"", "12", "0 3", "-1 3", "12 -1", "12 3 4", "/etc/passwd", "12 3x", "99999999999 3"}) {
     EXPECT_FALSE(SharedFilePlace::parse(text)) << text;
   }
 }
 
-TEST(SharedFile, NothingThereIsNoStrangersWork) {
-  const SharedFile file = open_shared_file({.pid = ::getpid(), .fd = 999999}, kBytes);
-  EXPECT_EQ(file.fd, -1);
-  EXPECT_FALSE(file.foreign);
-  EXPECT_EQ(file.problem, c10::str("cannot open /proc/", ::getpid(), "/fd/999999: No such file or directory"));
+TEST(SharedMemory, NothingThereIsNoStrangersWork) {
+  const SharedMemory memory = SharedMemory::open({.pid = ::getpid(), .fd = 999999}, kBytes);
+  EXPECT_FALSE(memory.has_file());
+  EXPECT_FALSE(memory.is_foreign());
+  EXPECT_EQ(memory.problem(), c10::str("cannot open /proc/", ::getpid(), "/fd/999999: No such file or directory"));
 }
 
-TEST(SharedFile, AnotherSizeIsRefused) {
-  const Offered mine(make_shared_file("test", kBytes));
-  EXPECT_EQ(refusal(mine, kBytes + 1), "it has 12288 bytes, not 12289");
-  EXPECT_EQ(refusal(mine, kBytes - 1), "it has 12288 bytes, not 12287");
+TEST(SharedMemory, AnotherSizeIsRefused) {
+  const SharedMemory mine = SharedMemory::make("test", kBytes);
+  EXPECT_EQ(refusal(mine.place(), kBytes + 1), "it has 12288 bytes, not 12289");
+  EXPECT_EQ(refusal(mine.place(), kBytes - 1), "it has 12288 bytes, not 12287");
 }
 
-TEST(SharedFile, WhatCanStillChangeIsRefused) {
+TEST(SharedMemory, WhatCanStillChangeIsRefused) {
   for (const int seals : {0, F_SEAL_SHRINK, F_SEAL_SHRINK | F_SEAL_GROW, F_SEAL_GROW | F_SEAL_SEAL,
                           F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL}) {
     EXPECT_EQ(refusal(Offered(unsealed_memory(seals))), "its size or its use can still be changed") << seals;
   }
 }
 
-TEST(SharedFile, FilesOnDiskAreRefused) {
+TEST(SharedMemory, FilesOnDiskAreRefused) {
   const std::string path = temporary_path("plain");
   const Offered plain(::open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
   EXPECT_EQ(::ftruncate(plain.fd(), kBytes), 0);
@@ -147,7 +169,7 @@ TEST(SharedFile, FilesOnDiskAreRefused) {
   EXPECT_THAT(refusal(plain), HasSubstr("it"));  // without a name it is still no shared memory, or not sealed
 }
 
-TEST(SharedFile, PipesDevicesAndSocketsAreRefusedWithoutBeingOpened) {
+TEST(SharedMemory, PipesDevicesAndSocketsAreRefusedWithoutBeingOpened) {
   const std::string path = temporary_path("fifo");
   ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
   // Opening the pipe for reading alone would block; the look at it must not.
@@ -158,9 +180,9 @@ TEST(SharedFile, PipesDevicesAndSocketsAreRefusedWithoutBeingOpened) {
   EXPECT_EQ(refusal(Offered(::open("/tmp", O_RDONLY | O_DIRECTORY | O_CLOEXEC))), "it is no regular file");
 }
 
-TEST(SharedFile, AnotherOwnersIsRefused) {
-  const Offered mine(make_shared_file("test", kBytes));
-  EXPECT_EQ(refusal(mine, kBytes, ::geteuid() + 1),
+TEST(SharedMemory, AnotherOwnersIsRefused) {
+  const SharedMemory mine = SharedMemory::make("test", kBytes);
+  EXPECT_EQ(refusal(mine.place(), kBytes, ::geteuid() + 1),
             c10::str("it belongs to user ", ::geteuid(), ", not to user ", ::geteuid() + 1));
 }
 
@@ -174,7 +196,8 @@ class AnotherUser {
       EXPECT_EQ(::read(ends_[0], &fd_, sizeof fd_), ssize_t(sizeof fd_));
       return;
     }
-    const int fd = ::setuid(65534) == 0 ? make_shared_file("test", kBytes) : -1;
+    const SharedMemory memory = ::setuid(65534) == 0 ? SharedMemory::make("test", kBytes) : SharedMemory();
+    const int fd = memory.fd();
     [[maybe_unused]] const ssize_t told = ::write(ends_[1], &fd, sizeof fd);
     ::pause();
     ::_exit(0);
@@ -197,30 +220,26 @@ class AnotherUser {
 void expect_refused_by_root() {
   const AnotherUser user;
   ASSERT_GE(user.place().fd, 0);
-  const SharedFile file = open_shared_file(user.place(), kBytes);
-  EXPECT_EQ(file.fd, -1);
-  EXPECT_TRUE(file.foreign);
-  EXPECT_EQ(file.problem, c10::str("refused /proc/", user.place().pid, "/fd/", user.place().fd,
-                                   ": it belongs to user 65534, not to user 0"));
+  EXPECT_EQ(refusal(user.place()), "it belongs to user 65534, not to user 0");
 }
 
 // The first process is another user's, save in a container that has one user only: there it has a terminal or a pipe.
 void expect_refused_by_others() {
-  const SharedFile file = open_shared_file({.pid = 1, .fd = 0}, kBytes);
-  EXPECT_EQ(file.fd, -1);
-  EXPECT_THAT(file.problem, ::testing::AnyOf("cannot open /proc/1/fd/0: Permission denied",
-                                             "refused /proc/1/fd/0: it is no regular file"));
+  const SharedMemory memory = SharedMemory::open({.pid = 1, .fd = 0}, kBytes);
+  EXPECT_FALSE(memory.has_file());
+  EXPECT_THAT(memory.problem(), ::testing::AnyOf("cannot open /proc/1/fd/0: Permission denied",
+                                                 "refused /proc/1/fd/0: it is no regular file"));
 }
 
-TEST(SharedFile, MemoryOfAnotherUserIsRefusedEvenByRoot) {
+TEST(SharedMemory, MemoryOfAnotherUserIsRefusedEvenByRoot) {
   ::geteuid() == 0 ? expect_refused_by_root() : expect_refused_by_others();
 }
 
-TEST(SharedFile, ASegmentOfAnotherShapeIsNotMapped) {
+TEST(SharedMemory, ASegmentOfAnotherShapeIsNotMapped) {
   const shm::SegmentShape small{.world_size = 2, .heap_bytes = 0};
   const shm::SegmentShape large{.world_size = 2, .heap_bytes = 1 << 20};
   const shm::Segment segment = shm::Segment::create(small);
-  const SharedFilePlace place{.pid = ::getpid(), .fd = segment.fd()};
+  const SharedFilePlace place = segment.place();
   EXPECT_NO_THROW(shm::Segment::attach(small, place));
   EXPECT_THAT(
       error_text<c10::DistBackendError>([&] { shm::Segment::attach(large, place); }),
@@ -229,14 +248,15 @@ TEST(SharedFile, ASegmentOfAnotherShapeIsNotMapped) {
                    "  fix: find out who writes to the store of this job: rank 0 did not make this"));
 }
 
-TEST(SharedFile, ABoardOpensNoPathThatAStrangerNames) {
+TEST(SharedMemory, NoPathIsOpenedThatAStrangerNames) {
   const std::string path = temporary_path("victim");
   const Offered victim(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
   EXPECT_EQ(::ftruncate(victim.fd(), 1 << 20), 0);
   for (const std::string& place : {path, victim.place().text(), std::string("0 0")}) {
     const c10::intrusive_ptr<c10d::Store> store = c10::make_intrusive<c10d::HashStore>();
-    store->set("page", place);
-    EXPECT_THAT(error_text<c10::DistBackendError>([&] { Board(store, 1, 2, std::chrono::seconds(5)); }),
+    store->set("host/0", host_identity());
+    store->set("page/0", place);
+    EXPECT_THAT(error_text<c10::DistBackendError>([&] { GroupStatus(store, 1, 2, std::chrono::seconds(5)); }),
                 HasSubstr("[new_group] the watch page of rank 0 cannot be used: "))
         << place;
   }
