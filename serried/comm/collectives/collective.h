@@ -1,9 +1,9 @@
-// One collective as this rank calls it, and what a backend of ours does with it.
+// One collective as this rank calls it.
 #pragma once
 
 #include "serried/comm/collectives/watch.h"
 
-#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <chrono>
 
@@ -26,31 +26,5 @@ struct Collective {
 
   bool is_point_to_point() const { return kind == watch::Kind::send || kind == watch::Kind::recv; }
 };
-
-/// What a backend can do by itself. The door (door.h) does the rest around it.
-struct Capabilities {
-  bool takes_collectives = false;    // Carrier::run and start: any dtype, any reduction, pieces of any size
-  at::DeviceType device = at::kCPU;  // of the tensors in them
-  bool checks_nan = false;           // Carrier::set_nan_check
-};
-
-/// Mixed into the c10d::Backends of ours.
-class Carrier {
- public:
-  virtual ~Carrier() = default;
-
-  virtual Capabilities capabilities() const = 0;
-  /// Blocks until this rank may use its outputs and reuse its inputs; on the calling thread, without a Work.
-  virtual void run(const Collective& collective);
-  /// Outputs may be used once the Work has been waited for; until then the Work keeps the tensors alive.
-  virtual WorkPtr start(const Collective& collective);
-  virtual void set_nan_check(watch::NanCheck mode);
-};
-
-/// Null where `backend` is not one of ours.
-Carrier* find_carrier(c10d::Backend& backend);
-
-/// Those of `backend`, none where it is not one of ours.
-Capabilities capabilities_of(c10d::Backend& backend);
 
 }  // namespace serried::detail

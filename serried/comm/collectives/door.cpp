@@ -72,22 +72,24 @@ c10::intrusive_ptr<c10d::Backend> backend_for(const Group& group, const Collecti
   return group->hasBackendForDeviceType(at::kCPU) ? group->getBackend(at::kCPU) : group->getDefaultBackend();
 }
 
-// Null where the backend has to be asked by c10d's calls.
-Carrier* carrier_of(c10d::Backend& backend, const Collective& c) {
-  Carrier* carrier = find_carrier(backend);
-  if (carrier == nullptr) return nullptr;
-  const Capabilities can = carrier->capabilities();
+// Null where the backend has to be asked by c10d's calls, which look for NaN themselves.
+OwnBackend* taker_of(c10d::Backend& backend, const Collective& c) {
+  OwnBackend* own = as_own(backend);
+  if (own == nullptr) return nullptr;
+  const Capabilities can = own->capabilities();
   const at::Tensor* x = first_tensor(c);
-  return can.takes_collectives && (x == nullptr || x->device().type() == can.device) ? carrier : nullptr;
+  if (!can.takes_collectives || (x != nullptr && x->device().type() != can.device)) return nullptr;
+  own->check_sent(watch::kind_name(c.kind), c.inputs);
+  return own;
 }
 
 void run_on(c10d::Backend& backend, const Collective& c) {
-  if (Carrier* carrier = carrier_of(backend, c)) return carrier->run(c);
+  if (OwnBackend* own = taker_of(backend, c)) return own->run(c);
   start_by_c10d(backend, c)->wait();
 }
 
 WorkPtr start_on(c10d::Backend& backend, const Collective& c) {
-  if (Carrier* carrier = carrier_of(backend, c)) return carrier->start(c);
+  if (OwnBackend* own = taker_of(backend, c)) return own->start(c);
   return start_by_c10d(backend, c);
 }
 
@@ -102,27 +104,6 @@ void run_alone(const Collective& c) {
 }
 
 }  // namespace
-
-void Carrier::run(const Collective&) {
-  TORCH_INTERNAL_ASSERT(false, "this backend takes no collectives");
-}
-
-WorkPtr Carrier::start(const Collective&) {
-  TORCH_INTERNAL_ASSERT(false, "this backend takes no collectives");
-}
-
-void Carrier::set_nan_check(watch::NanCheck) {
-  TORCH_INTERNAL_ASSERT(false, "this backend cannot check for NaN");
-}
-
-Carrier* find_carrier(c10d::Backend& backend) {
-  return dynamic_cast<Carrier*>(&backend);
-}
-
-Capabilities capabilities_of(c10d::Backend& backend) {
-  const Carrier* carrier = find_carrier(backend);
-  return carrier != nullptr ? carrier->capabilities() : Capabilities();
-}
 
 void run(const Group& group, const Collective& collective) {
   start_what_is_due(group);

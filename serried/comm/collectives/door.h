@@ -2,6 +2,7 @@
 #pragma once
 
 #include "serried/comm/collectives/collective.h"
+#include "serried/comm/collectives/own_backend.h"
 #include "serried/comm/groups/group.h"
 
 namespace serried::detail {

@@ -9,7 +9,7 @@
 #include "serried/base/env.h"
 #include "serried/base/error.h"
 #include "serried/base/log.h"
-#include "serried/comm/collectives/collective.h"
+#include "serried/comm/collectives/own_backend.h"
 
 namespace serried {
 namespace detail {
@@ -48,8 +48,7 @@ void check_nan(watch::NanCheck mode, const at::Tensor& sent, const char* op, int
 
 void watch::set_nan_check(const c10::intrusive_ptr<c10d::ProcessGroup>& group, NanCheck mode) {
   const auto backend = group->getBackend(c10::DeviceType::CPU);
-  detail::Carrier* carrier = detail::find_carrier(*backend);
-  if (carrier != nullptr && carrier->capabilities().checks_nan) return carrier->set_nan_check(mode);
+  if (detail::OwnBackend* own = detail::as_own(*backend)) return own->set_nan_check(mode);
   raise<c10::NotImplementedError>({"set_nan_check",
                                    c10::str("the backend ", backend->getBackendName(), " cannot check for NaN"),
                                    "use one of serried's own backends: gloo, shm, threads"});

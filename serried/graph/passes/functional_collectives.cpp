@@ -9,7 +9,7 @@
 #include <string>
 #include <unordered_map>
 
-#include "serried/comm/collectives/collective.h"
+#include "serried/comm/collectives/own_backend.h"
 #include "serried/comm/groups/group.h"
 #include "serried/graph/passes/access.h"
 #include "serried/graph/passes/passes.h"

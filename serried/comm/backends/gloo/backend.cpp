@@ -10,6 +10,7 @@
 
 #include "serried/base/error.h"
 #include "serried/comm/agree/rank_texts.h"
+#include "serried/comm/collectives/nan_check.h"
 #include "serried/comm/rendezvous/world_store.h"
 
 namespace serried::gloo {
@@ -41,11 +42,10 @@ void check_root(const watch::Record& record, int size) {
 }  // namespace
 
 GlooBackend::GlooBackend(const Store& store, int rank, int world_size, const EngineOptions& options)
-    : Backend(rank, world_size),
+    : OwnBackend(rank, world_size),
       store_(store),
       options_(options),
       timeout_(options.timeout),
-      nan_check_(detail::default_nan_check()),
       flights_(make_shared_at_home<Flights>(
           std::make_unique<detail::GroupStatus>(prefixed("watch", store), rank, world_size, options.timeout))) {
   EngineOptions chosen = options;
@@ -101,7 +101,7 @@ c10::intrusive_ptr<c10d::Backend> GlooBackend::merge(const Store& store, const c
   EngineOptions chosen = options_;
   if (options) chosen.timeout = options->timeout;
   auto child = c10::make_intrusive<GlooBackend>(store, rank, size, chosen);
-  child->set_nan_check(nan_check_);
+  child->set_nan_check(nan_check());
   return child;
 }
 
@@ -109,19 +109,8 @@ std::chrono::milliseconds GlooBackend::timeout_or(std::chrono::milliseconds time
   return timeout == c10d::kUnsetTimeout ? timeout_.load() : timeout;
 }
 
-void GlooBackend::check_sent(const watch::Record& record, const Tensors& sent) {
-  const watch::NanCheck mode = nan_check_.load(std::memory_order_relaxed);
-  if (mode == watch::NanCheck::off) return;
-  const std::string call = watch::describe(record);
-  for (const at::Tensor& tensor : sent) {
-    try {
-      detail::check_nan(mode, tensor, call.c_str(), getRank());
-    } catch (const c10::ValueError&) {
-      // The peers would wait for a call that never comes.
-      flights_->status().fail({detail::find_nan(tensor, getRank()), detail::kNanFix});
-      throw;
-    }
-  }
+void GlooBackend::fail(const std::string& what, const c10::Error&) {
+  flights_->status().fail({what, detail::kNanFix});
 }
 
 void GlooBackend::enter(Plan& plan) {
@@ -154,24 +143,6 @@ WorkPtr GlooBackend::run_peer(watch::Record record, const Tensors& sent, const s
   if (flights_->status().failed()) raise_unusable(flights_->status(), record);
   check_sent(record, sent);
   return remember(watch_peer(issue(), flights_, {record, timeout_.load()}));
-}
-
-WorkPtr GlooBackend::remember(WorkPtr work) {
-  std::lock_guard<std::mutex> lock(coalescing_mutex_);
-  if (coalescing_) coalesced_.push_back(work);
-  return work;
-}
-
-void GlooBackend::startCoalescing() {
-  std::lock_guard<std::mutex> lock(coalescing_mutex_);
-  coalescing_ = true;
-  coalesced_.clear();
-}
-
-WorkPtr GlooBackend::endCoalescing() {
-  std::lock_guard<std::mutex> lock(coalescing_mutex_);
-  coalescing_ = false;
-  return join_works(std::exchange(coalesced_, {}));
 }
 
 void GlooBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {

@@ -1,13 +1,9 @@
 // c10d's Gloo with the watch around every call: sequence numbers, mismatches, who is missing, NaN.
 #pragma once
 
-#include "serried/base/fork.h"
 #include "serried/comm/backends/gloo/engine.h"
 #include "serried/comm/backends/gloo/work.h"
-#include "serried/comm/collectives/collective.h"
-#include "serried/comm/collectives/nan_check.h"
-
-#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include "serried/comm/collectives/own_backend.h"
 
 #include <atomic>
 #include <functional>
@@ -25,7 +21,7 @@ using TensorLists = std::vector<Tensors>;
 /// The destructor waits for collectives under way, up to the timeout; once the group has failed it waits for nothing:
 /// gloo cannot give up a collective before its timeout, so a thread of its own then takes the engine apart. So it does
 /// where the last owner goes in a callback, on a thread of the engine. Sends and receives that are waited for raise.
-class GlooBackend : public c10d::Backend, public detail::Carrier {
+class GlooBackend : public detail::OwnBackend {
  public:
   GlooBackend(const Store& store, int rank, int world_size, const EngineOptions& options);
   ~GlooBackend() override;
@@ -34,8 +30,7 @@ class GlooBackend : public c10d::Backend, public detail::Carrier {
   c10::intrusive_ptr<Options> getBackendOptions() override;
   void setTimeout(std::chrono::milliseconds timeout) override;
   /// gloo knows c10d's calls alone.
-  detail::Capabilities capabilities() const override { return {.checks_nan = true}; }
-  void set_nan_check(watch::NanCheck mode) override { nan_check_ = mode; }
+  detail::Capabilities capabilities() const override { return {}; }
   void setGroupUid(const std::string& name) override;
   void setSequenceNumberForGroup() override { engine_->setSequenceNumberForGroup(); }
   uint64_t getSequenceNumberForGroup() override { return engine_->getSequenceNumberForGroup(); }
@@ -73,10 +68,6 @@ class GlooBackend : public c10d::Backend, public detail::Carrier {
   WorkPtr recv(Tensors& tensors, int peer, int tag) override;
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
 
-  /// gloo has nothing to launch together: calls in between start at once, and the Work of the end waits for all.
-  bool supportsCoalescing() const override { return true; }
-  void startCoalescing() override;
-  WorkPtr endCoalescing() override;
   void waitForPendingWorks() override;
   void enableCollectivesTiming() override { engine_->enableCollectivesTiming(); }
   c10d::ErrorType getError() override;
@@ -100,23 +91,17 @@ class GlooBackend : public c10d::Backend, public detail::Carrier {
   WorkPtr run_reduce_scatter(const watch::Record& record, Tensors buffers, Tensors pieces, const Tensors& outputs,
                              const c10d::ReduceScatterOptions& options);
   WorkPtr run_peer(watch::Record record, const Tensors& sent, const std::function<WorkPtr()>& issue);
-  void check_sent(const watch::Record& record, const Tensors& sent);
+  void fail(const std::string& what, const c10::Error& error) override;
   void enter(Plan& plan);
-  WorkPtr remember(WorkPtr work);
   std::chrono::milliseconds timeout_or(std::chrono::milliseconds timeout) const;
 
-  const HomeProcess home_;
   const Store store_;
   EngineOptions options_;
   std::atomic<std::chrono::milliseconds> timeout_;
-  std::atomic<watch::NanCheck> nan_check_;
   std::shared_ptr<Flights> flights_;
   c10::intrusive_ptr<c10d::Backend> engine_;
   std::mutex issue_mutex_;  // guards sequence_, and keeps it in the order of gloo's own tags
   uint64_t sequence_ = 0;
-  std::mutex coalescing_mutex_;  // guards the two below
-  bool coalescing_ = false;
-  std::vector<WorkPtr> coalesced_;
 };
 
 }  // namespace serried::gloo

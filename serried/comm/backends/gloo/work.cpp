@@ -241,37 +241,6 @@ class PeerWork : public c10d::Work {
   const Call call_;
 };
 
-class JoinedWork : public c10d::Work {
- public:
-  explicit JoinedWork(std::vector<c10::intrusive_ptr<c10d::Work>> works)
-      : Work(-1, c10d::OpType::COALESCED), works_(std::move(works)) {}
-
-  bool wait(std::chrono::milliseconds timeout) override {
-    for (const auto& work : works_) work->wait(timeout);
-    return true;
-  }
-
-  bool isCompleted() override {
-    return std::all_of(works_.begin(), works_.end(), [](const auto& work) { return work->isCompleted(); });
-  }
-
-  bool isSuccess() const override {
-    return std::all_of(works_.begin(), works_.end(), [](const auto& work) { return work->isSuccess(); });
-  }
-
-  std::exception_ptr exception() const override {
-    for (const auto& work : works_) {
-      if (auto error = work->exception()) return error;
-    }
-    return nullptr;
-  }
-
-  void synchronize() override { wait(kNoTimeout); }
-
- private:
-  const std::vector<c10::intrusive_ptr<c10d::Work>> works_;
-};
-
 // A connection closes a moment before its process counts as ended.
 std::string gone_text_soon(const GroupStatus& status) {
   const auto deadline = Clock::now() + 100ms;
@@ -318,10 +287,6 @@ c10::intrusive_ptr<c10d::Work> watch_peer(c10::intrusive_ptr<c10d::Work> inner, 
 
 bool on_engine_thread() {
   return is_engine_thread;
-}
-
-c10::intrusive_ptr<c10d::Work> join_works(std::vector<c10::intrusive_ptr<c10d::Work>> works) {
-  return c10::make_intrusive<JoinedWork>(std::move(works));
 }
 
 }  // namespace serried::gloo

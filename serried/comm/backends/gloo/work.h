@@ -46,7 +46,4 @@ c10::intrusive_ptr<c10d::Work> watch_peer(c10::intrusive_ptr<c10d::Work> inner, 
 /// Whether this thread is one of an engine's own, as callbacks of futures find it: it cannot wait for its engine's end.
 bool on_engine_thread();
 
-/// One Work for several: done when all are; raises what the first of them that failed would.
-c10::intrusive_ptr<c10d::Work> join_works(std::vector<c10::intrusive_ptr<c10d::Work>> works);
-
 }  // namespace serried::gloo

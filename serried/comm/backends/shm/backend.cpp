@@ -20,10 +20,9 @@ constexpr std::chrono::seconds kFarewellPatience{5};
 }  // namespace
 
 ShmBackend::ShmBackend(const ConnectArgs& args)
-    : Backend(args.rank, args.world_size),
+    : OwnBackend(args.rank, args.world_size),
       args_(args),
       timeout_ms_(args.timeout.count()),
-      nan_check_(detail::default_nan_check()),
       driver_(make_shared_at_home<Driver>(connect(args))),
       heap_(std::make_shared<Heap>(driver_->engine().segment().heap_bytes())),
       mailbox_(make_shared_at_home<Mailbox>(std::shared_ptr<Engine>(driver_, &driver_->engine()))) {
@@ -114,21 +113,8 @@ at::Tensor ShmBackend::allocateTensor(long size, at::TensorOptions options) {
       data, {size}, [heap = heap_, driver = driver_, offset](void*) { heap->release(offset); }, options);
 }
 
-void ShmBackend::check_nan(const at::Tensor& sent, const char* op) const {
-  const watch::NanCheck mode = nan_check_.load(std::memory_order_relaxed);
-  if (mode == watch::NanCheck::off) return;
-  try {
-    detail::check_nan(mode, sent, op, rank_);
-  } catch (const c10::Error& error) {
-    // This rank will not come: its peers must not wait for the timeout.
-    driver_->engine().sync().abort(error.msg());
-    throw;
-  }
-}
-
-void ShmBackend::check_nan(at::TensorList sent, const char* op) const {
-  if (nan_check_.load(std::memory_order_relaxed) == watch::NanCheck::off) return;
-  for (const at::Tensor& tensor : sent) check_nan(tensor, op);
+void ShmBackend::fail(const std::string&, const c10::Error& error) {
+  driver_->engine().sync().abort(error.msg());
 }
 
 }  // namespace serried::shm

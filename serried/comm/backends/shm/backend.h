@@ -6,10 +6,7 @@
 #include "serried/comm/backends/shm/heap.h"
 #include "serried/comm/backends/shm/mailbox.h"
 #include "serried/comm/backends/shm/ops.h"
-#include "serried/comm/collectives/collective.h"
-#include "serried/comm/collectives/nan_check.h"
-
-#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include "serried/comm/collectives/own_backend.h"
 
 #include <atomic>
 #include <memory>
@@ -35,7 +32,7 @@ CallOptions call_options(const Options& options) {
 }
 
 /// Calls may come from any thread; collectives are matched across ranks in the order of the calls.
-class ShmBackend : public c10d::Backend, public detail::Carrier {
+class ShmBackend : public detail::OwnBackend {
  public:
   explicit ShmBackend(const ConnectArgs& args);
   ~ShmBackend() override;
@@ -44,10 +41,9 @@ class ShmBackend : public c10d::Backend, public detail::Carrier {
   c10::intrusive_ptr<Options> getBackendOptions() override;
   void setTimeout(std::chrono::milliseconds timeout) override { timeout_ms_ = timeout.count(); }
 
-  detail::Capabilities capabilities() const override { return {.takes_collectives = true, .checks_nan = true}; }
+  detail::Capabilities capabilities() const override { return {.takes_collectives = true}; }
   void run(const detail::Collective& collective) override;
   WorkPtr start(const detail::Collective& collective) override;
-  void set_nan_check(watch::NanCheck mode) override { nan_check_ = mode; }
 
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return driver_->num_issued(); }
@@ -85,9 +81,6 @@ class ShmBackend : public c10d::Backend, public detail::Carrier {
   WorkPtr recv(Tensors& tensors, int peer, int tag) override;
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
 
-  bool supportsCoalescing() const override { return true; }
-  void startCoalescing() override;
-  WorkPtr endCoalescing() override;
   void waitForPendingWorks() override;
   void enableCollectivesTiming() override {}
   c10d::ErrorType getError() override;
@@ -111,21 +104,14 @@ class ShmBackend : public c10d::Backend, public detail::Carrier {
                std::chrono::milliseconds timeout = c10d::kUnsetTimeout);
   WorkPtr post(const detail::Collective& peer_call);
   void check_root(std::string_view where, int64_t root) const;
-  void check_nan(const at::Tensor& sent, const char* op) const;
-  void check_nan(at::TensorList sent, const char* op) const;
-  WorkPtr remember(WorkPtr work);
+  void fail(const std::string& what, const c10::Error& error) override;
   void close();
 
-  const HomeProcess home_;
   const ConnectArgs args_;
   std::atomic<int64_t> timeout_ms_;
-  std::atomic<watch::NanCheck> nan_check_;
   const std::shared_ptr<Driver> driver_;
   const std::shared_ptr<Heap> heap_;
   const std::shared_ptr<Mailbox> mailbox_;
-  std::mutex coalescing_mutex_;
-  bool coalescing_ = false;
-  std::vector<WorkPtr> coalesced_;
   std::atomic<bool> closed_{false};
 };
 

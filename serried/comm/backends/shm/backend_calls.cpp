@@ -8,7 +8,6 @@
 #include "serried/base/error.h"
 #include "serried/comm/backends/shm/backend.h"
 #include "serried/comm/backends/shm/tensors.h"
-#include "serried/comm/collectives/reductions.h"
 
 namespace serried::shm {
 namespace {
@@ -23,19 +22,6 @@ constexpr int64_t kFlattenBytes = 1 << 20;
 
 int64_t bytes_of(const Op& op) {
   return op.kind == Op::Kind::all_reduce ? op.count * op.element_bytes : op.offers.bytes;
-}
-
-/// What is reduced, and with what: PREMUL_SUM is a sum of scaled inputs.
-struct Contribution {
-  at::Tensor input;
-  RedOpType op;
-};
-
-Contribution contribution(const at::Tensor& input, const c10d::ReduceOp& op, Task& task) {
-  if (op != RedOpType::PREMUL_SUM) return {input, op};
-  at::Tensor scaled = detail::premultiplied(input, op);
-  task.keep_alive.push_back(scaled);
-  return {scaled, RedOpType::SUM};
 }
 
 at::Tensor kept(std::string_view where, const at::Tensor& tensor, Task& task) {
@@ -80,7 +66,7 @@ WorkPtr ShmBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& op
   check_root("broadcast", options.rootRank);
   Task task;
   const at::Tensor tensor = writable("broadcast", only("broadcast", tensors), task);
-  if (rank_ == options.rootRank) check_nan(tensor, "broadcast");
+  if (rank_ == options.rootRank) check_sent("broadcast", tensor);
   task.outputs = tensors;
   task.op = broadcast_op(tensor, int(options.rootRank), place());
   return issue(OpType::BROADCAST, std::move(task), call_options(options));
@@ -90,10 +76,10 @@ WorkPtr ShmBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& op
   if (only("all_reduce", tensors).layout() == at::kSparse) return allreduce_sparse(tensors, options);
   Task task;
   const at::Tensor tensor = writable("all_reduce", tensors.front(), task);
-  check_nan(tensor, "all_reduce");
-  const auto [input, op] = contribution(tensor, options.reduceOp, task);
+  check_sent("all_reduce", tensor);
+  const at::Tensor input = contributed(tensor, options.reduceOp, task.keep_alive);
   task.outputs = tensors;
-  task.op = all_reduce_op(input, tensor, op);
+  task.op = all_reduce_op(input, tensor, engine_op(options.reduceOp));
   return issue(OpType::ALLREDUCE, std::move(task), call_options(options));
 }
 
@@ -107,13 +93,14 @@ WorkPtr ShmBackend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceC
     bytes += int64_t(dense.back().nbytes());
     one_dtype &= dense.back().scalar_type() == dense.front().scalar_type();
   }
-  check_nan(dense, "all_reduce_coalesced");
+  check_sent("all_reduce_coalesced", dense);
   task.outputs = tensors;
+  const RedOpType reduction = engine_op(options.reduceOp);
   if (!one_dtype || bytes > kFlattenBytes || dense.size() < 2) {
     std::vector<Op> ops;
     for (const at::Tensor& tensor : dense) {
-      const auto [input, op] = contribution(tensor, options.reduceOp, task);
-      ops.push_back(all_reduce_op(input, tensor, op));
+      const at::Tensor input = contributed(tensor, options.reduceOp, task.keep_alive);
+      ops.push_back(all_reduce_op(input, tensor, reduction));
     }
     return issue_program(OpType::ALLREDUCE_COALESCED, std::move(task), std::move(ops), call_options(options));
   }
@@ -121,8 +108,8 @@ WorkPtr ShmBackend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceC
   for (const at::Tensor& tensor : dense) flat_views.push_back(tensor.detach().view({-1}));
   const at::Tensor flat = at::cat(flat_views);
   task.keep_alive.push_back(flat);
-  const auto [input, op] = contribution(flat, options.reduceOp, task);
-  task.op = all_reduce_op(input, flat, op);
+  const at::Tensor input = contributed(flat, options.reduceOp, task.keep_alive);
+  task.op = all_reduce_op(input, flat, reduction);
   task.after = [earlier = std::move(task.after), flat, flat_views] {
     int64_t begin = 0;
     for (const at::Tensor& view : flat_views) {
@@ -138,10 +125,10 @@ WorkPtr ShmBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options)
   check_root("reduce", options.rootRank);
   Task task;
   const at::Tensor tensor = writable("reduce", only("reduce", tensors), task);
-  check_nan(tensor, "reduce");
-  const auto [input, op] = contribution(tensor, options.reduceOp, task);
+  check_sent("reduce", tensor);
+  const at::Tensor input = contributed(tensor, options.reduceOp, task.keep_alive);
   task.outputs = tensors;
-  task.op = reduce_op(input, int(options.rootRank), op, place());
+  task.op = reduce_op(input, int(options.rootRank), engine_op(options.reduceOp), place());
   task.op.sinks.base = tensor.numel() == 0 ? nullptr : static_cast<char*>(tensor.mutable_data_ptr());
   return issue(OpType::REDUCE, std::move(task), call_options(options));
 }
@@ -152,7 +139,7 @@ WorkPtr ShmBackend::allgather(TensorLists& outputs, Tensors& inputs, const c10d:
   const at::Tensor input = kept(where, only(where, inputs), task);
   check_count(where, "output lists", int64_t(outputs.size()), 1);
   check_count(where, "outputs", int64_t(outputs.front().size()), size_);
-  check_nan(input, where);
+  check_sent(where, input);
   Tensors dense;
   for (const at::Tensor& output : outputs.front()) {
     check_dtype(where, output, input);
@@ -177,7 +164,7 @@ WorkPtr ShmBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& i
   std::vector<Op> ops;
   for (size_t i = 0; i < inputs.size(); ++i) {
     const at::Tensor input = kept(where, inputs[i], task);
-    check_nan(input, where);
+    check_sent(where, input);
     check_dtype(where, outputs[i], input);
     check_numel(where, outputs[i], input.numel() * size_);
     ops.push_back(all_gather_flat_op(writable(where, outputs[i], task), input));
@@ -195,7 +182,7 @@ WorkPtr ShmBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs, c
   std::vector<Op> ops;
   for (size_t i = 0; i < inputs.size(); ++i) {
     const at::Tensor input = kept(where, inputs[i], task);
-    check_nan(input, where);
+    check_sent(where, input);
     Tensors dense;
     for (const Tensors& list : outputs) {
       check_count(where, "outputs per rank", int64_t(list.size()), int64_t(inputs.size()));
@@ -214,7 +201,7 @@ WorkPtr ShmBackend::gather(TensorLists& outputs, Tensors& inputs, const c10d::Ga
   const bool is_root = rank_ == options.rootRank;
   Task task;
   const at::Tensor input = kept(where, only(where, inputs), task);
-  check_nan(input, where);
+  check_sent(where, input);
   check_count(where, "output lists", int64_t(outputs.size()), is_root ? 1 : 0);
   Tensors dense;
   if (is_root) {
@@ -243,7 +230,7 @@ WorkPtr ShmBackend::scatter(Tensors& outputs, TensorLists& inputs, const c10d::S
       check_dtype(where, input, output);
       dense.push_back(kept(where, input, task));
     }
-    check_nan(dense, where);
+    check_sent(where, dense);
   }
   task.outputs = outputs;
   task.op = scatter_op(output, dense, int(options.rootRank), place());
@@ -257,18 +244,15 @@ WorkPtr ShmBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs, const 
   Task task;
   const at::Tensor output = writable(where, only(where, outputs), task);
   Tensors dense;
-  RedOpType op = options.reduceOp;
   for (const at::Tensor& input : inputs.front()) {
     check_dtype(where, input, output);
     const at::Tensor readable_input = kept(where, input, task);
-    check_nan(readable_input, where);
-    const Contribution part = contribution(readable_input, options.reduceOp, task);
-    dense.push_back(part.input);
-    op = part.op;
+    check_sent(where, readable_input);
+    dense.push_back(contributed(readable_input, options.reduceOp, task.keep_alive));
   }
   check_numel(where, inputs.front()[rank_], output.numel());
   task.outputs = outputs;
-  task.op = reduce_scatter_op(output, dense, op, place());
+  task.op = reduce_scatter_op(output, dense, engine_op(options.reduceOp), place());
   return issue(OpType::REDUCE_SCATTER, std::move(task), call_options(options));
 }
 
@@ -289,9 +273,10 @@ WorkPtr ShmBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& i
     check_dtype(where, outputs[i], inputs[i]);
     check_numel(where, inputs[i], outputs[i].numel() * size_);
     const at::Tensor dense = kept(where, inputs[i], task);
-    check_nan(dense, where);
-    const auto [input, op] = contribution(dense, options.reduceOp, task);
-    ops.push_back(reduce_scatter_flat_op(writable(where, outputs[i], task), input, op, place()));
+    check_sent(where, dense);
+    const at::Tensor input = contributed(dense, options.reduceOp, task.keep_alive);
+    ops.push_back(
+        reduce_scatter_flat_op(writable(where, outputs[i], task), input, engine_op(options.reduceOp), place()));
   }
   task.outputs = outputs;
   if (ops.size() != 1) {
@@ -336,7 +321,7 @@ WorkPtr ShmBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::ve
   check_dtype(where, output, input);
   Task task;
   const at::Tensor from = kept(where, input, task);
-  check_nan(from, where);
+  check_sent(where, from);
   const at::Tensor to = writable(where, output, task);
   at::AutoDispatchBelowAutograd guard;
   const Tensors inputs = cut(where, from.detach(), input_sizes, size_);
@@ -359,7 +344,7 @@ WorkPtr ShmBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllT
     from.push_back(kept(where, inputs[peer], task));
     to.push_back(writable(where, outputs[peer], task));
   }
-  check_nan(from, where);
+  check_sent(where, from);
   task.outputs = outputs;
   task.op = all_to_all_op(to, from, place());
   return issue(OpType::ALLTOALL, std::move(task), call_options(options));

@@ -1,6 +1,5 @@
 // Collectives as the door describes them: each is one Op of the engine.
 #include "serried/comm/backends/shm/backend.h"
-#include "serried/comm/collectives/reductions.h"
 
 namespace serried::shm {
 namespace {
@@ -21,18 +20,18 @@ c10d::OpType type_of(Kind kind) {
   }
 }
 
-Op reduced_to_root(const Collective& c, RedOpType op, Place place) {
-  Op made = reduce_op(c.inputs[0], c.root, op, place);
+Op reduced_to_root(const Collective& c, const at::Tensor& input, RedOpType op, Place place) {
+  Op made = reduce_op(input, c.root, op, place);
   const at::Tensor& output = c.outputs[0];
   made.sinks.base = output.numel() == 0 ? nullptr : static_cast<char*>(output.mutable_data_ptr());
   return made;
 }
 
-Op op_of(const Collective& c, at::TensorList inputs, RedOpType op, Place place) {
+Op plain_op_of(const Collective& c, at::TensorList inputs, RedOpType op, Place place) {
   const bool is_flat = inputs.size() == 1 && c.outputs.size() == 1;
   switch (c.kind) {
     case Kind::all_reduce: return all_reduce_op(inputs[0], c.outputs[0], op);
-    case Kind::reduce: return reduced_to_root(c, op, place);
+    case Kind::reduce: return reduced_to_root(c, inputs[0], op, place);
     case Kind::reduce_scatter:
       return is_flat ? reduce_scatter_flat_op(c.outputs[0], inputs[0], op, place)
                      : reduce_scatter_op(c.outputs[0], inputs, op, place);
@@ -46,20 +45,15 @@ Op op_of(const Collective& c, at::TensorList inputs, RedOpType op, Place place) 
   }
 }
 
-/// What is sent, and how it is reduced: PREMUL_SUM is a sum of scaled inputs.
-struct Contributions {
-  Tensors scaled = {};
-  RedOpType op = c10d::ReduceOp::UNUSED;
-
-  explicit Contributions(const Collective& c) {
-    if (c.op == nullptr) return;
-    op = c.op->op_;
-    if (op != c10d::ReduceOp::PREMUL_SUM) return;
-    op = c10d::ReduceOp::SUM;
-    for (const at::Tensor& input : c.inputs) scaled.push_back(detail::premultiplied(input, *c.op));
-  }
-  at::TensorList of(const Collective& c) const { return scaled.empty() ? c.inputs : at::TensorList(scaled); }
-};
+// PREMUL_SUM is the one reduction that changes what is sent.
+Op op_of(const Collective& c, Place place, Tensors& kept) {
+  if (c.op == nullptr) return plain_op_of(c, c.inputs, c10d::ReduceOp::UNUSED, place);
+  const RedOpType op = engine_op(*c.op);
+  if (op == c.op->op_) return plain_op_of(c, c.inputs, op, place);
+  Tensors inputs;
+  for (const at::Tensor& input : c.inputs) inputs.push_back(contributed(input, *c.op, kept));
+  return plain_op_of(c, inputs, op, place);
+}
 
 }  // namespace
 
@@ -68,21 +62,17 @@ void ShmBackend::run(const Collective& c) {
     post(c)->wait();
     return;
   }
-  check_nan(c.inputs, watch::kind_name(c.kind));
-  const Contributions contributions(c);
-  Op op = op_of(c, contributions.of(c), contributions.op, place());
+  Tensors kept;
+  Op op = op_of(c, place(), kept);
   op.timeout = timeout_or_default(c.timeout);
   driver_->run_now(op);
 }
 
 WorkPtr ShmBackend::start(const Collective& c) {
   if (c.is_point_to_point()) return post(c);
-  check_nan(c.inputs, watch::kind_name(c.kind));
-  Contributions contributions(c);
   Task task;
-  task.op = op_of(c, contributions.of(c), contributions.op, place());
+  task.op = op_of(c, place(), task.keep_alive);
   task.outputs = c.outputs.vec();
-  task.keep_alive = std::move(contributions.scaled);
   task.keep_alive.insert(task.keep_alive.end(), c.inputs.begin(), c.inputs.end());
   return issue(type_of(c.kind), std::move(task), {.timeout = c.timeout});
 }

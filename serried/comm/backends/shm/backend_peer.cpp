@@ -1,4 +1,4 @@
-// Point to point and coalescing of c10d::Backend.
+// Point to point.
 #include <c10/util/StringUtil.h>
 
 #include "serried/base/error.h"
@@ -49,34 +49,6 @@ class TransferWork : public c10d::Work {
   const c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
-/// Several works as one.
-class CoalescedWork : public c10d::Work {
- public:
-  CoalescedWork(int rank, std::vector<WorkPtr> works) : Work(rank, c10d::OpType::COALESCED), works_(std::move(works)) {}
-
-  bool isCompleted() override {
-    for (const WorkPtr& work : works_) {
-      if (!work->isCompleted()) return false;
-    }
-    return true;
-  }
-
-  bool wait(std::chrono::milliseconds timeout) override {
-    for (const WorkPtr& work : works_) work->wait(timeout);
-    return true;
-  }
-
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
-    c10::List<c10::intrusive_ptr<c10::ivalue::Future>> futures(
-        c10::FutureType::create(c10::ListType::create(c10::TensorType::get())));
-    for (const WorkPtr& work : works_) futures.push_back(work->getFuture());
-    return c10::collectAll(futures);
-  }
-
- private:
-  const std::vector<WorkPtr> works_;
-};
-
 std::string describe(Transfer::Direction direction, const at::Tensor& tensor, int peer, int tag) {
   const std::string other = peer < 0 ? std::string("any rank") : c10::str("rank ", peer);
   return c10::str(direction == Transfer::Direction::send ? "send " : "recv ", watch::describe_tensor(tensor),
@@ -90,7 +62,6 @@ WorkPtr ShmBackend::post(Transfer::Direction direction, const at::Tensor& tensor
   const bool sends = direction == Transfer::Direction::send;
   const char* where = sends ? "send" : "recv";
   const at::Tensor dense = readable(where, tensor);
-  if (sends) check_nan(dense, where);
   driver_->engine().sync().check_usable(where);
   auto transfer = std::make_shared<Transfer>();
   transfer->direction = direction;
@@ -111,6 +82,7 @@ WorkPtr ShmBackend::post(Transfer::Direction direction, const at::Tensor& tensor
 
 WorkPtr ShmBackend::send(Tensors& tensors, int peer, int tag) {
   check_root("send", peer);
+  if (nan_check() != watch::NanCheck::off) check_sent("send", readable("send", only("send", tensors)));
   return post(Transfer::Direction::send, only("send", tensors), peer, tag);
 }
 
@@ -121,24 +93,6 @@ WorkPtr ShmBackend::recv(Tensors& tensors, int peer, int tag) {
 
 WorkPtr ShmBackend::recvAnysource(Tensors& tensors, int tag) {
   return post(Transfer::Direction::receive, only("recv", tensors), -1, tag);
-}
-
-WorkPtr ShmBackend::remember(WorkPtr work) {
-  std::lock_guard<std::mutex> lock(coalescing_mutex_);
-  if (coalescing_) coalesced_.push_back(work);
-  return work;
-}
-
-void ShmBackend::startCoalescing() {
-  std::lock_guard<std::mutex> lock(coalescing_mutex_);
-  coalescing_ = true;
-  coalesced_.clear();
-}
-
-WorkPtr ShmBackend::endCoalescing() {
-  std::lock_guard<std::mutex> lock(coalescing_mutex_);
-  coalescing_ = false;
-  return c10::make_intrusive<CoalescedWork>(rank_, std::exchange(coalesced_, {}));
 }
 
 void ShmBackend::waitForPendingWorks() {

@@ -5,6 +5,7 @@
 
 #include "serried/base/error.h"
 #include "serried/comm/collectives/collectives.h"
+#include "serried/comm/collectives/reductions.h"
 
 namespace serried::shm {
 namespace {
@@ -63,6 +64,16 @@ Op exchange(const watch::Record& record, Pieces offers, Pieces sinks) {
 }
 
 }  // namespace
+
+RedOpType engine_op(const c10d::ReduceOp& op) {
+  return op.op_ == RedOpType::PREMUL_SUM ? RedOpType::SUM : op.op_;
+}
+
+at::Tensor contributed(const at::Tensor& input, const c10d::ReduceOp& op, std::vector<at::Tensor>& kept) {
+  if (op.op_ != RedOpType::PREMUL_SUM) return input;
+  kept.push_back(detail::premultiplied(input, op));
+  return kept.back();
+}
 
 ReduceKernel require_kernel(std::string_view where, at::ScalarType dtype, RedOpType op) {
   if (ReduceKernel kernel = find_reduce_kernel(dtype, op)) return kernel;

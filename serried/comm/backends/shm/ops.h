@@ -28,6 +28,11 @@ Op all_to_all_op(at::TensorList outputs, at::TensorList inputs, Place place);
 Op all_to_all_flat_op(const at::Tensor& output, const at::Tensor& input, Place place);
 Op barrier_op();
 
+/// How the engine reduces for `op`, and what a rank contributes to that: PREMUL_SUM is a sum of inputs that were
+/// multiplied before, which `kept` then holds.
+RedOpType engine_op(const c10d::ReduceOp& op);
+at::Tensor contributed(const at::Tensor& input, const c10d::ReduceOp& op, std::vector<at::Tensor>& kept);
+
 /// ValueError where `op` has no meaning for `dtype`.
 ReduceKernel require_kernel(std::string_view where, at::ScalarType dtype, RedOpType op);
 

@@ -1,0 +1,73 @@
+// What all our backends share, whether a collective comes through the door or by c10d's own calls on the group.
+#pragma once
+
+#include "serried/base/fork.h"
+#include "serried/comm/collectives/collective.h"
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <atomic>
+#include <mutex>
+#include <vector>
+
+namespace serried::detail {
+
+/// What a backend can do by itself. The door (door.h) does the rest around it.
+struct Capabilities {
+  bool takes_collectives = false;    // OwnBackend::run and start: any dtype, any reduction, pieces of any size
+  at::DeviceType device = at::kCPU;  // of the tensors in them
+};
+
+/// A c10d::Backend that the door knows. The door looks for NaN before `run` and `start`; overrides of c10d's calls,
+/// which users may make on a group, do so themselves by `check_sent`.
+class OwnBackend : public c10d::Backend {
+ public:
+  OwnBackend(int rank, int size);
+
+  virtual Capabilities capabilities() const = 0;
+  /// Blocks until this rank may use its outputs and reuse its inputs; on the calling thread, without a Work.
+  virtual void run(const Collective& collective);
+  /// Outputs may be used once the Work has been waited for; until then the Work keeps the tensors alive.
+  virtual WorkPtr start(const Collective& collective);
+
+  /// Where the group checks for NaN: warns or raises a ValueError of the call `where` if this rank is about to send
+  /// one. Whoever raises does not come, so the group fails for its peers too.
+  void check_sent(const char* where, at::TensorList sent) {
+    if (nan_check() != watch::NanCheck::off) look_for_nan(where, sent);
+  }
+  void check_sent(const watch::Record& call, at::TensorList sent) {
+    if (nan_check() != watch::NanCheck::off) look_for_nan(watch::describe(call).c_str(), sent);
+  }
+  watch::NanCheck nan_check() const { return nan_check_.load(std::memory_order_relaxed); }
+  void set_nan_check(watch::NanCheck mode) { nan_check_ = mode; }
+
+  /// There is nothing to launch together: calls in between start at once, and the Work of the end waits for all.
+  bool supportsCoalescing() const override { return true; }
+  void startCoalescing() override;
+  WorkPtr endCoalescing() override;
+
+ protected:
+  /// Ends the group for all ranks, because `error`, which says `what`, keeps this one from coming.
+  virtual void fail(const std::string& what, const c10::Error& error) = 0;
+
+  /// Every Work passes here before it is handed out: calls may be collected for one.
+  WorkPtr remember(WorkPtr work);
+
+  const HomeProcess home_;
+
+ private:
+  void look_for_nan(const char* where, at::TensorList sent);
+
+  std::atomic<watch::NanCheck> nan_check_;
+  std::mutex coalescing_mutex_;  // guards the two below
+  bool coalescing_ = false;
+  std::vector<WorkPtr> coalesced_;
+};
+
+/// Null where `backend` is not one of ours.
+OwnBackend* as_own(c10d::Backend& backend);
+
+/// Those of `backend`, none where it is not one of ours.
+Capabilities capabilities_of(c10d::Backend& backend);
+
+}  // namespace serried::detail
