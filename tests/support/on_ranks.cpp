@@ -5,7 +5,7 @@
 
 #include <cstdlib>
 
-#include "serried/comm/backends/shm/shm.h"
+#include "serried/comm/backends/factories.h"
 
 namespace serried::testing {
 

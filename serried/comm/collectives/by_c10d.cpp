@@ -1,12 +1,12 @@
 // One function per kind of collective: what is sent, c10d's call, and what is done with what came.
-#include "serried/comm/collectives/by_c10d.h"
+#include "serried/comm/collectives/door.h"
 
 #include <ATen/ATen.h>
 
 #include <algorithm>
 #include <functional>
 
-#include "serried/comm/collectives/flight.h"
+#include "serried/comm/collectives/chained_work.h"
 #include "serried/comm/collectives/pieces.h"
 #include "serried/comm/collectives/reductions.h"
 
@@ -190,11 +190,11 @@ Started begin(c10d::Backend& backend, const Collective& c) {
 
 WorkPtr start_by_c10d(c10d::Backend& backend, const Collective& collective) {
   const at::AutoDispatchBelowADInplaceOrView below;
-  FlightOptions options{collective.where, backend.getBackendName()};
+  ChainedWorkOptions options{collective.where, backend.getBackendName()};
   // A send and a receive have no options: their timeout is that of the wait.
   if (collective.is_point_to_point() && collective.timeout != c10d::kUnsetTimeout) options.timeout = collective.timeout;
   Started started = in_our_words(options.where, options.backend, [&] { return begin(backend, collective); });
-  return c10::make_intrusive<Flight>(std::move(started.work), std::move(started.after), std::move(options));
+  return c10::make_intrusive<ChainedWork>(std::move(started.work), std::move(started.after), std::move(options));
 }
 
 }  // namespace serried::detail

@@ -19,6 +19,11 @@ WorkPtr start(const Group& group, const Collective& collective);
 void run_quietly(const Group& group, const Collective& collective);
 WorkPtr start_quietly(const Group& group, const Collective& collective);
 
+/// A collective by c10d's own calls, for backends that know no others: what they lack is made of what they have.
+/// Averages are exact sums divided, complex numbers are added as pairs, pieces of different sizes travel padded, and
+/// what a backend cannot name travels as bytes. What is left to do when the backend is done, waiting for the Work does.
+WorkPtr start_by_c10d(c10d::Backend& backend, const Collective& collective);
+
 /// Whether `run` goes to the group's backend as it is, on the device of `x`.
 bool goes_straight(const Group& group, const at::Tensor& x);
 

@@ -5,7 +5,7 @@
 
 #include "serried/base/error.h"
 #include "serried/comm/collectives/collectives.h"
-#include "serried/comm/collectives/flight.h"
+#include "serried/comm/collectives/chained_work.h"
 
 namespace serried::detail {
 
@@ -34,7 +34,7 @@ void carry_out(const Group& group, const Collective& collective, WorkPtr* starte
   carry_out(group, collective, started);
   if (!after) return;
   if (started == nullptr) return after();
-  *started = c10::make_intrusive<Flight>(std::move(*started), std::move(after));
+  *started = c10::make_intrusive<ChainedWork>(std::move(*started), std::move(after));
 }
 
 void check_strided(const char* where, const at::Tensor& x) {

@@ -72,32 +72,32 @@ class Reading {
   const uint32_t version_;
 };
 
-bool has_landed(const OnItsWay& started) {
+bool has_landed(const StartedOp& started) {
   const WorkPtr& work = std::get<WorkPtr>(started);
   return !work || work->isCompleted();
 }
 
-at::Tensor landed(const OnItsWay& started, const Reading& reading) {
+at::Tensor landed(const StartedOp& started, const Reading& reading) {
   if (const WorkPtr& work = std::get<WorkPtr>(started)) work->wait();
   reading.check_unwritten();
   return std::get<at::Tensor>(started);
 }
 
-class OnTheWay final : public PendingState {
+class PendingOp final : public PendingState {
  public:
-  OnTheWay(OnItsWay started, Sent sent) : started_(std::move(started)), reading_(std::move(sent)) {}
+  PendingOp(StartedOp started, Sent sent) : started_(std::move(started)), reading_(std::move(sent)) {}
 
  private:
   at::Tensor finish() override { return landed(started_, reading_); }
   bool is_there() override { return has_landed(started_); }
 
-  const OnItsWay started_;
+  const StartedOp started_;
   const Reading reading_;
 };
 
-class Continued final : public PendingState {
+class PendingThen final : public PendingState {
  public:
-  Continued(Pending first, std::function<at::Tensor(at::Tensor)> fn) : first_(std::move(first)), fn_(std::move(fn)) {}
+  PendingThen(Pending first, std::function<at::Tensor(at::Tensor)> fn) : first_(std::move(first)), fn_(std::move(fn)) {}
 
  private:
   at::Tensor finish() override { return std::exchange(fn_, nullptr)(first_.wait()); }
@@ -107,9 +107,9 @@ class Continued final : public PendingState {
   std::function<at::Tensor(at::Tensor)> fn_;
 };
 
-class Due final : public PendingState {
+class PendingStart final : public PendingState {
  public:
-  Due(Sent sent, Group group, std::function<bool()> is_known, std::function<OnItsWay()> start)
+  PendingStart(Sent sent, Group group, std::function<bool()> is_known, std::function<StartedOp()> start)
       : reading_(std::move(sent)), group_(std::move(group)), is_known_(std::move(is_known)), start_(std::move(start)) {}
 
   /// Errors are those of the wait.
@@ -149,8 +149,8 @@ class Due final : public PendingState {
   const std::function<bool()> is_known_;
   const at::ThreadLocalState callers_state_;
   std::mutex start_mutex_;
-  std::function<OnItsWay()> start_;
-  OnItsWay started_;
+  std::function<StartedOp()> start_;
+  StartedOp started_;
   std::exception_ptr error_;
 };
 
@@ -158,7 +158,7 @@ class Due final : public PendingState {
 struct DueTable {
   std::atomic<size_t> count{0};
   std::mutex mutex;
-  std::map<const c10d::ProcessGroup*, std::vector<std::shared_ptr<Due>>> by_group;
+  std::map<const c10d::ProcessGroup*, std::vector<std::shared_ptr<PendingStart>>> by_group;
 };
 
 DueTable& due_table() {
@@ -168,15 +168,15 @@ DueTable& due_table() {
 
 }  // namespace
 
-Pending pending(OnItsWay started, Sent sent) {
-  return Pending(std::make_shared<OnTheWay>(std::move(started), std::move(sent)));
+Pending pending(StartedOp started, Sent sent) {
+  return Pending(std::make_shared<PendingOp>(std::move(started), std::move(sent)));
 }
 
 Pending pending_after(const char* where, const at::Tensor& x, const Group& group, std::function<bool()> is_known,
-                      std::function<OnItsWay()> start) {
+                      std::function<StartedOp()> start) {
   // In a recording it has its place where it is called.
   if (tape::is_recording() || is_known()) return pending(start(), {where, x});
-  auto due = std::make_shared<Due>(Sent{where, x}, group, std::move(is_known), std::move(start));
+  auto due = std::make_shared<PendingStart>(Sent{where, x}, group, std::move(is_known), std::move(start));
   DueTable& table = due_table();
   const std::lock_guard<std::mutex> lock(table.mutex);
   table.by_group[group.get()].push_back(due);
@@ -187,7 +187,7 @@ Pending pending_after(const char* where, const at::Tensor& x, const Group& group
 void start_what_is_due(const Group& group) {
   DueTable& table = due_table();
   if (table.count.load(std::memory_order_acquire) == 0) return;
-  std::vector<std::shared_ptr<Due>> due;
+  std::vector<std::shared_ptr<PendingStart>> due;
   {
     const std::lock_guard<std::mutex> lock(table.mutex);
     const auto found = table.by_group.find(group.get());
@@ -210,7 +210,7 @@ bool Pending::ready() const {
 }
 
 Pending Pending::then(std::function<at::Tensor(at::Tensor)> fn) const {
-  return Pending(std::make_shared<detail::Continued>(*this, std::move(fn)));
+  return Pending(std::make_shared<detail::PendingThen>(*this, std::move(fn)));
 }
 
 }  // namespace serried

@@ -10,7 +10,7 @@
 namespace serried::detail {
 
 /// What an op has started: the result, and the Work to wait for before it is used; none where it is there already.
-using OnItsWay = std::tuple<at::Tensor, WorkPtr>;
+using StartedOp = std::tuple<at::Tensor, WorkPtr>;
 
 /// A tensor that a collective reads while it is on its way.
 struct Sent {
@@ -18,12 +18,12 @@ struct Sent {
   at::Tensor x = {};
 };
 
-Pending pending(OnItsWay started, Sent sent = {});
+Pending pending(StartedOp started, Sent sent = {});
 
 /// A collective that can only start when ranks know what each of them sends: by the time of the group's next call, or
 /// of the first wait. So all ranks start it at the same place among the calls of the group, whoever waits when.
 Pending pending_after(const char* where, const at::Tensor& x, const Group& group, std::function<bool()> is_known,
-                      std::function<OnItsWay()> start);
+                      std::function<StartedOp()> start);
 
 /// Starts what waits for its place among the calls of `group`.
 void start_what_is_due(const Group& group);

@@ -1,17 +1,67 @@
-// One table of backends: the built-in ones, and those that users add.
-#include "serried/comm/groups/backend_registry.h"
+// One table of backends: the built-in ones, "auto", which chooses one of them, and those that users add.
+#include "serried/comm/groups/named_group.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <mutex>
 
 #include <c10/util/StringUtil.h>
 
 #include "serried/base/error.h"
-#include "serried/comm/groups/builtin_backends.h"
+#include "serried/base/log.h"
+#include "serried/comm/agree/host.h"
+#include "serried/comm/agree/rank_texts.h"
+#include "serried/comm/backends/factories.h"
 
 namespace serried {
 namespace {
+
+struct BuiltinBackend {
+  const char* name;
+  Group (*factory)(const FactoryArgs&);
+  std::string (*why_unavailable)();  // empty text: it works here
+};
+
+std::string works_everywhere() {
+  return "";
+}
+
+// Every rank sees the same texts, so all choose alike; a rank that cannot use shared memory says so in its text.
+Group make_auto_group(const FactoryArgs& args) {
+  const std::string unavailable = why_shm_unavailable();
+  const std::string mine = unavailable.empty() ? detail::host_identity() : "no shm: " + unavailable;
+  const std::vector<std::string> hosts =
+      detail::exchange({args.store, args.rank, args.world_size, args.timeout}, "new_group", "auto/host", mine);
+  const bool one_host = std::all_of(hosts.begin(), hosts.end(), [&](const std::string& h) { return h == hosts[0]; });
+  const bool share_memory = one_host && unavailable.empty();
+  log::line(log::Topic::comm, "auto takes ", share_memory ? "shm" : "gloo", " for ", args.name, ": ",
+            !unavailable.empty() ? unavailable
+            : one_host           ? "all ranks share this host"
+                                 : "ranks are on several hosts");
+  return share_memory ? make_shm_group(args) : make_gloo_group(args);
+}
+
+std::string why_mpi_unavailable() {
+  return "this version of serried has no MPI backend";
+}
+
+Group make_mpi_group(const FactoryArgs&) {
+  raise<c10::NotImplementedError>(
+      {"new_group", "\"mpi\" does not work here: " + why_mpi_unavailable(),
+       "use \"auto\", \"shm\" or \"gloo\"; programs started by mpirun find each other with any of them"});
+}
+
+// Sorted by name; a new backend is one folder and one line here.
+constexpr std::array kBuiltins{
+    BuiltinBackend{"auto", make_auto_group, works_everywhere},
+    BuiltinBackend{"fake", make_fake_group, works_everywhere},
+    BuiltinBackend{"gloo", make_gloo_group, works_everywhere},
+    BuiltinBackend{"mpi", make_mpi_group, why_mpi_unavailable},
+    BuiltinBackend{"nccl", make_nccl_group, why_nccl_unavailable},
+    BuiltinBackend{"shm", make_shm_group, why_shm_unavailable},
+    BuiltinBackend{"threads", make_threads_group, works_everywhere},
+};
 
 struct Registry {
   std::mutex mutex;
@@ -23,8 +73,8 @@ Registry& registry() {
   return *all;
 }
 
-const detail::BuiltinBackend* find_builtin(const std::string& name) {
-  for (const detail::BuiltinBackend& backend : detail::builtin_backends()) {
+const BuiltinBackend* find_builtin(const std::string& name) {
+  for (const BuiltinBackend& backend : kBuiltins) {
     if (name == backend.name) return &backend;
   }
   return nullptr;
@@ -74,7 +124,7 @@ void unregister_backend(const std::string& name) {
 
 std::vector<std::string> registered_backends() {
   std::vector<std::string> names;
-  for (const detail::BuiltinBackend& backend : detail::builtin_backends()) names.emplace_back(backend.name);
+  for (const BuiltinBackend& backend : kBuiltins) names.emplace_back(backend.name);
   std::lock_guard<std::mutex> lock(registry().mutex);
   for (const auto& [name, factory] : registry().added) names.push_back(name);
   std::sort(names.begin(), names.end());
@@ -82,7 +132,7 @@ std::vector<std::string> registered_backends() {
 }
 
 std::string why_backend_unavailable(const std::string& name) {
-  if (const detail::BuiltinBackend* builtin = find_builtin(name)) return builtin->why_unavailable();
+  if (const BuiltinBackend* builtin = find_builtin(name)) return builtin->why_unavailable();
   detail::find_backend("why_backend_unavailable", name);
   return "";
 }

@@ -1,4 +1,5 @@
-// Makes groups: checks, meets, agrees on a prefix and a name, calls the backend's factory.
+// Makes groups (checks, meets, agrees on a prefix and a name, calls the backend's factory), and keeps a thread's
+// current one.
 #include "serried/comm/groups/group.h"
 
 #include <algorithm>
@@ -12,11 +13,10 @@
 #include "serried/base/error.h"
 #include "serried/base/trace.h"
 #include "serried/comm/agree/rank_texts.h"
-#include "serried/comm/groups/backend_registry.h"
 #include "serried/comm/groups/live_groups.h"
 #include "serried/comm/groups/named_group.h"
 #include "serried/comm/rendezvous/rendezvous.h"
-#include "serried/comm/rendezvous/store_errors.h"
+#include "serried/comm/rendezvous/world_store.h"
 
 namespace serried {
 namespace {
@@ -107,6 +107,16 @@ Group make_group_of_all(const std::string& backend, GroupOptions options) {
   return group;
 }
 
+// The current group is in c10d's own variable, and in what autograd carries to its threads.
+constexpr std::string_view kSlotName = "serried::current_process_group";
+constexpr c10::DebugInfoKind kSlot(&kSlotName);
+
+// at::ThreadLocalState takes this along: a backward that runs on another thread sees the group of its caller.
+struct CarriedGroup final : c10::DebugInfoBase {
+  explicit CarriedGroup(Group group) : group(std::move(group)) {}
+  Group group;
+};
+
 }  // namespace
 
 milliseconds default_timeout() {
@@ -147,6 +157,27 @@ void reject_unknown_options(const FactoryArgs& args, const std::vector<std::stri
                                      "\"; known: ", known.empty() ? std::string("none") : c10::Join(", ", known)),
                             "leave the option out, or correct its name"});
   }
+}
+
+Group current_process_group() {
+  if (const Group& group = c10d::currentProcessGroup()) return group;
+  const auto* carried = static_cast<const CarriedGroup*>(c10::ThreadLocalDebugInfo::get(kSlot));
+  return carried == nullptr ? nullptr : carried->group;
+}
+
+Group require_current_process_group() {
+  if (Group group = current_process_group()) return group;
+  raise<c10::ValueError>({"require_current_process_group", "this thread has no current group",
+                          "keep a ProcessGroupGuard guard(group) alive around the call, or pass the group"});
+}
+
+ProcessGroupGuard::ProcessGroupGuard(Group group)
+    : previous_(c10d::currentProcessGroup()), carried_(kSlot, std::make_shared<CarriedGroup>(group)) {
+  c10d::setProcessGroup(std::move(group));
+}
+
+ProcessGroupGuard::~ProcessGroupGuard() {
+  c10d::setProcessGroup(std::move(previous_));
 }
 
 }  // namespace serried

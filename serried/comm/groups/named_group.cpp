@@ -9,7 +9,6 @@
 
 #include "serried/base/error.h"
 #include "serried/base/log.h"
-#include "serried/comm/groups/backend_registry.h"
 #include "serried/comm/rendezvous/world_store.h"
 
 namespace serried::detail {

@@ -1,4 +1,5 @@
-// Groups under their registered names: c10d's registry, plus what it takes to split a group again.
+// Backends by name, and groups under their registered names: c10d's registry, plus what it takes to split a group
+// again.
 #pragma once
 
 #include "serried/base/fork.h"
@@ -6,6 +7,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 
 namespace serried::detail {
 
@@ -54,6 +56,10 @@ class NamedGroup final : public c10d::ProcessGroup {
   const std::string backend_name_;
   std::string name_;
 };
+
+/// The factory of `name`, built in or added by users; ValueError that lists the known names. `where` is the call that
+/// asked.
+BackendFactory find_backend(std::string_view where, const std::string& name);
 
 /// Runs the backend's factory and registers what it made under args.name. `args.name` must be reserved.
 Group create_group(std::string_view where, const std::string& backend, const FactoryArgs& args);

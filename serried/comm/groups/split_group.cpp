@@ -11,7 +11,7 @@
 #include "serried/comm/agree/rank_texts.h"
 #include "serried/comm/groups/live_groups.h"
 #include "serried/comm/groups/named_group.h"
-#include "serried/comm/rendezvous/store_errors.h"
+#include "serried/comm/rendezvous/world_store.h"
 
 namespace serried {
 namespace {

@@ -26,7 +26,6 @@
 #include "serried/base/fork.h"
 #include "serried/base/listen.h"
 #include "serried/comm/agree/host.h"
-#include "serried/comm/rendezvous/signature.h"
 #include "serried/comm/rendezvous/signed_store.h"
 
 namespace serried::detail {

@@ -1,11 +1,16 @@
 // The stores that rendezvous hands out: one per place and rank, kept until the process ends, left in good order.
 #pragma once
 
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <chrono>
 #include <cstdint>
 #include <string>
+#include <string_view>
+
+#include "serried/base/error.h"
 
 namespace serried::detail {
 
@@ -40,5 +45,20 @@ std::string place_of(const c10::intrusive_ptr<c10d::Store>& store);
 
 /// The store under all prefixes and signatures.
 c10::intrusive_ptr<c10d::Store> innermost_store(const c10::intrusive_ptr<c10d::Store>& store);
+
+/// What `fn` gives, which talks to the store where ranks meet on behalf of the call `where`; where that is gone, an
+/// error that says so, since c10d's say neither call nor rank.
+template <class Fn>
+auto through_store(std::string_view where, Fn&& fn) {
+  try {
+    return fn();
+  } catch (const c10::DistNetworkError& error) {
+    const std::string& text = error.msg();
+    if (text.starts_with('[')) throw;  // one of ours
+    raise<c10::DistNetworkError>(
+        {where, c10::str("the store where the ranks meet is gone: ", text.substr(0, text.find('\n'))),
+         "look at why the rank that serves it, rank 0 unless you made the store, has ended; then start the job again"});
+  }
+}
 
 }  // namespace serried::detail

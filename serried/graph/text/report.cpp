@@ -5,7 +5,7 @@
 #include <limits>
 #include <map>
 
-#include "serried/base/bytes_text.h"
+#include "serried/base/text.h"
 #include "serried/graph/text/text.h"
 
 namespace serried::graph {

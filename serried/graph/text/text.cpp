@@ -3,7 +3,7 @@
 
 #include <ATen/core/jit_type.h>
 
-#include "serried/base/bytes_text.h"
+#include "serried/base/text.h"
 #include "serried/comm/collectives/watch.h"
 #include "serried/graph/text/literal.h"
 

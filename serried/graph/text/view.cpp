@@ -6,8 +6,7 @@
 #include <map>
 #include <sstream>
 
-#include "serried/base/bytes_text.h"
-#include "serried/base/markup.h"
+#include "serried/base/text.h"
 #include "serried/graph/text/literal.h"
 #include "serried/graph/text/report.h"
 #include "serried/graph/text/text.h"

@@ -4,7 +4,7 @@
 #include <iomanip>
 #include <sstream>
 
-#include "serried/base/bytes_text.h"
+#include "serried/base/text.h"
 #include "serried/base/error.h"
 #include "serried/tensor/debug/comm_debug_state.h"
 

@@ -7,8 +7,8 @@
 #include <cstdio>
 #include <sstream>
 
-#include "serried/base/bytes_text.h"
 #include "serried/base/error.h"
+#include "serried/base/text.h"
 #include "serried/comm/collectives/watch.h"
 #include "serried/tensor/dispatch/arguments.h"
 #include "serried/tensor/dispatch/cached_plan.h"

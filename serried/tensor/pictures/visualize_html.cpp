@@ -1,7 +1,7 @@
 // The HTML format: the SVG, and a table of ranks that lights up their cells.
 #include <sstream>
 
-#include "serried/base/markup.h"
+#include "serried/base/text.h"
 #include "serried/tensor/pictures/sharding_picture.h"
 #include "serried/tensor/spec.h"
 

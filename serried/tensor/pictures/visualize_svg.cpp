@@ -3,7 +3,7 @@
 #include <map>
 #include <sstream>
 
-#include "serried/base/markup.h"
+#include "serried/base/text.h"
 #include "serried/tensor/pictures/sharding_picture.h"
 
 namespace serried::detail {

@@ -1,5 +1,5 @@
 // The fake backend: any size, no peers, every call done at once.
-#include "serried/comm/backends/fake/fake.h"
+#include "serried/comm/backends/factories.h"
 
 #include "tests/support/errors.h"
 

@@ -1,7 +1,7 @@
 // Ranks as threads that make gloo groups directly, for the tests of that backend.
 #pragma once
 
-#include "serried/comm/backends/gloo/gloo.h"
+#include "serried/comm/backends/factories.h"
 
 #include <atomic>
 #include <chrono>

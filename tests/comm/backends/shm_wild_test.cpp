@@ -12,7 +12,6 @@
 
 #include "serried/comm/backends/shm/engine.h"
 #include "serried/comm/backends/shm/mailbox.h"
-#include "serried/comm/backends/shm/offer_flags.h"
 #include "serried/comm/backends/shm/ops.h"
 #include "tests/support/errors.h"
 #include "tests/support/wild_peer.h"

@@ -12,7 +12,7 @@
 
 #include "serried/base/error.h"
 #include "serried/base/listen.h"
-#include "serried/comm/backends/fake/fake.h"
+#include "serried/comm/backends/factories.h"
 #include "tests/support/each_rank.h"
 #include "tests/support/environment.h"
 #include "tests/support/errors.h"

@@ -19,7 +19,7 @@
 #include "serried/comm/agree/host.h"
 #include "serried/comm/agree/rank_texts.h"
 #include "serried/comm/rendezvous/launch_environment.h"
-#include "serried/comm/rendezvous/signature.h"
+#include "serried/comm/rendezvous/signed_store.h"
 #include "serried/comm/rendezvous/url.h"
 #include "serried/comm/rendezvous/world_store.h"
 #include "tests/support/each_rank.h"

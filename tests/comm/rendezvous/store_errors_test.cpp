@@ -1,5 +1,5 @@
 // A store that is gone: the error says which call, and whose store.
-#include "serried/comm/rendezvous/store_errors.h"
+#include "serried/comm/rendezvous/world_store.h"
 
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>

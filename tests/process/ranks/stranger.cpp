@@ -9,7 +9,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "serried/comm/agree/shared_memory.h"
-#include "serried/comm/rendezvous/signature.h"
+#include "serried/comm/rendezvous/signed_store.h"
 
 namespace {
 

@@ -46,10 +46,10 @@ GlooBackend::GlooBackend(const Store& store, int rank, int world_size, const Eng
       store_(store),
       options_(options),
       timeout_(options.timeout),
-      flights_(make_shared_at_home<Flights>(
+      calls_(make_shared_at_home<OpenCalls>(
           std::make_unique<detail::GroupStatus>(prefixed("watch", store), rank, world_size, options.timeout))) {
   EngineOptions chosen = options;
-  chosen.loopback = flights_->status().one_host();
+  chosen.loopback = calls_->status().one_host();
   engine_ = make_engine(prefixed("gloo", store), rank, world_size, chosen);
   // Nobody goes on before all are connected: the connections of one that has used and dropped the group by then would
   // close on those that still connect, and gloo takes that for a failure.
@@ -64,9 +64,9 @@ GlooBackend::~GlooBackend() {
   }
   forget_name(getGroupUid());
   // Rank 0's store need not wait at exit for ranks that may be dead.
-  if (flights_->status().failed()) detail::abandon(store_);
-  flights_->close();
-  if (!on_engine_thread() && flights_->drain(timeout_.load())) return;
+  if (calls_->status().failed()) detail::abandon(store_);
+  calls_->close();
+  if (!on_engine_thread() && calls_->drain(timeout_.load())) return;
   std::thread([engine = std::move(engine_)]() mutable { engine.reset(); }).detach();
 }
 
@@ -110,11 +110,11 @@ std::chrono::milliseconds GlooBackend::timeout_or(std::chrono::milliseconds time
 }
 
 void GlooBackend::fail(const std::string& what, const c10::Error&) {
-  flights_->status().fail({what, detail::kNanFix});
+  calls_->status().fail({what, detail::kNanFix});
 }
 
 void GlooBackend::enter(Plan& plan) {
-  detail::GroupStatus& status = flights_->status();
+  detail::GroupStatus& status = calls_->status();
   if (status.failed()) raise_unusable(status, plan.record);
   plan.record.sequence = sequence_ + 1;
   uint64_t print = watch::fingerprint(plan.record);
@@ -130,19 +130,19 @@ WorkPtr GlooBackend::run(Plan plan, const Tensors& sent, const std::function<Wor
   check_sent(plan.record, sent);
   enter(plan);
   try {
-    return remember(watch_collective(issue(), flights_, {plan.record, timeout_or(plan.timeout)}, std::move(epilogue)));
+    return remember(watch_collective(issue(), calls_, {plan.record, timeout_or(plan.timeout)}, std::move(epilogue)));
   } catch (...) {
     // gloo refused the arguments before it took a tag of its own: nothing was sent.
-    flights_->status().leave(sequence_--);
+    calls_->status().leave(sequence_--);
     throw;
   }
 }
 
 WorkPtr GlooBackend::run_peer(watch::Record record, const Tensors& sent, const std::function<WorkPtr()>& issue) {
   home_.require(watch::kind_name(record.kind));
-  if (flights_->status().failed()) raise_unusable(flights_->status(), record);
+  if (calls_->status().failed()) raise_unusable(calls_->status(), record);
   check_sent(record, sent);
-  return remember(watch_peer(issue(), flights_, {record, timeout_.load()}));
+  return remember(watch_peer(issue(), calls_, {record, timeout_.load()}));
 }
 
 void GlooBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
@@ -158,31 +158,31 @@ void GlooBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wai
   } catch (const std::exception&) {
     const auto waited = std::chrono::steady_clock::now() - began;
     const int64_t ms = std::chrono::duration_cast<std::chrono::milliseconds>(waited).count();
-    raise_broken(flights_->status(), {plan.record, plan.timeout}, ms, "timeout");
+    raise_broken(calls_->status(), {plan.record, plan.timeout}, ms, "timeout");
   }
 }
 
 void GlooBackend::waitForPendingWorks() {
   home_.require("waitForPendingWorks");
-  if (flights_->drain(timeout_.load())) return;
-  raise_broken(flights_->status(), {flights_->status().newest(getRank()), timeout_.load()}, timeout_.load().count(),
+  if (calls_->drain(timeout_.load())) return;
+  raise_broken(calls_->status(), {calls_->status().newest(getRank()), timeout_.load()}, timeout_.load().count(),
                "timeout");
 }
 
 c10d::ErrorType GlooBackend::getError() {
-  return flights_->status().failed() ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::SUCCESS;
+  return calls_->status().failed() ? c10d::ErrorType::COMM_ERROR : c10d::ErrorType::SUCCESS;
 }
 
 void GlooBackend::abort() {
   home_.require("abort");
-  flights_->status().fail({c10::str("rank ", getRank(), " aborted the group"), "look at why that rank gave up"});
-  flights_->abort_waits();
+  calls_->status().fail({c10::str("rank ", getRank(), " aborted the group"), "look at why that rank gave up"});
+  calls_->abort_waits();
 }
 
 void GlooBackend::shutdown() {
   home_.require("shutdown");
-  flights_->drain(timeout_.load());
-  flights_->status().say_left();
+  calls_->drain(timeout_.load());
+  calls_->status().say_left();
 }
 
 }  // namespace serried::gloo

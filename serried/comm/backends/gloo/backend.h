@@ -98,7 +98,7 @@ class GlooBackend : public detail::OwnBackend {
   const Store store_;
   EngineOptions options_;
   std::atomic<std::chrono::milliseconds> timeout_;
-  std::shared_ptr<Flights> flights_;
+  std::shared_ptr<OpenCalls> calls_;
   c10::intrusive_ptr<c10d::Backend> engine_;
   std::mutex issue_mutex_;  // guards sequence_, and keeps it in the order of gloo's own tags
   uint64_t sequence_ = 0;

@@ -3,8 +3,7 @@
 
 #include "serried/base/error.h"
 #include "serried/comm/backends/gloo/backend.h"
-#include "serried/comm/backends/gloo/checks.h"
-#include "serried/comm/backends/gloo/reduced.h"
+#include "serried/comm/backends/gloo/gaps.h"
 
 namespace serried::gloo {
 namespace {

@@ -1,5 +1,5 @@
 // Options of the gloo backend, and the group around it.
-#include "serried/comm/backends/gloo/gloo.h"
+#include "serried/comm/backends/factories.h"
 
 #include <c10/util/StringUtil.h>
 

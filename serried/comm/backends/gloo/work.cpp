@@ -103,35 +103,35 @@ FuturePtr chain(const FuturePtr& inner, Epilogue epilogue) {
 
 class CollectiveWork : public c10d::Work {
  public:
-  CollectiveWork(c10::intrusive_ptr<c10d::Work> inner, std::shared_ptr<Flights> flights, const Call& call,
+  CollectiveWork(c10::intrusive_ptr<c10d::Work> inner, std::shared_ptr<OpenCalls> calls, const Call& call,
                  Epilogue epilogue)
       : Work(-1, inner->retrieveOpType()),
         inner_(std::move(inner)),
-        flights_(std::move(flights)),
+        calls_(std::move(calls)),
         call_(call),
         future_(epilogue.run ? chain(inner_->getFuture(), std::move(epilogue)) : inner_->getFuture()) {
-    flights_->start();
-    future_->addCallback([completion = completion_, flights = flights_,
-                          caller = std::this_thread::get_id()](c10::ivalue::Future& future) {
-      // A future that is already complete calls back at once, here.
-      if (std::this_thread::get_id() != caller) is_engine_thread = true;
-      completion->finish(future.hasError() ? future.exception_ptr() : nullptr);
-      flights->land();
-    });
+    calls_->start();
+    future_->addCallback(
+        [completion = completion_, calls = calls_, caller = std::this_thread::get_id()](c10::ivalue::Future& future) {
+          // A future that is already complete calls back at once, here.
+          if (std::this_thread::get_id() != caller) is_engine_thread = true;
+          completion->finish(future.hasError() ? future.exception_ptr() : nullptr);
+          calls->land();
+        });
   }
 
   ~CollectiveWork() override {
     if (!home_.is_here()) inner_.release();  // it may hold the last of the parent's connections
   }
 
-  bool isCompleted() override { return completion_->is_done() || flights_->status().failed(); }
+  bool isCompleted() override { return completion_->is_done() || calls_->status().failed(); }
   bool isSuccess() const override { return completion_->is_done() && !completion_->error; }
 
   std::exception_ptr exception() const override {
     if (completion_->is_done()) return completion_->error;
-    if (!flights_->status().failed()) return nullptr;
+    if (!calls_->status().failed()) return nullptr;
     try {
-      raise_failure(flights_->status(), call_.record);
+      raise_failure(calls_->status(), call_.record);
     } catch (...) {
       return std::current_exception();
     }
@@ -144,12 +144,12 @@ class CollectiveWork : public c10d::Work {
     const auto began = Clock::now();
     auto slice = std::min<std::chrono::milliseconds>(kSlice, limit);
     while (!completion_->wait_for(slice)) {
-      if (flights_->status().failed()) raise_failure(flights_->status(), call_.record);
+      if (calls_->status().failed()) raise_failure(calls_->status(), call_.record);
       const auto left = limit - std::chrono::milliseconds(ms_since(began));
       if (left <= 0ms) raise_late(to_the_end);
       slice = std::min<std::chrono::milliseconds>(kSlice, left);
     }
-    if (completion_->error) raise_broken(flights_->status(), call_, ms_since(issued_), text_of(completion_->error));
+    if (completion_->error) raise_broken(calls_->status(), call_, ms_since(issued_), text_of(completion_->error));
     return true;
   }
 
@@ -168,7 +168,7 @@ class CollectiveWork : public c10d::Work {
 
  private:
   [[noreturn]] void raise_late(bool to_the_end) {
-    GroupStatus& status = flights_->status();
+    GroupStatus& status = calls_->status();
     if (to_the_end) raise_broken(status, call_, ms_since(issued_), "timeout");
     // The caller asked for less than the collective may take: it goes on.
     const std::string text = status.missing_text(call_.record, ms_since(issued_));
@@ -177,7 +177,7 @@ class CollectiveWork : public c10d::Work {
 
   const HomeProcess home_;
   c10::intrusive_ptr<c10d::Work> inner_;
-  const std::shared_ptr<Flights> flights_;
+  const std::shared_ptr<OpenCalls> calls_;
   const Call call_;
   const FuturePtr future_;
   const Clock::time_point issued_ = Clock::now();
@@ -192,8 +192,8 @@ class CollectiveWork : public c10d::Work {
 
 class PeerWork : public c10d::Work {
  public:
-  PeerWork(c10::intrusive_ptr<c10d::Work> inner, std::shared_ptr<Flights> flights, const Call& call)
-      : Work(-1, inner->retrieveOpType()), inner_(std::move(inner)), flights_(std::move(flights)), call_(call) {}
+  PeerWork(c10::intrusive_ptr<c10d::Work> inner, std::shared_ptr<OpenCalls> calls, const Call& call)
+      : Work(-1, inner->retrieveOpType()), inner_(std::move(inner)), calls_(std::move(calls)), call_(call) {}
 
   ~PeerWork() override {
     if (!home_.is_here()) inner_.release();
@@ -201,12 +201,12 @@ class PeerWork : public c10d::Work {
 
   bool wait(std::chrono::milliseconds timeout) override {
     home_.require("wait");
-    GroupStatus& status = flights_->status();
+    GroupStatus& status = calls_->status();
     if (status.failed()) raise_unusable(status, call_.record);
     const auto began = Clock::now();
     // Of a group that is gone, what has come is still handed out.
-    if (flights_->closed()) timeout = 1ms;
-    Flights::add_wait(flights_, inner_.get(), call_.record);
+    if (calls_->closed()) timeout = 1ms;
+    OpenCalls::add_wait(calls_, inner_.get(), call_.record);
     std::string trouble;
     bool done = false;
     try {
@@ -214,10 +214,10 @@ class PeerWork : public c10d::Work {
     } catch (...) {
       trouble = text_of(std::current_exception());
     }
-    flights_->remove_wait(inner_.get());
+    calls_->remove_wait(inner_.get());
     if (done) return true;
     if (status.failed()) raise_failure(status, call_.record);
-    if (flights_->closed()) raise_closed(call_.record);
+    if (calls_->closed()) raise_closed(call_.record);
     if (trouble.empty()) return false;
     raise_broken(status, call_, ms_since(began), trouble);
   }
@@ -237,7 +237,7 @@ class PeerWork : public c10d::Work {
  private:
   const HomeProcess home_;
   c10::intrusive_ptr<c10d::Work> inner_;
-  const std::shared_ptr<Flights> flights_;
+  const std::shared_ptr<OpenCalls> calls_;
   const Call call_;
 };
 
@@ -275,14 +275,14 @@ void raise_broken(GroupStatus& status, const Call& call, int64_t waited_ms, cons
   raise_failure(status, call.record);
 }
 
-c10::intrusive_ptr<c10d::Work> watch_collective(c10::intrusive_ptr<c10d::Work> inner, std::shared_ptr<Flights> flights,
+c10::intrusive_ptr<c10d::Work> watch_collective(c10::intrusive_ptr<c10d::Work> inner, std::shared_ptr<OpenCalls> calls,
                                                 const Call& call, Epilogue epilogue) {
-  return c10::make_intrusive<CollectiveWork>(std::move(inner), std::move(flights), call, std::move(epilogue));
+  return c10::make_intrusive<CollectiveWork>(std::move(inner), std::move(calls), call, std::move(epilogue));
 }
 
-c10::intrusive_ptr<c10d::Work> watch_peer(c10::intrusive_ptr<c10d::Work> inner, std::shared_ptr<Flights> flights,
+c10::intrusive_ptr<c10d::Work> watch_peer(c10::intrusive_ptr<c10d::Work> inner, std::shared_ptr<OpenCalls> calls,
                                           const Call& call) {
-  return c10::make_intrusive<PeerWork>(std::move(inner), std::move(flights), call);
+  return c10::make_intrusive<PeerWork>(std::move(inner), std::move(calls), call);
 }
 
 bool on_engine_thread() {

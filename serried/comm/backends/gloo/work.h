@@ -1,7 +1,7 @@
 // Gloo's Work with the watch around its wait: a failure of any rank ends it, a timeout says who is missing.
 #pragma once
 
-#include "serried/comm/backends/gloo/flights.h"
+#include "serried/comm/backends/gloo/open_calls.h"
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
@@ -36,11 +36,11 @@ struct Epilogue {
 };
 
 /// The Work of a collective; with an epilogue, done when that is.
-c10::intrusive_ptr<c10d::Work> watch_collective(c10::intrusive_ptr<c10d::Work> inner, std::shared_ptr<Flights> flights,
+c10::intrusive_ptr<c10d::Work> watch_collective(c10::intrusive_ptr<c10d::Work> inner, std::shared_ptr<OpenCalls> calls,
                                                 const Call& call, Epilogue epilogue = {});
 
 /// The Work of a send or receive: gloo tells nobody when it is done but the thread that waits.
-c10::intrusive_ptr<c10d::Work> watch_peer(c10::intrusive_ptr<c10d::Work> inner, std::shared_ptr<Flights> flights,
+c10::intrusive_ptr<c10d::Work> watch_peer(c10::intrusive_ptr<c10d::Work> inner, std::shared_ptr<OpenCalls> calls,
                                           const Call& call);
 
 /// Whether this thread is one of an engine's own, as callbacks of futures find it: it cannot wait for its engine's end.

@@ -1,14 +1,16 @@
-// NCCL through c10d; compiled only against a LibTorch that has it.
-#include "serried/comm/backends/nccl/nccl.h"
+// NCCL through c10d, and what stands in for it in a LibTorch that lacks it.
+#include "serried/comm/backends/factories.h"
 
 #ifdef USE_C10D_NCCL
-
 #include <ATen/Context.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+#endif
 
 #include "serried/base/error.h"
 
 namespace serried {
+
+#ifdef USE_C10D_NCCL
 
 std::string why_nccl_unavailable() {
   return at::hasCUDA() ? "" : "no CUDA device is visible";
@@ -31,6 +33,18 @@ Group make_nccl_group(const FactoryArgs& args) {
   return make_group(args, backend, c10d::ProcessGroup::BackendType::NCCL);
 }
 
-}  // namespace serried
+#else
+
+std::string why_nccl_unavailable() {
+  return "this LibTorch was built without NCCL; the CUDA builds have it";
+}
+
+Group make_nccl_group(const FactoryArgs&) {
+  raise<c10::NotImplementedError>(
+      {"new_group", "\"nccl\" does not work here: " + why_nccl_unavailable(),
+       "build serried with a CUDA LibTorch, or use \"auto\", \"shm\" or \"gloo\" on the CPU"});
+}
 
 #endif
+
+}  // namespace serried

@@ -5,7 +5,6 @@
 #include <cstring>
 
 #include "serried/comm/backends/shm/engine.h"
-#include "serried/comm/backends/shm/offer_flags.h"
 
 namespace serried::shm {
 namespace {

@@ -9,7 +9,6 @@
 
 #include "serried/base/error.h"
 #include "serried/base/trace.h"
-#include "serried/comm/backends/shm/helper_thread.h"
 
 namespace serried::shm {
 namespace {

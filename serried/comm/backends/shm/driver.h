@@ -2,21 +2,38 @@
 #pragma once
 
 #include "serried/base/fork.h"
+#include "serried/base/log.h"
 #include "serried/comm/backends/shm/engine.h"
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <condition_variable>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace serried::shm {
 
 class Driver;
+
+/// A thread that goes on with what is open while nobody waits for it. None where the system gives no more threads:
+/// whoever waits does the work himself.
+template <class Fn>
+std::thread start_helper_thread(Fn run) {
+  try {
+    return std::thread(std::move(run));
+  } catch (const std::exception& error) {
+    log::warn_once(std::string("[shm] no thread of its own for what nobody waits for (") + error.what() +
+                   "): asynchronous calls make progress only in wait()");
+    return {};
+  }
+}
 
 /// What a Work does: one Op, or a program of several that is run as one. `after` puts results where the caller wants
 /// them.

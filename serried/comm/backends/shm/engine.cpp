@@ -5,8 +5,6 @@
 
 #include <c10/util/StringUtil.h>
 
-#include "serried/comm/backends/shm/offer_flags.h"
-
 namespace serried::shm {
 
 Piece Pieces::at(int peer) const {

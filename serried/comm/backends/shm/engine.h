@@ -1,7 +1,6 @@
 // The collectives over one segment: each is "arrive", which never blocks, then "complete".
 #pragma once
 
-#include "serried/comm/backends/shm/peer_memory.h"
 #include "serried/comm/backends/shm/phase_sync.h"
 #include "serried/comm/backends/shm/reduce_kernels.h"
 

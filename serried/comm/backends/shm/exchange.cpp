@@ -6,7 +6,6 @@
 #include <c10/util/StringUtil.h>
 
 #include "serried/comm/backends/shm/engine.h"
-#include "serried/comm/backends/shm/offer_flags.h"
 
 namespace serried::shm {
 namespace {

@@ -10,7 +10,7 @@
 #include "serried/base/error.h"
 #include "serried/comm/agree/host.h"
 #include "serried/comm/agree/rank_texts.h"
-#include "serried/comm/backends/shm/helper_thread.h"
+#include "serried/comm/backends/shm/driver.h"
 
 namespace serried::shm {
 namespace {
@@ -173,7 +173,7 @@ bool Mailbox::fits_ring(uint64_t held, int from, int to) {
   return false;
 }
 
-// A stream is read only for somebody: else a message waits in it, and its sender with it.
+// Whether a receive asks for what `source` sends. Else its messages stay in the stream, and it waits once that is full.
 bool Mailbox::wanted(int source) const {
   if (incoming_[source] && incoming_[source]->target) return true;
   return std::any_of(receives_.begin(), receives_.end(),
@@ -311,7 +311,7 @@ bool Mailbox::can_still_come(int source) const {
   return ring.written.load(std::memory_order_acquire) != ring.read.load(std::memory_order_relaxed);
 }
 
-/// The ranks that are gone and without which the transfer cannot end; none while one that it may end with is there.
+/// The ranks that are gone, where the transfer cannot end without them. A receive from any rank can while one is left.
 std::vector<int> Mailbox::lost_peers(const Transfer& transfer) const {
   const bool sends = transfer.direction == Transfer::Direction::send;
   if (sends && sync_.is_gone(transfer.peer)) return {transfer.peer};
@@ -339,7 +339,7 @@ Mailbox::Done Mailbox::check_health() {
     for (const auto& receive : receives_) blame(lost_peers(*receive), *receive);
     for (int source = 0; source < segment_.world_size(); ++source) {
       const auto& message = incoming_[source];
-      // A message that one rank began can be ended by that rank only, whoever else was asked.
+      // Once a message has begun to come, only its sender can complete it, even for a receive from any rank.
       if (message && message->target && !can_still_come(source)) blame({source}, *message->target);
     }
   }

@@ -75,6 +75,15 @@ at::Tensor contributed(const at::Tensor& input, const c10d::ReduceOp& op, std::v
   return kept.back();
 }
 
+// For the instruction set of this machine.
+ReduceKernel find_reduce_kernel(c10::ScalarType dtype, c10d::ReduceOp::RedOpType op) {
+#if defined(__x86_64__)
+  static const bool has_avx2 = __builtin_cpu_supports("avx2") != 0;
+  if (has_avx2) return avx2::find(dtype, op);
+#endif
+  return baseline::find(dtype, op);
+}
+
 ReduceKernel require_kernel(std::string_view where, at::ScalarType dtype, RedOpType op) {
   if (ReduceKernel kernel = find_reduce_kernel(dtype, op)) return kernel;
   raise<c10::ValueError>(

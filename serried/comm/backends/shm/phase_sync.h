@@ -22,7 +22,7 @@ struct WaitPolicy {
   static WaitPolicy for_ranks(int num_ranks);
 };
 
-/// One rank's side of the phases. One thread at a time, except `abort`, `health` and `leave`.
+/// One rank's side of the phases. One thread at a time, except `abort`, `leave` and what says so.
 class PhaseSync {
  public:
   PhaseSync(const Segment& segment, int rank, WaitPolicy policy);

@@ -21,6 +21,15 @@ struct Offer {
   uint64_t extent;   // bytes of a piece, or the address of the output of an all_reduce
 };
 
+/// What an Offer says about itself.
+enum OfferFlag : uint32_t {
+  kInSlot = 1,      // the bytes lie in the rank's slot; `address` is unused
+  kInPlace = 2,     // the bytes lie where `address` says: the rank must not go on before all have read
+  kInStage = 4,     // the bytes come chunk by chunk through the stage
+  kOnePerPeer = 8,  // peer p takes the p-th run of `extent` bytes
+  kInTable = 16,    // each peer's piece is in the rank's table
+};
+
 /// A copy that holds still, of an offer that its rank may be rewriting.
 inline Offer read_once(Offer& shared) {
   const auto read = [](auto& field) { return std::atomic_ref(field).load(std::memory_order_relaxed); };
@@ -136,6 +145,36 @@ class Segment {
   Offsets offsets_;
   detail::SharedMemory memory_;
   char* base_ = nullptr;
+};
+
+/// Locations are what a rank tells its peers about memory: an offset into its heap, or an address of its process.
+///
+/// Reading the private memory of another process (process_vm_readv) is not among the ways: copying through the segment
+/// in small rounds, so that both sides work at once, was faster for almost every collective and size, and asks for no
+/// permission. docs/performance.md has the numbers.
+class PeerMemory {
+ public:
+  /// `one_process`: all ranks are threads, so that an address of one is good for all. Elsewhere peers reach each
+  /// other's heaps and nothing else, whatever a location says.
+  PeerMemory(const Segment& segment, int rank, bool one_process)
+      : segment_(segment), rank_(rank), one_process_(one_process) {}
+
+  bool one_process() const { return one_process_; }
+
+  uint64_t locate(const void* data) const;
+
+  /// Whether every peer can use the location. All ranks see the same.
+  bool reachable(uint64_t location) const { return one_process_ || (location & kHeapBit) != 0; }
+
+  /// `bytes` of `peer`'s memory as an address of this process; null where they do not lie in its heap.
+  char* resolve(int peer, uint64_t location, int64_t bytes) const;
+
+ private:
+  static constexpr uint64_t kHeapBit = uint64_t(1) << 62;  // no user address of Linux has it
+
+  const Segment& segment_;
+  const int rank_;
+  const bool one_process_;
 };
 
 }  // namespace serried::shm

@@ -1,5 +1,5 @@
-// The factory of the shm backend.
-#include "serried/comm/backends/shm/shm.h"
+// The factories of shm and threads, which share an engine.
+#include "serried/comm/backends/factories.h"
 
 #include <c10/util/StringUtil.h>
 
@@ -9,6 +9,7 @@
 #include "serried/comm/backends/shm/backend.h"
 
 namespace serried {
+
 Group make_shm_group(const FactoryArgs& args) {
   reject_unknown_options(args, {"heap_mb", "always_stage"});
   const auto heap = args.options.find("heap_mb");
@@ -34,6 +35,20 @@ std::string why_shm_unavailable() {
   const detail::SharedMemory made = detail::SharedMemory::make("serried-probe", kProbeBytes);
   if (!made.has_file()) return "no sealed memory from memfd_create: " + made.problem();
   return detail::SharedMemory::open(made.place(), kProbeBytes).problem();
+}
+
+Group make_threads_group(const FactoryArgs& args) {
+  reject_unknown_options(args, {});
+  const shm::ConnectArgs connect{.store = args.store,
+                                 .rank = args.rank,
+                                 .world_size = args.world_size,
+                                 .timeout = args.timeout,
+                                 // Every tensor of the process is as good as one of a heap.
+                                 .heap_bytes = 64 << 20,
+                                 .always_stage = false,
+                                 .one_process = true,
+                                 .backend = "threads"};
+  return make_group(args, c10::make_intrusive<shm::ShmBackend>(connect));
 }
 
 }  // namespace serried

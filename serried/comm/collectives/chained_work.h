@@ -11,17 +11,17 @@
 
 namespace serried::detail {
 
-struct FlightOptions {
+struct ChainedWorkOptions {
   std::string where = "";                          // errors that are not LibTorch's own are told as those of this call
   std::string backend = "";                        // on this backend
   std::chrono::milliseconds timeout = kNoTimeout;  // of a wait that names none
 };
 
 /// Whoever waits first, or the thread that completes the future, does what is left.
-class Flight final : public c10d::Work {
+class ChainedWork final : public c10d::Work {
  public:
-  explicit Flight(c10::intrusive_ptr<c10d::Work> inner, std::function<void()> after = nullptr,
-                  FlightOptions options = {})
+  explicit ChainedWork(c10::intrusive_ptr<c10d::Work> inner, std::function<void()> after = nullptr,
+                       ChainedWorkOptions options = {})
       : inner_(std::move(inner)), after_(std::move(after)), options_(std::move(options)) {}
 
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
@@ -41,7 +41,7 @@ class Flight final : public c10d::Work {
   const c10::intrusive_ptr<c10d::Work> inner_;
   std::mutex mutex_;
   std::function<void()> after_;
-  const FlightOptions options_;
+  const ChainedWorkOptions options_;
 };
 
 /// What `call` gives; an error that is not LibTorch's own becomes a DistBackendError of the call `where` on `backend`.

@@ -1,9 +1,10 @@
-// How amounts of memory read in reports.
+// Texts in reports and pictures.
 #pragma once
 
 #include <cstdint>
 #include <cstdio>
 #include <string>
+#include <string_view>
 
 namespace serried::detail {
 
@@ -20,6 +21,21 @@ inline std::string bytes_text(int64_t bytes) {
   char text[32];
   std::snprintf(text, sizeof text, "%.1f %s", amount, kUnits[unit]);
   return text;
+}
+
+/// `text` inside HTML and SVG: with < > & " replaced.
+inline std::string escaped(std::string_view text) {
+  std::string result;
+  for (char c : text) {
+    switch (c) {
+      case '<': result += "&lt;"; break;
+      case '>': result += "&gt;"; break;
+      case '&': result += "&amp;"; break;
+      case '"': result += "&quot;"; break;
+      default: result += c;
+    }
+  }
+  return result;
 }
 
 }  // namespace serried::detail

@@ -1,5 +1,5 @@
 // Counting collectives, and the thread that wakes waiting sends and receives when their group fails.
-#include "serried/comm/backends/gloo/flights.h"
+#include "serried/comm/backends/gloo/open_calls.h"
 
 #include <string>
 #include <thread>
@@ -25,10 +25,10 @@ class Guard {
     return *guard;
   }
 
-  void add(const std::shared_ptr<Flights>& flights) {
+  void add(const std::shared_ptr<OpenCalls>& calls) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      groups_.push_back(flights);
+      groups_.push_back(calls);
     }
     changed_.notify_one();
   }
@@ -38,17 +38,17 @@ class Guard {
 
   void run() {
     while (true) {
-      std::vector<std::shared_ptr<Flights>> alive;
+      std::vector<std::shared_ptr<OpenCalls>> alive;
       {
         std::unique_lock<std::mutex> lock(mutex_);
         changed_.wait(lock, [this] { return !groups_.empty(); });
         std::erase_if(groups_, [](const auto& group) { return group.expired(); });
         for (const auto& group : groups_) alive.push_back(group.lock());
       }
-      for (const auto& flights : alive) {
-        if (!flights) continue;
-        flights->find_lonely_waits();
-        if (flights->status().failed() || flights->closed()) flights->abort_waits();
+      for (const auto& calls : alive) {
+        if (!calls) continue;
+        calls->find_lonely_waits();
+        if (calls->status().failed() || calls->closed()) calls->abort_waits();
       }
       alive.clear();
       std::this_thread::sleep_for(kPollInterval);
@@ -57,51 +57,51 @@ class Guard {
 
   std::mutex mutex_;  // guards groups_
   std::condition_variable changed_;
-  std::vector<std::weak_ptr<Flights>> groups_;
+  std::vector<std::weak_ptr<OpenCalls>> groups_;
 };
 
 }  // namespace
 
-void Flights::start() {
+void OpenCalls::start() {
   std::lock_guard<std::mutex> lock(mutex_);
-  ++in_flight_;
+  ++num_open_;
 }
 
-void Flights::land() {
+void OpenCalls::land() {
   // Notified under the lock: the last landing may be what lets the destructor of this run.
   std::lock_guard<std::mutex> lock(mutex_);
-  --in_flight_;
+  --num_open_;
   landed_.notify_all();
 }
 
-bool Flights::drain(std::chrono::milliseconds timeout) {
+bool OpenCalls::drain(std::chrono::milliseconds timeout) {
   const auto deadline = Clock::now() + timeout;
   std::unique_lock<std::mutex> lock(mutex_);
-  while (in_flight_ > 0 && !status_->failed() && Clock::now() < deadline) landed_.wait_for(lock, kPollInterval);
-  return in_flight_ == 0;
+  while (num_open_ > 0 && !status_->failed() && Clock::now() < deadline) landed_.wait_for(lock, kPollInterval);
+  return num_open_ == 0;
 }
 
-void Flights::add_wait(const std::shared_ptr<Flights>& flights, c10d::Work* work, const watch::Record& record) {
+void OpenCalls::add_wait(const std::shared_ptr<OpenCalls>& calls, c10d::Work* work, const watch::Record& record) {
   bool unknown = false;
   {
-    std::lock_guard<std::mutex> lock(flights->mutex_);
-    flights->waits_.emplace(work, record);
-    unknown = !std::exchange(flights->guarded_, true);
+    std::lock_guard<std::mutex> lock(calls->mutex_);
+    calls->waits_.emplace(work, record);
+    unknown = !std::exchange(calls->guarded_, true);
   }
-  if (unknown) Guard::instance().add(flights);
+  if (unknown) Guard::instance().add(calls);
 }
 
-void Flights::remove_wait(c10d::Work* work) {
+void OpenCalls::remove_wait(c10d::Work* work) {
   std::lock_guard<std::mutex> lock(mutex_);
   waits_.erase(work);
 }
 
-void Flights::abort_waits() {
+void OpenCalls::abort_waits() {
   std::lock_guard<std::mutex> lock(mutex_);
   for (const auto& [work, record] : waits_) work->abort();
 }
 
-void Flights::find_lonely_waits() {
+void OpenCalls::find_lonely_waits() {
   std::string what;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -114,7 +114,7 @@ void Flights::find_lonely_waits() {
                  "make a new group of the ranks that are left"});
 }
 
-void Flights::close() {
+void OpenCalls::close() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     closed_ = true;
@@ -122,7 +122,7 @@ void Flights::close() {
   abort_waits();
 }
 
-bool Flights::closed() {
+bool OpenCalls::closed() {
   std::lock_guard<std::mutex> lock(mutex_);
   return closed_;
 }

@@ -1,5 +1,5 @@
 // Waiting, and what is left to do.
-#include "serried/comm/collectives/flight.h"
+#include "serried/comm/collectives/chained_work.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 
@@ -7,20 +7,20 @@
 
 namespace serried::detail {
 
-bool Flight::wait(std::chrono::milliseconds timeout) {
+bool ChainedWork::wait(std::chrono::milliseconds timeout) {
   in_our_words(options_.where, options_.backend,
                [&] { inner_->wait(timeout == kNoTimeout ? options_.timeout : timeout); });
   do_what_is_left();
   return true;
 }
 
-c10::intrusive_ptr<c10::ivalue::Future> Flight::getFuture() {
+c10::intrusive_ptr<c10::ivalue::Future> ChainedWork::getFuture() {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!after_) return inner_->getFuture();
   }
   return inner_->getFuture()->then(
-      [self = c10::intrusive_ptr<Flight>::unsafe_reclaim_from_nonowning(this)](c10::ivalue::Future& done) {
+      [self = c10::intrusive_ptr<ChainedWork>::unsafe_reclaim_from_nonowning(this)](c10::ivalue::Future& done) {
         const c10::IValue value = done.value();  // raises what went wrong
         self->do_what_is_left();
         return value;
@@ -28,7 +28,7 @@ c10::intrusive_ptr<c10::ivalue::Future> Flight::getFuture() {
       c10::ListType::create(c10::TensorType::get()));
 }
 
-void Flight::do_what_is_left() {
+void ChainedWork::do_what_is_left() {
   const std::lock_guard<std::mutex> lock(mutex_);
   const std::function<void()> step = std::exchange(after_, nullptr);
   if (!step) return;

@@ -14,9 +14,9 @@
 namespace serried::gloo {
 
 /// What a backend shares with its Works, which may outlive it.
-class Flights {
+class OpenCalls {
  public:
-  explicit Flights(std::unique_ptr<detail::GroupStatus> status) : status_(std::move(status)) {}
+  explicit OpenCalls(std::unique_ptr<detail::GroupStatus> status) : status_(std::move(status)) {}
 
   detail::GroupStatus& status() { return *status_; }
 
@@ -28,7 +28,7 @@ class Flights {
 
   /// A thread is about to wait in `work`, a send or receive. Only `abort` wakes it, so while it waits one thread of
   /// this process looks every 50 ms whether the group has failed, or whether all who could send are gone.
-  static void add_wait(const std::shared_ptr<Flights>& flights, c10d::Work* work, const watch::Record& record);
+  static void add_wait(const std::shared_ptr<OpenCalls>& calls, c10d::Work* work, const watch::Record& record);
   void remove_wait(c10d::Work* work);
 
   /// Wakes all who wait in a send or receive.
@@ -45,7 +45,7 @@ class Flights {
   const std::unique_ptr<detail::GroupStatus> status_;
   std::mutex mutex_;  // guards all below
   std::condition_variable landed_;
-  int in_flight_ = 0;
+  int num_open_ = 0;
   std::map<c10d::Work*, watch::Record> waits_;
   bool closed_ = false;
   bool guarded_ = false;  // the guard thread knows of this group
