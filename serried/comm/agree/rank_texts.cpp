@@ -11,7 +11,6 @@
 #include <numeric>
 
 #include "serried/base/error.h"
-#include "serried/comm/collectives/collectives.h"
 #include "serried/comm/rendezvous/world_store.h"
 
 namespace serried::detail {
@@ -65,8 +64,10 @@ at::Tensor as_tensor(const std::string& text) {
   return at::from_blob(const_cast<char*>(text.data()), {int64_t(text.size())}, at::kByte);
 }
 
-std::vector<int64_t> all_gather_number(int64_t mine, const Group& group) {
-  const at::Tensor all = all_gather(at::full({1}, mine, at::kLong), group);
+std::vector<int64_t> all_gather_number(int64_t mine, const Group& group, std::optional<milliseconds> timeout = {}) {
+  const at::Device device = group->getDeviceTypes().front();
+  const at::Tensor all =
+      all_gather(at::full({1}, mine, at::device(device).dtype(at::kLong)), group, {.timeout = timeout}).cpu();
   const auto* begin = all.const_data_ptr<int64_t>();
   return {begin, begin + all.numel()};
 }
@@ -160,9 +161,11 @@ std::optional<std::string> RankLog::read(int rank, int64_t index, steady_clock::
   return text_under(*store_, key);
 }
 
-std::vector<std::string> all_gather_bytes(const std::string& mine, const Group& group) {
-  const std::vector<int64_t> sizes = all_gather_number(int64_t(mine.size()), group);
-  const at::Tensor bytes = all_gather(as_tensor(mine), group);
+std::vector<std::string> all_gather_bytes(const std::string& mine, const Group& group,
+                                          std::optional<milliseconds> timeout) {
+  const std::vector<int64_t> sizes = all_gather_number(int64_t(mine.size()), group, timeout);
+  const at::Device device = group->getDeviceTypes().front();
+  const at::Tensor bytes = all_gather(as_tensor(mine).to(device), group, {.timeout = timeout}).cpu();
   const auto* next = reinterpret_cast<const char*>(bytes.const_data_ptr<uint8_t>());
   std::vector<std::string> all;
   for (int64_t size : sizes) {
@@ -184,6 +187,18 @@ std::vector<std::string> gather_bytes(const std::string& mine, const Group& grou
     if (rank != to) recv(as_tensor(all.back()), group, {.peer = rank});
   }
   return all;
+}
+
+std::string broadcast_bytes(const std::string& mine, const Group& group, const BroadcastOptions& options) {
+  const at::Device device = group->getDeviceTypes().front();
+  const at::Tensor size = at::full({1}, int64_t(mine.size()), at::device(device).dtype(at::kLong));
+  broadcast_(size, group, options);
+  std::string text = mine;
+  text.resize(size_t(size.cpu().item<int64_t>()));
+  const at::Tensor bytes = as_tensor(text).to(device);
+  broadcast_(bytes, group, options);
+  as_tensor(text).copy_(bytes);
+  return text;
 }
 
 std::optional<LineDifference> first_difference(const std::string& mine, const Group& group) {

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "serried/comm/groups/group.h"
+#include "serried/comm/collectives/collectives.h"
 
 namespace serried::detail {
 
@@ -56,10 +56,14 @@ class RankLog {
 };
 
 /// Every rank's `mine`, of any length, in rank order, on every rank of the group.
-std::vector<std::string> all_gather_bytes(const std::string& mine, const Group& group);
+std::vector<std::string> all_gather_bytes(const std::string& mine, const Group& group,
+                                          std::optional<std::chrono::milliseconds> timeout = {});
 
 /// The same on rank `to`; nothing elsewhere. Each text travels once.
 std::vector<std::string> gather_bytes(const std::string& mine, const Group& group, int to);
+
+/// Rank src's `mine` on every rank.
+std::string broadcast_bytes(const std::string& mine, const Group& group, const BroadcastOptions& options);
 
 /// Where rank `rank`'s text first differs from rank 0's; a line is absent where a text has fewer.
 struct LineDifference {
