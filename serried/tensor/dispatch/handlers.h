@@ -33,7 +33,7 @@ std::vector<HandlerEntry> reduction_handlers();   // handlers/decompose_reductio
 std::vector<HandlerEntry> loss_handlers();        // handlers/decompose_losses.cpp
 std::vector<HandlerEntry> batch_norm_handlers();  // handlers/batch_norm.cpp: statistics over the batch of all ranks
 std::vector<HandlerEntry> metadata_handlers();    // handlers/metadata_ops.cpp: as_strided, set_, resize_, ...
-std::vector<HandlerEntry> own_output_handlers();  // handlers/own_outputs.cpp: linalg_matrix_rank
+std::vector<HandlerEntry> own_tensor_handlers();  // handlers/own_tensors.cpp: linalg_matrix_rank, quantile
 
 namespace detail {
 

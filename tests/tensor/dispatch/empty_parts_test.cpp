@@ -168,7 +168,9 @@ const std::vector<MatrixCase>& matrix_cases() {
       {"linalg_matrix_rank hermitian", spd,
        [](const Tensors& t) { return Tensors{at::linalg_matrix_rank(t[0], std::nullopt, 1e-3, true)}; }},
       {"linalg_matrix_rank of numbers", deficient,
-       [](const Tensors& t) { return Tensors{at::linalg_matrix_rank(t[0], 1e-3, 1e-4)}; }},
+       [](const Tensors& t) {
+         return Tensors{at::linalg_matrix_rank(t[0], std::optional<double>(1e-3), std::optional<double>(1e-4))};
+       }},
       {"linalg_matrix_rank of tensors", deficient,
        [](const Tensors& t) {
          return Tensors{at::linalg_matrix_rank(t[0], t[0].select(-1, 0).select(-1, 0).abs() * 1e-3, T())};

@@ -275,6 +275,7 @@ TEST_P(AsyncRedistributes, RefuseATensorThatWasWrittenOnItsWay) {
       EXPECT_EQ(error_text<c10::ValueError>([&] { moving.wait(); }), text);
       EXPECT_EQ(error_text<c10::ValueError>([&] { moving.wait(); }), text) << "asked again";
     }
+    if (group->getSize() == 1) return;  // the same memory, as of the blocking form
     const DTensor d = distribute_tensor(iota({4, 3}), mesh, {Shard(0)});
     const Pending moving = async::redistribute(d, {Replicate()});
     moving.wait();

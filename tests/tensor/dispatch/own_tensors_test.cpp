@@ -1,4 +1,4 @@
-// Composites that make an output of their own: matrix_rank in all its forms, on every placement.
+// Composites that make plain tensors of their own: matrix_rank in all its forms, quantiles, formulas of gradients.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -40,8 +40,11 @@ std::vector<std::pair<std::string, Ranks>> forms() {
       {"default", [](const at::Tensor& x) { return at::linalg_matrix_rank(x); }},
       {"hermitian",
        [](const at::Tensor& x) { return at::linalg_matrix_rank(x, std::optional<double>(), std::nullopt, true); }},
-      {"atol", [](const at::Tensor& x) { return at::linalg_matrix_rank(x, 1.5, std::nullopt); }},
-      {"atol, rtol", [](const at::Tensor& x) { return at::linalg_matrix_rank(x, 0.5, 0.9); }},
+      {"atol", [](const at::Tensor& x) { return at::linalg_matrix_rank(x, std::optional<double>(1.5), std::nullopt); }},
+      {"atol, rtol",
+       [](const at::Tensor& x) {
+         return at::linalg_matrix_rank(x, std::optional<double>(0.5), std::optional<double>(0.9));
+       }},
       {"tensors",
        [](const at::Tensor& x) {
          return at::linalg_matrix_rank(x, x.amax({-2, -1}) / 2, x.amax({-2, -1}));
@@ -106,7 +109,7 @@ TEST(MatrixRank, OfAVectorIsRefusedAsOnOneDevice) {
 }
 
 // Formulas of gradients make tensors of their own too, to scatter or index into.
-TEST(OwnOutputs, GradientsThatFillAFreshTensor) {
+TEST(OwnTensors, GradientsOfWhatFillsOne) {
   using Op = std::function<at::Tensor(const at::Tensor&)>;
   const std::vector<std::pair<std::string, Op>> ops = {
       {"max", [](const at::Tensor& x) { return std::get<0>(x.max(1)); }},
@@ -133,6 +136,10 @@ TEST(OwnOutputs, GradientsThatFillAFreshTensor) {
       {"renorm", [](const at::Tensor& x) { return x.renorm(2, 0, 1.5); }},
       {"logcumsumexp", [](const at::Tensor& x) { return x.logcumsumexp(0); }},
       {"quantile", [](const at::Tensor& x) { return x.quantile(0.3, 1); }},
+      {"quantile all", [](const at::Tensor& x) { return x.quantile(0.3); }},
+      {"quantile midpoint", [](const at::Tensor& x) { return x.quantile(0.7, 0, true, "midpoint"); }},
+      {"quantile nearest", [](const at::Tensor& x) { return x.quantile(0.7, 0, false, "nearest"); }},
+      {"nanquantile", [](const at::Tensor& x) { return x.nanquantile(0.3, 1); }},
       {"amax", [](const at::Tensor& x) { return x.amax(0); }},
       {"norm inf", [](const at::Tensor& x) { return at::linalg_vector_norm(x, INFINITY, at::IntArrayRef{0}); }},
       {"constant_pad",
@@ -148,7 +155,6 @@ TEST(OwnOutputs, GradientsThatFillAFreshTensor) {
        [](const at::Tensor& x) {
          return at::block_diag({x, x});
        }},
-      {"vander", [](const at::Tensor& x) { return at::vander(x.select(1, 0)); }},
       {"pdist", [](const at::Tensor& x) { return at::pdist(x); }},
       {"cosine_similarity", [](const at::Tensor& x) { return at::cosine_similarity(x, x + 1); }},
       {"fft", [](const at::Tensor& x) { return at::real(at::fft_rfft(x)); }},
