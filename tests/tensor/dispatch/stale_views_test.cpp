@@ -138,20 +138,25 @@ TEST(StaleViews, AreNotUsedWhateverWroteTheBase) {
   }
 }
 
-TEST(StaleViews, WhatAliasesItsBaseSeesEveryWrite) {
-  on_mesh({3}, [](const DeviceMesh& mesh) {
-    for (const Named& view : gathering_views()) {
-      for (const Write& write : writes()) {
-        for (const Mode mode : {Mode::plain, Mode::no_grad, Mode::inference}) {
-          const std::string what = std::string(view.name) + " after " + write.name;
-          const at::Tensor expected = used_after(view, write, base_values(), mode);
-          const at::Tensor d = place(base_values(), mesh, {Replicate()});
-          if (std::string_view(view.name) == "view") continue;  // its reshape copies
-          expect_close(used_after(view, write, d, mode), expected, what);
-        }
+// The base is whole on every rank, so no view has to gather.
+void expect_views_see_writes(const DeviceMesh& mesh, const Placements& placements) {
+  for (const Named& view : gathering_views()) {
+    for (const Write& write : writes()) {
+      for (const Mode mode : {Mode::plain, Mode::no_grad, Mode::inference}) {
+        const std::string what = std::string(view.name) + " after " + write.name + " of " + to_string(placements);
+        const at::Tensor expected = used_after(view, write, base_values(), mode);
+        const at::Tensor d = place(base_values(), mesh, placements);
+        if (std::string_view(view.name) == "view") continue;  // its reshape copies
+        expect_close(used_after(view, write, d, mode), expected, what);
       }
     }
-  });
+  }
+}
+
+TEST(StaleViews, WhatAliasesItsBaseSeesEveryWrite) {
+  on_mesh({3}, [](const DeviceMesh& mesh) { expect_views_see_writes(mesh, {Replicate()}); });
+  on_mesh({1}, [](const DeviceMesh& mesh) { expect_views_see_writes(mesh, {Shard(0)}); });
+  on_mesh({1, 2}, [](const DeviceMesh& mesh) { expect_views_see_writes(mesh, {Shard(0), Replicate()}); });
 }
 
 TEST(StaleViews, EveryUseRaises) {

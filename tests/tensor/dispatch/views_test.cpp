@@ -84,6 +84,13 @@ const std::vector<View>& views() {
   return all;
 }
 
+// One with an axis that cuts nothing beside one that does.
+std::vector<Sizes> meshes() {
+  std::vector<Sizes> shapes = usual_meshes();
+  shapes.push_back({1, 2});
+  return shapes;
+}
+
 // Whether writing through it must work: nothing has to be moved for the view.
 bool lies_in_parts(const View& view, const Placements& placements, const Sizes& mesh) {
   std::array<int64_t, 2> ranks = {1, 1};
@@ -98,7 +105,7 @@ bool lies_in_parts(const View& view, const Placements& placements, const Sizes& 
 }
 
 TEST(Views, HaveTheValuesOfPlainViews) {
-  for (const Sizes& shape : usual_meshes()) {
+  for (const Sizes& shape : meshes()) {
     on_mesh(shape, [&](const DeviceMesh& mesh) {
       for (const View& view : views()) {
         const at::Tensor expected = view.take(sample());
@@ -149,7 +156,7 @@ Written write_through(const View& view, const at::Tensor& leaf) {
 }
 
 TEST(Views, WritingThroughThemIsRightWhereNothingMovesAndElseRightOrRaises) {
-  for (const Sizes& shape : usual_meshes()) {
+  for (const Sizes& shape : meshes()) {
     on_mesh(shape, [&](const DeviceMesh& mesh) {
       for (const View& view : views()) {
         if (view.name == "expand") continue;
@@ -173,7 +180,7 @@ TEST(Views, WritingThroughThemIsRightWhereNothingMovesAndElseRightOrRaises) {
 }
 
 TEST(Views, WritingWithoutGradientsIsRightWhereNothingMovesAndElseRightOrRaises) {
-  for (const Sizes& shape : usual_meshes()) {
+  for (const Sizes& shape : meshes()) {
     on_mesh(shape, [&](const DeviceMesh& mesh) {
       for (const View& view : views()) {
         if (view.name == "expand") continue;
