@@ -123,6 +123,14 @@ TEST(Api, APendingIsWaitedForOrContinued) {
   });
 }
 
+TEST(Api, ValuesOfOtherTypesTravel) {
+  serried::run_ranks(2, [](const Group& g) {
+    std::vector<std::string> all = serried::all_gather_object(std::string("a"), g);
+    EXPECT_EQ(all, (std::vector<std::string>{"a", "a"}));
+    EXPECT_EQ(serried::broadcast_object(g->getRank() + 0.5, g, {.src = 1}), 1.5);
+  });
+}
+
 TEST(Api, CollectivesIntoAnOutputAllocateNothing) {
   serried::run_ranks(3, [](const Group& g) {
     const at::Tensor x = at::arange(6, at::kFloat) + 10 * g->getRank();
