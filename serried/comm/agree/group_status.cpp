@@ -43,6 +43,11 @@ std::string bounded_text(const char* text, size_t room) {
   return {text, strnlen(text, room)};
 }
 
+// Each rank by itself, where a message is about what each of them does.
+std::string name_ranks(const std::vector<int>& ranks) {
+  return c10::str(ranks.size() == 1 ? "rank " : "ranks ", c10::Join(", ", ranks));
+}
+
 }  // namespace
 
 // One record behind a sequence lock: word 0 of the record is its sequence, 0 while it is rewritten.
@@ -223,8 +228,8 @@ std::string GroupStatus::gone_text() const {
     if (state == RankStatus::joined && process_has_ended(status_of(r).pid)) ended.push_back(r);
   }
   std::string text;
-  if (!left.empty()) text += c10::str("; ", rank_list(left), left.size() == 1 ? " has" : " have", " left the group");
-  if (!ended.empty()) text += c10::str("; the process of ", rank_list(ended), " has ended");
+  if (!left.empty()) text += c10::str("; ", name_ranks(left), left.size() == 1 ? " has" : " have", " left the group");
+  if (!ended.empty()) text += c10::str("; the process of ", name_ranks(ended), " has ended");
   return text;
 }
 
@@ -275,7 +280,7 @@ std::string GroupStatus::reported_text(const Record& waiting, int64_t waited_ms)
   }
   if (silent.empty()) return watch::missing_text(waiting, waited_ms, reports);
   std::string text =
-      c10::str("timed out after ", waited_ms, " ms in ", watch::describe(waiting), ": ", rank_list(silent),
+      c10::str("timed out after ", waited_ms, " ms in ", watch::describe(waiting), ": ", name_ranks(silent),
                " did not report and ", silent.size() == 1 ? "is" : "are", " likely not in a call of this group");
   for (int r = 0; r < world_size_; ++r) {
     if (reports[r].kind != watch::Kind::none) text += c10::str(", rank ", r, " is at ", watch::describe(reports[r]));
