@@ -173,7 +173,8 @@ const std::vector<MatrixCase>& matrix_cases() {
        }},
       {"linalg_matrix_rank of tensors", deficient,
        [](const Tensors& t) {
-         return Tensors{at::linalg_matrix_rank(t[0], t[0].select(-1, 0).select(-1, 0).abs() * 1e-3, T())};
+         return Tensors{at::linalg_matrix_rank(t[0], std::optional<T>(t[0].select(-1, 0).select(-1, 0).abs() * 1e-3),
+                                               std::optional<T>())};
        }},
       {"linalg_matrix_rank tol", deficient,
        [](const Tensors& t) { return Tensors{at::linalg_matrix_rank(t[0], 0.5)}; }},
@@ -187,7 +188,8 @@ const std::vector<MatrixCase>& matrix_cases() {
        [](const Tensors& t) { return Tensors{at::linalg_matrix_rank(t[0].narrow(-1, 0, 0))}; }},
       {"linalg_pinv of tensors", wide,
        [](const Tensors& t) {
-         return Tensors{at::linalg_pinv(t[0], t[0].select(-1, 0).select(-1, 0).abs() * 1e-3, T())};
+         return Tensors{at::linalg_pinv(t[0], std::optional<T>(t[0].select(-1, 0).select(-1, 0).abs() * 1e-3),
+                                        std::optional<T>())};
        }},
       {"linalg_pinv rcond", wide, [](const Tensors& t) { return Tensors{at::linalg_pinv(t[0], 1e-3)}; }},
       {"linalg_pinv of an rcond tensor", wide,
