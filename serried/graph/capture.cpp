@@ -345,11 +345,12 @@ void CaptureState::Impl::add_different(Entry& entry, Attempt call, const std::st
       .last = std::move(call), .num_recordings = recorded.num_recordings + 1, .keeps_inputs = recorded.keeps_inputs};
   if (next.num_recordings >= kMaxRecordings) {
     refuse_hooks_left(next.last.recording);
-    throw CaptureError({CaptureErrorKind::different_program,
-                        "",
-                        "",
-                        "the function runs other ops each time: " + difference,
-                        {"let it do the same at every call: no branch on a counter or on data"}});
+    std::vector<std::string> hints = {"let it do the same at every call: no branch on a counter or on data"};
+    if (next.last.recording.ran_backward) {
+      hints.push_back("let it find gradients in one state: zero them in one way, best by zero_grad() inside");
+    }
+    throw CaptureError({CaptureErrorKind::different_program, "", "",
+                        "the function runs other ops each time: " + difference, std::move(hints)});
   }
   // The function finds by itself what was an argument in the other call: neither says anything of the other.
   if (shares_otherwise(recorded.last.recording, next.last.recording)) {

@@ -141,6 +141,25 @@ TEST(CaptureRefusal, NamesAFunctionThatRunsOtherOpsEachTime) {
   EXPECT_THAT(report.explanation, HasSubstr("cos("));
 }
 
+// What differs may also be the gradients that it finds.
+TEST(CaptureRefusal, OtherOpsAroundABackwardMentionGradients) {
+  const at::Tensor weight = ones().requires_grad_();
+  int calls = 0;
+  auto step = capture([&](const at::Tensor& x) {
+    weight.mutable_grad().reset();
+    const at::Tensor y = weight * x;
+    (++calls % 2 == 0 ? y.sum() : y.mean()).backward();
+  });
+  const CaptureError::Report report = refusal(step, ones());
+  EXPECT_EQ(report.kind, CaptureErrorKind::different_program);
+  EXPECT_EQ(report.explanation,
+            "the function runs other ops each time: line 1 was \"%3 = sum(%2)  # f32[]\" and then \"%3 = mean(%2)  # "
+            "f32[]\"");
+  EXPECT_EQ(report.hints, (std::vector<std::string>{
+                              "let it do the same at every call: no branch on a counter or on data",
+                              "let it find gradients in one state: zero them in one way, best by zero_grad() inside"}));
+}
+
 TEST(CaptureRefusal, AResultThatNeedsBackwardIsRefused) {
   const at::Tensor weight = torch::ones({3}, at::requires_grad());
   auto step = capture([&](const at::Tensor& x) { return (x * weight).sum(); });
