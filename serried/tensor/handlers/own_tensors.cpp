@@ -52,13 +52,13 @@ bool quantile_of_number(const c10::OperatorHandle& op, Stack& stack) {
 }
 
 // Autograd comes before our key and would take the composite apart before a handler sees it. Whatever the handler
-// calls instead goes by autograd as usual.
+// calls instead goes by autograd as usual. By device: LibTorch prefers a composite to a kernel of all autograd keys.
 void before_autograd(const c10::OperatorHandle& op, Stack* stack) {
   if (find_handler(op.schema())(op, *stack)) return;
   op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, *stack);
 }
 
-TORCH_LIBRARY_IMPL(aten, Autograd, m) {
+TORCH_LIBRARY_IMPL(aten, AutogradCPU, m) {
   for (const char* op :
        {"linalg_matrix_rank", "linalg_matrix_rank.atol_rtol_float", "linalg_matrix_rank.atol_rtol_tensor",
         "linalg_matrix_rank.tol_tensor", "nanquantile.scalar", "quantile.scalar"}) {
