@@ -379,8 +379,10 @@ TEST(CaptureRefusal, ValuesThatRanksSendEachOther) {
       });
     };
     EXPECT_EQ(error_of(capture([&](const at::Tensor& x) { return x * all_gather_object(2.0, group)[0]; })),
-              "[all_gather_object] a captured function cannot hold values that ranks send each other\n"
-              "  fix: call it outside of the captured function, or send a tensor");
+              c10::str("[all_gather_object] a captured function cannot hold values that ranks send each other\n"
+                       "  fix: call it outside of the captured function, or send a tensor\n"
+                       "  at:  rank ",
+                       group->getRank(), "/2"));
     EXPECT_THAT(error_of(capture([&](const at::Tensor& x) { return x * broadcast_object(2.0, group); })),
                 HasSubstr("[broadcast_object] a captured"));
   });
