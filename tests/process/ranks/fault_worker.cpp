@@ -112,6 +112,10 @@ std::string run_steps(const Plan& plan) {
       }
       step(i);
     }
+    if (injector.joinable()) injector.join();
+    limit_memory(RLIM_INFINITY);
+    // Of a rank that fails after the last step has communicated the others hear here.
+    barrier(group);
   } catch (const WrongResult& error) {
     say(c10::str("WRONG: ", error.what()));
     _exit(9);
