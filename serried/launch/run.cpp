@@ -82,6 +82,7 @@ class Job {
   int num_interrupts_ = 0;
   bool ending_ = false;  // the ranks have been told to end
   Time kill_at_ = kNever;
+  bool grace_is_over_ = false;  // of this attempt: ranks and what they leave behind have one between them
 };
 
 int Job::run() {
@@ -148,6 +149,7 @@ void Job::start(const Assignment& assignment) {
   if (num_interrupts_ > 0) return;  // node 0 has been told and will order the stop
   assignment_ = assignment;
   ending_ = false;
+  grace_is_over_ = false;
   if (assignment.attempt > 0) {
     screen_.write(Stream::err, "[run] restart " + std::to_string(assignment.attempt) + " of " +
                                    std::to_string(assignment.max_restarts) + ": all ranks start again\n");
@@ -200,7 +202,10 @@ void Job::end_ranks(int signal) {
 // Whether nothing is left of what the ranks started. Asked when the last rank has ended, since ranks may use it till
 // then.
 bool Job::end_orphans() {
-  if (num_interrupts_ > 1) orphans_->kill(kept());
+  if (num_interrupts_ > 1 || grace_is_over_) {
+    orphans_->kill(kept());
+    return true;
+  }
   if (!orphans_->ask_to_end(kept())) return true;
   kill_at_ = std::min(kill_at_, after(options_.grace));
   return false;
@@ -209,6 +214,7 @@ bool Job::end_orphans() {
 void Job::kill_late() {
   if (!ranks_ || Clock::now() < kill_at_) return;
   kill_at_ = kNever;
+  grace_is_over_ = true;
   const std::string who = ranks_->all_ended() ? "processes that ranks started" : "ranks";
   screen_.write(Stream::err, "[run] not all " + who + " ended within " + to_text(options_.grace) + ": killing them\n");
   ranks_->send(SIGKILL);

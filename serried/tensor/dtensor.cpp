@@ -75,16 +75,18 @@ at::Tensor redistributed_across(const at::Tensor& t, const DeviceMesh& mesh, con
 }
 
 // What autograd needs of a redistribution: the way back, once more differentiable.
-void record_way_back(const DTensor& from, const at::Tensor& to, std::optional<c10::ScalarType> backward_dtype) {
+void record_way_back(const DTensor& from, const at::Tensor& to, std::optional<c10::ScalarType> backward_dtype,
+                     std::optional<uint64_t> order = {}) {
   const SpecPtr spec = dtensor_meta(from)->spec;
-  detail::record_gradient("RedistributeBackward", from, to, [spec, backward_dtype](const at::Tensor& grad) {
+  const auto backward = [spec, backward_dtype](const at::Tensor& grad) {
     const DTensor given(grad);
     const Placements placements = detail::gradient_placements(spec->placements);
     if (!(given.device_mesh() == spec->mesh)) return at::Tensor(given.redistribute(spec->mesh, placements));
     const c10::ScalarType dtype = backward_dtype.value_or(given.scalar_type());
     const DTensor moved = given.redistribute(placements, {.forward_dtype = dtype});
     return at::Tensor(moved.redistribute(placements, {.forward_dtype = spec->dtype}));
-  });
+  };
+  detail::record_gradient("RedistributeBackward", from, to, backward, order);
 }
 
 DTensor recorded(const DTensor& from, const at::Tensor& to, std::optional<c10::ScalarType> backward_dtype) {
@@ -95,9 +97,13 @@ DTensor recorded(const DTensor& from, const at::Tensor& to, std::optional<c10::S
 
 // What the start says about the gradient of what arrives.
 struct Gradient {
-  bool is_wanted;
+  std::optional<uint64_t> order;  // of the start, so that ranks may wait in different orders; none: no gradient
   std::optional<c10::ScalarType> dtype;
 };
+
+Gradient gradient_of(const DTensor& x, std::optional<c10::ScalarType> dtype) {
+  return {detail::wants_gradient(x) ? std::optional(detail::place_in_order()) : std::nullopt, dtype};
+}
 
 // Whoever waits, the result is as the modes of the start have it.
 Pending pending(const DTensor& x, StartedRedistribution moving, Gradient gradient,
@@ -108,7 +114,7 @@ Pending pending(const DTensor& x, StartedRedistribution moving, Gradient gradien
     const c10::InferenceMode as_started(inference);
     const at::NoGradGuard no_grad;
     at::Tensor result = wrap_moved(finish());
-    if (gradient.is_wanted) record_way_back(x, result, gradient.dtype);
+    if (gradient.order.has_value()) record_way_back(x, result, gradient.dtype, gradient.order);
     return result;
   });
 }
@@ -162,7 +168,7 @@ Pending async::redistribute(const DTensor& x, const Placements& placements, Redi
   const c10::ScalarType dtype = options.forward_dtype.value_or(meta.spec->dtype);
   const Placements placed = detail::resolved_placements("redistribute", placements, x.dim(), meta.spec->mesh, dtype);
   if (placed == meta.spec->placements && dtype == meta.spec->dtype) return detail::pending({x, {}});
-  const Gradient gradient{detail::wants_gradient(x), options.backward_dtype};
+  const Gradient gradient = gradient_of(x, options.backward_dtype);
   const at::NoGradGuard no_grad;
   const Part from = part_as(meta, dtype);
   comm_debug::note_redistribution("redistribute", *from.spec, placed, /*implicit=*/false);
@@ -174,7 +180,7 @@ Pending async::redistribute(const DTensor& x, const DeviceMesh& mesh, const Plac
   const DTensorMeta& meta = fresh_meta_of("redistribute", x);
   if (mesh == meta.spec->mesh) return async::redistribute(x, placements);
   const Placements placed = detail::resolved_placements("redistribute", placements, x.dim(), mesh, meta.spec->dtype);
-  const Gradient gradient{detail::wants_gradient(x), {}};
+  const Gradient gradient = gradient_of(x, {});
   const at::NoGradGuard no_grad;
   const Part from{meta.local, meta.spec};
   return pending(x, start_redistribution_across(from.local, *from.spec, mesh, placed), gradient,

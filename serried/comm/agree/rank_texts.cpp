@@ -49,14 +49,21 @@ void wait_for(const StoreRanks& ranks, std::string_view where, const std::string
         {where,
          c10::str("the store at ", place_of(ranks.store), " is gone: the process that served it, rank 0's, has ended"),
          "see what rank 0 says; it may have waited for this rank and given up"});
-  } catch (const c10::Error&) {
-    abandon(ranks.store);
+  } catch (const c10::Error&) {  // a timeout: who is missing is looked up below
   }
   std::vector<int> missing;
   for (size_t i = 0; i < keys.size(); ++i) {
     if (!ranks.store->check({keys[i]})) missing.push_back(senders[i]);
   }
-  if (!missing.empty()) raise_missing(ranks, where, missing);
+  if (missing.empty()) return;
+  abandon(ranks.store);
+  raise_missing(ranks, where, missing);
+}
+
+// The CPU where there is no backend, which the collective then says.
+at::Device device_of(const Group& group) {
+  const std::vector<at::Device> devices = group->getDeviceTypes();
+  return devices.empty() ? at::Device(at::kCPU) : devices.front();
 }
 
 // Shares the memory of `text`.
@@ -65,7 +72,7 @@ at::Tensor as_tensor(const std::string& text) {
 }
 
 std::vector<int64_t> all_gather_number(int64_t mine, const Group& group, std::optional<milliseconds> timeout = {}) {
-  const at::Device device = group->getDeviceTypes().front();
+  const at::Device device = device_of(group);
   const at::Tensor all =
       all_gather(at::full({1}, mine, at::device(device).dtype(at::kLong)), group, {.timeout = timeout}).cpu();
   const auto* begin = all.const_data_ptr<int64_t>();
@@ -164,7 +171,7 @@ std::optional<std::string> RankLog::read(int rank, int64_t index, steady_clock::
 std::vector<std::string> all_gather_bytes(const std::string& mine, const Group& group,
                                           std::optional<milliseconds> timeout) {
   const std::vector<int64_t> sizes = all_gather_number(int64_t(mine.size()), group, timeout);
-  const at::Device device = group->getDeviceTypes().front();
+  const at::Device device = device_of(group);
   const at::Tensor bytes = all_gather(as_tensor(mine).to(device), group, {.timeout = timeout}).cpu();
   const auto* next = reinterpret_cast<const char*>(bytes.const_data_ptr<uint8_t>());
   std::vector<std::string> all;
@@ -190,7 +197,7 @@ std::vector<std::string> gather_bytes(const std::string& mine, const Group& grou
 }
 
 std::string broadcast_bytes(const std::string& mine, const Group& group, const BroadcastOptions& options) {
-  const at::Device device = group->getDeviceTypes().front();
+  const at::Device device = device_of(group);
   const at::Tensor size = at::full({1}, int64_t(mine.size()), at::device(device).dtype(at::kLong));
   broadcast_(size, group, options);
   std::string text = mine;

@@ -6,6 +6,7 @@
 #include "serried/comm/collectives/checks.h"
 #include "serried/tape/tape.h"
 
+#include <ATen/ops/empty.h>
 #include <torch/csrc/jit/serialization/pickle.h>
 
 namespace serried::detail {
@@ -29,20 +30,39 @@ c10::IValue value_of(const std::string& bytes) {
 
 }  // namespace
 
-std::vector<c10::IValue> all_gather_packed(const c10::IValue& mine, const Group& group,
+c10::IValue pack_bytes(const void* data, size_t size) {
+  at::Tensor bytes = at::empty({int64_t(size)}, at::kByte);
+  if (size > 0) std::memcpy(bytes.mutable_data_ptr(), data, size);
+  return bytes;
+}
+
+std::string_view unpack_bytes(const c10::IValue& packed) {
+  if (!packed.isTensor() || packed.toTensor().scalar_type() != at::kByte || packed.toTensor().dim() != 1) {
+    raise_other_type();
+  }
+  const at::Tensor& bytes = packed.toTensor();
+  return {static_cast<const char*>(bytes.const_data_ptr()), size_t(bytes.numel())};
+}
+
+void raise_other_type() {
+  raise<c10::ValueError>(
+      {"object", "what arrives is of another type than the one asked for", "pass values of one type on all ranks"});
+}
+
+std::vector<c10::IValue> all_gather_packed(const PackMine& mine, const Group& group,
                                            std::optional<std::chrono::milliseconds> timeout) {
   check_group("all_gather_object", group);
   check_not_recorded("all_gather_object");
   std::vector<c10::IValue> values;
-  for (const std::string& bytes : all_gather_bytes(bytes_of(mine), group, timeout)) values.push_back(value_of(bytes));
+  for (const std::string& bytes : all_gather_bytes(bytes_of(mine()), group, timeout)) values.push_back(value_of(bytes));
   return values;
 }
 
-c10::IValue broadcast_packed(const c10::IValue& mine, const Group& group, const BroadcastOptions& options) {
+c10::IValue broadcast_packed(const PackMine& mine, const Group& group, const BroadcastOptions& options) {
   check_group("broadcast_object", group);
   check_rank("broadcast_object", "src", options.src, group);
   check_not_recorded("broadcast_object");
-  return value_of(broadcast_bytes(group->getRank() == options.src ? bytes_of(mine) : "", group, options));
+  return value_of(broadcast_bytes(group->getRank() == options.src ? bytes_of(mine()) : "", group, options));
 }
 
 }  // namespace serried::detail

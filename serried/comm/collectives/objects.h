@@ -8,8 +8,10 @@
 #include <torch/serialize/archive.h>
 
 #include <cstring>
+#include <functional>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -30,6 +32,18 @@ inline constexpr bool is_vector_of_numbers = false;
 template <class T, class A>
 inline constexpr bool is_vector_of_numbers<std::vector<T, A>> = std::is_arithmetic_v<T> && !std::is_same_v<T, bool>;
 
+/// Tells types of numbers apart.
+template <class T>
+inline constexpr int64_t number_type = int64_t(sizeof(T)) + 100 * (std::is_floating_point_v<T> ? 2
+                                                                   : std::is_signed_v<T>       ? 1
+                                                                                               : 0);
+
+/// Bytes of any number; a pickled text has less than 4 GiB.
+c10::IValue pack_bytes(const void* data, size_t size);
+/// ValueError where it holds something else.
+std::string_view unpack_bytes(const c10::IValue& packed);
+[[noreturn]] void raise_other_type();
+
 template <class T>
 inline constexpr bool cannot_travel = false;
 
@@ -39,21 +53,27 @@ c10::IValue pack(const T& value);
 template <class T>
 void unpack(const c10::IValue& packed, T& value);
 
-/// Packs what a visitor or a container shows it, in order.
-struct Packer {
-  std::vector<c10::IValue> fields;
+/// Packs what a visitor or a container shows it, in order. A visitor has to take it by reference.
+class Packer {
+ public:
+  Packer() = default;
+  Packer(const Packer&) = delete;
 
   template <class T>
   void operator()(const T& field) {
-    fields.push_back(pack(field));
+    fields_.push_back(pack(field));
   }
-  c10::IValue packed() && { return c10::ivalue::Tuple::create(std::move(fields)); }
+  c10::IValue packed() && { return c10::ivalue::Tuple::create(std::move(fields_)); }
+
+ private:
+  std::vector<c10::IValue> fields_;
 };
 
 /// Gives the same fields back.
 class Unpacker {
  public:
   explicit Unpacker(const c10::IValue& packed) : fields_(packed.toTupleRef().elements().vec()) {}
+  Unpacker(const Unpacker&) = delete;
 
   size_t size() const { return fields_.size(); }
   template <class T>
@@ -100,20 +120,24 @@ void unpack_fields(const c10::IValue& packed, T& value) {
   } else if constexpr (HasFreeVisitor<T, Unpacker>) {
     visit_tensors(value, unpacker);
   } else if constexpr (IsMap<T>) {
+    value.clear();
     for (size_t i = 0; i < unpacker.size(); i += 2) {
       std::pair<typename T::key_type, typename T::mapped_type> element;
       unpacker(element.first), unpacker(element.second);
       value.insert(std::move(element));
     }
   } else if constexpr (IsOptional<T>) {
+    value.reset();
     if (unpacker.size() > 0) unpacker(value.emplace());
-  } else if constexpr (requires { value.insert(value.end(), typename T::value_type()); }) {
+  } else if constexpr (requires(typename T::value_type & element) { value.insert(value.end(), std::move(element)); }) {
+    value.clear();
     for (size_t i = 0; i < unpacker.size(); ++i) {
       typename T::value_type element{};
       unpacker(element);
       value.insert(value.end(), std::move(element));
     }
   } else if constexpr (IsRange<T>) {
+    static_assert(IsTuple<T>, "serried cannot add elements to what arrives of this type: send a std::vector");
     for (auto& element : value) unpacker(element);
   } else {
     std::apply([&](auto&... element) { (unpacker(element), ...); }, value);
@@ -123,22 +147,24 @@ void unpack_fields(const c10::IValue& packed, T& value) {
 template <class T>
 c10::IValue pack(const T& value) {
   if constexpr (std::is_same_v<T, at::Tensor>) {
-    // A copy: of a view the whole storage would travel.
-    return value.defined() ? c10::IValue(value.detach().clone()) : c10::IValue();
+    // A copy: of a view the whole storage would travel. What is pickled on a device asks for that device.
+    if (!value.defined()) return {};
+    return value.detach().to(at::kCPU, value.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
   } else if constexpr (std::is_integral_v<T> || std::is_enum_v<T>) {
     return static_cast<int64_t>(value);
   } else if constexpr (std::is_same_v<T, float> || std::is_same_v<T, double>) {
     return static_cast<double>(value);
   } else if constexpr (std::is_same_v<T, std::string>) {
-    return value;
+    return pack_bytes(value.data(), value.size());
   } else if constexpr (is_vector_of_numbers<T>) {
-    return std::string(reinterpret_cast<const char*>(value.data()), value.size() * sizeof(*value.data()));
+    using Number = typename T::value_type;
+    return c10::ivalue::Tuple::create(number_type<Number>, pack_bytes(value.data(), value.size() * sizeof(Number)));
   } else if constexpr (HasArchive<T>) {
     torch::serialize::OutputArchive archive;
     archive << value;
     std::ostringstream text;
     archive.save_to(text);
-    return text.str();
+    return pack(text.str());
   } else {
     return pack_fields(value);
   }
@@ -153,13 +179,16 @@ void unpack(const c10::IValue& packed, T& value) {
   } else if constexpr (std::is_same_v<T, float> || std::is_same_v<T, double>) {
     value = static_cast<T>(packed.toDouble());
   } else if constexpr (std::is_same_v<T, std::string>) {
-    value = packed.toStringRef();
+    value = unpack_bytes(packed);
   } else if constexpr (is_vector_of_numbers<T>) {
-    const std::string& bytes = packed.toStringRef();
-    value.resize(bytes.size() / sizeof(*value.data()));
-    if (!bytes.empty()) std::memcpy(value.data(), bytes.data(), bytes.size());
+    using Number = typename T::value_type;
+    const auto& fields = packed.toTupleRef().elements();
+    if (fields.size() != 2 || !fields[0].isInt() || fields[0].toInt() != number_type<Number>) raise_other_type();
+    const std::string_view bytes = unpack_bytes(fields[1]);
+    value.resize(bytes.size() / sizeof(Number));
+    if (!value.empty()) std::memcpy(value.data(), bytes.data(), value.size() * sizeof(Number));
   } else if constexpr (HasArchive<T>) {
-    std::istringstream text(packed.toStringRef());
+    std::istringstream text{std::string(unpack_bytes(packed))};
     torch::serialize::InputArchive archive;
     archive.load_from(text);
     archive >> value;
@@ -168,12 +197,14 @@ void unpack(const c10::IValue& packed, T& value) {
   }
 }
 
+using PackMine = std::function<c10::IValue()>;
+
 /// One of each rank, in rank order.
-std::vector<c10::IValue> all_gather_packed(const c10::IValue& mine, const Group& group,
+std::vector<c10::IValue> all_gather_packed(const PackMine& mine, const Group& group,
                                            std::optional<std::chrono::milliseconds> timeout);
 
-/// Rank src's; `mine` is read there only.
-c10::IValue broadcast_packed(const c10::IValue& mine, const Group& group, const BroadcastOptions& options);
+/// Rank src's; `mine` is called there only.
+c10::IValue broadcast_packed(const PackMine& mine, const Group& group, const BroadcastOptions& options);
 
 }  // namespace detail
 
@@ -187,7 +218,7 @@ struct AllGatherObjectOptions {
 /// by T's default constructor.
 template <class T>
 std::vector<T> all_gather_object(const T& value, const Group& group, AllGatherObjectOptions options = {}) {
-  const std::vector<c10::IValue> packed = detail::all_gather_packed(detail::pack(value), group, options.timeout);
+  const auto packed = detail::all_gather_packed([&] { return detail::pack(value); }, group, options.timeout);
   std::vector<T> values;
   for (const c10::IValue& one : packed) {
     T element{};
@@ -197,11 +228,11 @@ std::vector<T> all_gather_object(const T& value, const Group& group, AllGatherOb
   return values;
 }
 
-/// Rank src's `value` on every rank.
+/// Rank src's `value` on every rank; what the others pass is not read.
 template <class T>
 T broadcast_object(const T& value, const Group& group, BroadcastOptions options = {}) {
   T result{};
-  detail::unpack(detail::broadcast_packed(detail::pack(value), group, options), result);
+  detail::unpack(detail::broadcast_packed([&] { return detail::pack(value); }, group, options), result);
   return result;
 }
 

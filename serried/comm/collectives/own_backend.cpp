@@ -62,6 +62,7 @@ WorkPtr OwnBackend::start(const Collective&) {
 }
 
 void OwnBackend::look_for_nan(const char* where, at::TensorList sent) {
+  home_.require(where);
   for (const at::Tensor& tensor : sent) {
     try {
       detail::check_nan(nan_check(), tensor, where, rank_);

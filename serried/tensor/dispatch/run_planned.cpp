@@ -51,8 +51,8 @@ Locals gather_locals(const OpInfo& info, const CachedPlan& plan, const Arguments
     const SpecPtr from = spec_of(arguments.tensors[move.slot], mesh);
     announce(info, plan, move, *from);
     at::Tensor moved = run_steps(locals[move.slot], *from, move.steps);
-    // The op writes into its own copy, which goes back afterwards.
-    const bool written = info.is_written[plan.tensors[move.slot].argument];
+    // The op writes into its own copy, which goes back afterwards; sizes and strides it changes on an alias.
+    const bool written = info.is_written[plan.tensors[move.slot].argument] && !info.is_metadata_change;
     if (written && moved.is_same(locals[move.slot])) moved = moved.clone();
     locals[move.slot] = std::move(moved);
   }

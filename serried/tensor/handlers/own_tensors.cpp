@@ -46,8 +46,10 @@ bool quantile_of_number(const c10::OperatorHandle& op, Stack& stack) {
   const auto arguments = torch::jit::last(stack, op.schema().arguments().size());
   const DTensorMeta* meta = dtensor_meta(arguments[0].toTensor());
   if (meta == nullptr || op.schema().arguments().back().is_out()) return false;
+  const double q = arguments[1].toDouble();
+  if (!(q >= 0 && q <= 1)) return false;  // the composite says so
   Stack with_tensor(arguments.begin(), arguments.end());
-  with_tensor.at(1) = full({}, arguments[1].toDouble(), meta->spec->mesh, {}, meta->spec->dtype);
+  with_tensor.at(1) = full({}, q, meta->spec->mesh, {}, meta->spec->dtype);
   return run_as("", std::move(with_tensor), op, stack);
 }
 

@@ -1,6 +1,7 @@
 // One autograd node whose backward is a closure.
 #include "serried/tensor/making/gradient.h"
 
+#include <ATen/SequenceNumber.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
@@ -36,10 +37,16 @@ bool wants_gradient(const at::Tensor& input) {
   return at::GradMode::is_enabled() && input.requires_grad();
 }
 
-void record_gradient(const char* name, const at::Tensor& input, const at::Tensor& output, Backward backward) {
+void record_gradient(const char* name, const at::Tensor& input, const at::Tensor& output, Backward backward,
+                     std::optional<uint64_t> order) {
   auto node = c10::make_intrusive<ClosureNode>(name, std::move(backward));
+  if (order.has_value()) node->set_sequence_nr(*order);
   node->set_next_edges(torch::autograd::collect_next_edges(input));
   torch::autograd::set_history(output, c10::intrusive_ptr<torch::autograd::Node>(node));
+}
+
+uint64_t place_in_order() {
+  return at::sequence_number::get_and_increment();
 }
 
 at::Tensor alias_of_local(const at::Tensor& local, const at::Tensor& whole) {

@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 
 #include "serried/comm/collectives/ops.h"
+#include "serried/tape/tape.h"
 #include "serried/tensor/redistribute/exchange.h"
 #include "serried/tensor/redistribute/packing.h"
 #include "serried/tensor/redistribute/redistribute.h"
@@ -66,6 +67,9 @@ struct Scene {
 
   bool is_even(int64_t size) const { return size % num_ranks == 0; }
 
+  // By ops that give their result rather than fill one: a recorder sees whether what they started is left behind.
+  bool by_pieces(int64_t size) const { return !is_even(size) || (started != nullptr && tape::is_recording()); }
+
   // Size of `dim` on this rank after the step.
   int64_t size_after(int64_t dim) const { return local_size(spec.sizes[dim], dim, step.after, at); }
 };
@@ -83,7 +87,7 @@ bool leads(c10::IntArrayRef sizes, int64_t dim) {
 at::Tensor all_gather(const at::Tensor& local, const Scene& scene) {
   const int64_t dim = scene.step.from.dim();
   const int64_t size = scene.size_after(dim);
-  if (!scene.is_even(size)) return ops::all_gather(local, scene.group(), dim, scene.cut(size), scene.work());
+  if (scene.by_pieces(size)) return ops::all_gather(local, scene.group(), dim, scene.cut(size), scene.work());
   at::Tensor result = at::empty(resized(local.sizes(), dim, size), local.options());
   if (leads(local.sizes(), dim)) {
     ops::all_gather_into(result, local.contiguous(), scene.group(), scene.work());
@@ -117,7 +121,7 @@ at::Tensor reduce_scatter(const at::Tensor& local, const Scene& scene) {
   const int64_t dim = scene.step.to.dim();
   const int64_t size = local.size(dim);
   const at::Tensor sent = reduction.sent(local.contiguous());
-  if (!scene.is_even(size)) {
+  if (scene.by_pieces(size)) {
     return finished(reduction,
                     ops::reduce_scatter(sent, scene.group(), dim, scene.cut(size), reduction.op, scene.work()), scene);
   }
@@ -132,7 +136,7 @@ at::Tensor all_to_all(const at::Tensor& local, const Scene& scene) {
   const int64_t split = scene.step.to.dim();
   const int64_t concat = scene.step.from.dim();
   const int64_t size = scene.size_after(concat);
-  if (!scene.is_even(size) || !scene.is_even(local.size(split))) {
+  if (scene.by_pieces(size) || scene.by_pieces(local.size(split))) {
     return ops::all_to_all(local, scene.group(), split, concat, scene.cut(local.size(split)), scene.cut(size),
                            scene.work());
   }

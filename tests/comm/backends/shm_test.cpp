@@ -271,6 +271,21 @@ TEST(ShmEnds, ATimeoutSaysWhoIsMissing) {
       kShm);
 }
 
+TEST(ShmEnds, ANanInASparseTensorRaises) {
+  run_ranks(
+      2,
+      [](const Group& g) {
+        const Group other = split_group(g, {{0, 1}});
+        watch::set_nan_check(other, watch::NanCheck::raise);
+        at::Tensor x = at::zeros({3});
+        if (g->getRank() == 1) x[2] = std::numeric_limits<float>::quiet_NaN();
+        std::vector<at::Tensor> sparse{x.to_sparse()};
+        EXPECT_THAT(testing::error_text<c10::Error>([&] { other->allreduce_sparse(sparse)->wait(); }),
+                    HasSubstr("rank 1 sends 1 NaN in f32[3]"));
+      },
+      kShm);
+}
+
 TEST(ShmEnds, ANanRaisesHereAndWakesTheOthers) {
   run_ranks(
       2,

@@ -127,6 +127,59 @@ TEST_P(Objects, StructsWithAVisitorOrAnArchive) {
   });
 }
 
+struct Defaults {
+  std::vector<std::string> names = {"a"};
+  std::map<std::string, double> rates = {{"lr", 0.1}};
+  std::optional<int> limit = 3;
+
+  template <class F>
+  void visit_tensors(F& fn) {
+    fn(names);
+    fn(rates);
+    fn(limit);
+  }
+};
+
+TEST_P(Objects, NothingIsLeftOfWhatATypeHoldsByDefault) {
+  on_ranks([](const Group& g) {
+    const Defaults heard = broadcast_object(Defaults{{"b"}, {{"lr", 0.5}}, std::nullopt}, g);
+    EXPECT_EQ(heard.names, std::vector<std::string>{"b"});
+    EXPECT_EQ(heard.rates, (std::map<std::string, double>{{"lr", 0.5}}));
+    EXPECT_EQ(heard.limit, std::nullopt);
+  });
+}
+
+struct Unsendable {};
+
+torch::serialize::OutputArchive& operator<<(torch::serialize::OutputArchive& archive, const Unsendable&) {
+  throw std::runtime_error("cannot be sent");
+  return archive;
+}
+
+torch::serialize::InputArchive& operator>>(torch::serialize::InputArchive& archive, Unsendable&) {
+  return archive;
+}
+
+TEST_P(Objects, AnotherTypeOnAnotherRankIsRefused) {
+  if (world_size() == 1) return on_ranks([](const Group& g) { EXPECT_EQ(broadcast_object(7, g), 7); });
+  on_ranks([](const Group& g) {
+    if (g->getRank() == 0) {
+      // The others pass what cannot even be sent: it is not read.
+      EXPECT_EQ(broadcast_object(7, g), 7);
+      EXPECT_EQ(broadcast_object(std::vector<int32_t>{1, 2, 3}, g).size(), 3u);
+      EXPECT_EQ(broadcast_object(std::vector<int64_t>{1}, g).size(), 1u);
+      return;
+    }
+    EXPECT_ANY_THROW(broadcast_object(Unsendable(), g));
+    const std::string text =
+        "[object] what arrives is of another type than the one asked for\n"
+        "  fix: pass values of one type on all ranks";
+    EXPECT_THAT(error_text<c10::ValueError>([&] { broadcast_object(std::vector<int64_t>(), g); }),
+                ::testing::StartsWith(text));
+    EXPECT_THAT(error_text<c10::ValueError>([&] { broadcast_object(std::string(), g); }), ::testing::StartsWith(text));
+  });
+}
+
 TEST_P(Objects, WrongArgumentsAreNamed) {
   on_ranks([](const Group& g) {
     EXPECT_THAT(error_text<c10::ValueError>([&] { broadcast_object(1, g, {.src = 7}); }),

@@ -6,6 +6,7 @@
 #include "serried/graph/capture.h"
 #include "serried/tensor/dtensor.h"
 #include "tests/support/close.h"
+#include "tests/support/errors.h"
 #include "tests/support/on_mesh.h"
 #include "tests/support/on_ranks.h"
 
@@ -97,10 +98,32 @@ TEST(CapturedPending, ARedistributionIsAStartAndAWait) {
       const at::Tensor x = at::arange(24, at::kDouble).view({4, 6}) + double(i);
       testing::expect_close(testing::full(step(distribute_tensor(x, mesh, {Shard(1)}))), x * x.cos());
     }
-    EXPECT_EQ(step.graph().count("serried::start_all_gather_into"), 1) << step.graph().to_string();
+    EXPECT_EQ(step.graph().count("serried::start_all_gather"), 1) << step.graph().to_string();
     EXPECT_EQ(step.graph().count("serried::wait"), 1) << step.graph().to_string();
     EXPECT_GE(step.replays(), 1);
   });
+}
+
+// A replay would start another one, and leave this one where it is.
+TEST(CapturedPending, ARedistributionLeftOutsideIsRefused) {
+  for (const auto& [from, to] : std::vector<std::pair<Placement, Placement>>{
+           {Shard(0), Replicate()}, {Shard(1), Replicate()}, {Shard(0), Shard(1)}, {Partial(), Shard(0)}}) {
+    testing::on_mesh({2}, [&, from = from, to = to](const DeviceMesh& mesh) {
+      std::optional<Pending> next;
+      auto step = capture([&](const at::Tensor& x) {
+        next = async::redistribute(DTensor(x), {to});
+        return x * 2;
+      });
+      const DTensor x = testing::place(at::arange(24, at::kDouble).view({4, 6}), mesh, {from});
+      const auto calls = [&] {
+        for (int i = 0; i < 6; ++i) {
+          step(x);
+          next->wait();
+        }
+      };
+      EXPECT_NE(testing::error_text<graph::CaptureError>(calls), "no error") << to_string(from) << to_string(to);
+    });
+  }
 }
 
 // The gradient of what arrives is part of the step.

@@ -190,5 +190,19 @@ TEST(MatrixRank, OfPlainTensorsIsUntouched) {
   expect_equal(at::linalg_matrix_rank(matrices()), at::tensor({3, 2, 1, 0, 3}, at::kLong));
 }
 
+TEST(OwnTensors, QuantileRefusesNumbersAsPlainTensorsDo) {
+  testing::on_mesh({2}, [](const DeviceMesh& mesh) {
+    const at::Tensor plain = at::arange(6, at::kDouble);
+    const at::Tensor x = distribute_tensor(plain, mesh, {Shard(0)});
+    for (const double q : {-0.5, 2.0}) {
+      const auto first_line = [&](const at::Tensor& t) {
+        const std::string text = testing::error_text<c10::Error>([&] { at::quantile(t, q); });
+        return text.substr(0, text.find('\n'));
+      };
+      EXPECT_EQ(first_line(x), first_line(plain));
+    }
+  });
+}
+
 }  // namespace
 }  // namespace serried

@@ -319,5 +319,18 @@ TEST(StaleViews, NothingIsWatchedOnceTheyAreGone) {
   EXPECT_EQ(detail::num_watched, 0);
 }
 
+// Its sizes change, its memory stays: views that were there before see what is written afterwards.
+TEST(StaleViews, SqueezeInPlaceKeepsTheMemoryAlongAxesOfOneRank) {
+  on_mesh({1}, [](const DeviceMesh& mesh) {
+    const at::Tensor plain = at::arange(4, at::kDouble).view({1, 4});
+    at::Tensor x = place(plain, mesh, {Shard(0)});
+    const at::Tensor row = x.select(0, 0);
+    x.squeeze_(0);
+    x.add_(1);
+    expect_close(full(x), plain.squeeze(0) + 1);
+    expect_close(full(row), plain.squeeze(0) + 1);
+  });
+}
+
 }  // namespace
 }  // namespace serried

@@ -92,6 +92,23 @@ TEST_P(AsyncRedistributes, AreWaitedForInAnyOrderTwiceOrNever) {
   });
 }
 
+// Backward communicates too, and must do so in the same order on all ranks.
+TEST_P(AsyncRedistributes, HaveTheirGradientsInWhateverOrderRanksWait) {
+  on_ranks([](const Group& group) {
+    const DeviceMesh mesh = init_device_mesh("cpu", {group->getSize()}, {}, {.group = group});
+    const at::Tensor first = iota({8, 4}) + 1, second = iota({8, 4}) * 3 - 7;
+    for (int round = 0; round < 8; ++round) {
+      const DTensor a = distribute_tensor(first.clone().requires_grad_(), mesh, {Shard(0)});
+      const DTensor b = distribute_tensor(second.clone().requires_grad_(), mesh, {Shard(0)});
+      const Pending whole_a = async::redistribute(a, {Replicate()}), whole_b = async::redistribute(b, {Replicate()});
+      if (group->getRank() % 2 == 1) whole_b.wait();
+      (whole_a.wait() * whole_b.wait()).sum().backward();
+      expect_close(DTensor(a.grad()).full_tensor(), second);
+      expect_close(DTensor(b.grad()).full_tensor(), first);
+    }
+  });
+}
+
 TEST_P(AsyncRedistributes, ReturnBeforeOtherRanksCome) {
   for (const auto& [from, to] : std::vector<std::pair<Placement, Placement>>{{Shard(0), Replicate()},
                                                                              {Shard(1), Replicate()},

@@ -67,6 +67,7 @@ WorkPtr ShmBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOpti
                                      tensor.layout(), " on ", tensor.device()),
                             "pass a sparse COO tensor on the CPU and the op SUM"});
   }
+  check_sent("all_reduce", tensors);
   Task task;
   task.outputs = tensors;
   task.op.record.kind = watch::Kind::all_reduce;
