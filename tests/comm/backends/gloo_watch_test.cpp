@@ -218,6 +218,19 @@ TEST(GlooWatch, ARankThatLeavesIsNamed) {
               AllOf(HasSubstr("#2 all_reduce f32[3] sum failed: "), HasSubstr("; rank 1 has left the group")));
 }
 
+// gloo finds a broken connection when a send starts, and says so in an exception of its own.
+TEST(GlooWatch, ASendToARankThatHasLeftRaises) {
+  const auto errors = on_ranks(2, [](int rank, const Group& group) {
+    all_reduce(group, torch::ones({2}));
+    while (rank == 0) {
+      Tensors x{torch::ones({2})};
+      group->send(x, 1, 0)->wait();
+    }
+  });
+  EXPECT_THAT(errors[0],
+              AllOf(HasSubstr("[send] send f32[2] to rank 1 failed: "), HasSubstr("; rank 1 has left the group")));
+}
+
 TEST(GlooWatch, AFailedGroupIsDestroyedLongBeforeItsTimeout) {
   const auto begin = Clock::now();
   expect_quiet(on_ranks(

@@ -142,7 +142,16 @@ WorkPtr GlooBackend::run_peer(watch::Record record, const Tensors& sent, const s
   home_.require(watch::kind_name(record.kind));
   if (calls_->status().failed()) raise_unusable(calls_->status(), record);
   check_sent(record, sent);
-  return remember(watch_peer(issue(), calls_, {record, timeout_.load()}));
+  const Call call{record, timeout_.load()};
+  try {
+    return remember(watch_peer(issue(), calls_, call));
+  } catch (const c10::Error&) {
+    throw;  // of the arguments
+  } catch (const std::exception& error) {
+    // gloo's own, of a connection that has broken before.
+    if (calls_->status().failed()) raise_failure(calls_->status(), record);
+    raise_broken(calls_->status(), call, 0, error.what());
+  }
 }
 
 void GlooBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks) {
