@@ -1,6 +1,5 @@
 // DTensor: what a user asks of one.
 #include "serried/tensor/dtensor.h"
-#include "serried/tensor/dtensor.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>

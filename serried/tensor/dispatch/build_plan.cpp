@@ -194,9 +194,7 @@ void plan_foreach(const OpInfo& info, const Call& call, const std::vector<Placem
 }
 
 bool communicates(const std::vector<spmd::Step>& steps) {
-  return std::any_of(steps.begin(), steps.end(), [](const spmd::Step& step) {
-    return step.kind != spmd::Step::Kind::slice && step.kind != spmd::Step::Kind::to_partial;
-  });
+  return std::any_of(steps.begin(), steps.end(), spmd::communicates);
 }
 
 void find_moves(const OpInfo& info, const std::vector<Placements>& current, const PlanSite& site, CachedPlan& out) {

@@ -1,6 +1,5 @@
 // The text of explain: the plan that a call would run by, and what it was chosen from.
 #include "serried/tensor/dispatch/explain.h"
-#include "serried/tensor/dispatch/explain.h"
 
 #include <algorithm>
 #include <cmath>
