@@ -29,6 +29,9 @@ TORCH_MODULE(Net);
   (void)serried::ReduceScatterOptions{.dim = 1, .op = ReduceOp::AVG, .timeout = 5s};
   (void)serried::AllToAllOptions{.split_dim = 0, .concat_dim = 1, .split_sizes = {1, 2}, .timeout = 5s};
   (void)serried::BroadcastOptions{.src = 1, .timeout = 5s};
+  (void)serried::ReduceOptions{.dst = 1, .op = ReduceOp::AVG, .timeout = 5s};
+  (void)serried::GatherOptions{.dst = 1, .timeout = 5s};
+  (void)serried::ScatterOptions{.src = 1, .timeout = 5s};
   (void)serried::PeerOptions{.peer = 1, .tag = 7, .timeout = 5s};
   serried::barrier(g, {.timeout = 5s});
 }
@@ -68,6 +71,11 @@ TORCH_MODULE(Net);
   { at::Tensor y = serried::reduce_scatter(x, g, {.dim = 0, .op = c10d::ReduceOp::SUM}); }
   { at::Tensor y = serried::all_to_all(x, g, {.split_dim = 0, .concat_dim = 1}); }
   { at::Tensor y = serried::broadcast(x, g, {.src = 0}); }
+  { at::Tensor y = serried::reduce(x, g, {.dst = 0, .op = c10d::ReduceOp::AVG}); }
+  { std::vector<at::Tensor> parts = serried::gather(x, g, {.dst = 0}); }
+  { at::Tensor y = serried::scatter({x, x}, g, {.src = 0}); }
+  { at::Tensor y = serried::scatter({}, g, {.src = 0}); }
+  { at::Tensor y = serried::scatter(x.tensor_split(2), g); }
   serried::all_reduce_(x, g);
   serried::broadcast_(x, g);
   serried::barrier(g);
@@ -91,9 +99,15 @@ TORCH_MODULE(Net);
        {serried::async::all_reduce(x, g, c10d::ReduceOp::AVG), serried::async::all_reduce(x, g, {.timeout = 30s}),
         serried::async::all_gather(x, g, {.dim = 1}), serried::async::reduce_scatter(x, g, {.dim = 0}),
         serried::async::all_to_all(x, g, {.split_dim = 0, .concat_dim = 1}),
-        serried::async::broadcast(x, g, {.src = 0}), serried::async::all_reduce_(x, g),
+        serried::async::broadcast(x, g, {.src = 0}), serried::async::reduce(x, g, {.dst = 0}),
+        serried::async::scatter({x, x}, g, {.src = 0}), serried::async::all_reduce_(x, g),
         serried::async::broadcast_(x, g), serried::async::recv(x, g, {.peer = 0})}) {
     started.wait();
+  }
+  serried::PendingTensors parts = serried::async::gather(x, g, {.dst = 0});
+  { std::vector<at::Tensor> all = parts.wait(); }
+  {
+    at::Tensor first = parts.then([](std::vector<at::Tensor> all) { return all[0]; }).wait();
   }
 }
 

@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <random>
 
+#include "serried/comm/collectives/async.h"
 #include "serried/comm/collectives/collectives.h"
 #include "serried/comm/groups/ranks.h"
 #include "tests/support/close.h"
+#include "tests/support/collective_programs.h"
 #include "tests/support/on_ranks.h"
 #include "tests/support/plain_collectives.h"
 #include "tests/support/random_programs.h"
@@ -19,6 +21,8 @@ using c10d::ReduceOp;
 using testing::expect_close;
 using testing::expect_equal;
 using testing::for_random_programs;
+using testing::one_of;
+using testing::pick;
 using testing::reduced;
 using testing::sample;
 using testing::shard_sizes;
@@ -27,142 +31,28 @@ using Tensors = std::vector<at::Tensor>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 using Sizes = std::vector<int64_t>;
 
-int64_t pick(std::mt19937_64& random, int64_t count) {
-  return int64_t(random() % uint64_t(count));
-}
-
-template <class T>
-const T& one_of(std::mt19937_64& random, const std::vector<T>& list) {
-  return list[size_t(pick(random, int64_t(list.size())))];
-}
-
-// ---- What a program is made of.
-
-struct Shape {
-  Sizes sizes;
-  at::ScalarType dtype;
-};
-
-const std::vector<RedOpType> kOps = {ReduceOp::SUM, ReduceOp::AVG,  ReduceOp::PRODUCT, ReduceOp::MIN,
-                                     ReduceOp::MAX, ReduceOp::BAND, ReduceOp::BOR,     ReduceOp::BXOR};
-
-/// One rank's run of a program: decisions that all ranks share come from `shared_`, this rank's own from `mine_`.
-class Program {
+class Program : testing::CollectiveProgram {
  public:
-  Program(uint64_t seed, const Group& world, std::string backend)
-      : seed_(seed), mine_(seed * 1000 + uint64_t(world->getRank())), backend_(std::move(backend)), world_(world) {}
+  using testing::CollectiveProgram::CollectiveProgram;
 
   void run() {
     for (int64_t step = 0; step < 12; ++step) {
-      // Anew for each step: the parts of a split draw different numbers of numbers.
-      shared_.seed(seed_ * 1000 + uint64_t(step));
-      g_ = world_;
-      if (world_->getSize() > 1 && pick(shared_, 4) == 0) g_ = part_of_world();
-      n_ = g_->getSize();
-      me_ = g_->getRank();
-      what_ = c10::str(backend_, " of ", world_->getSize(), ", step ", step);
-      switch (pick(shared_, 8)) {
+      begin(step);
+      switch (pick(shared_, 10)) {
         case 0: functional_reduction(); break;
         case 1: functional_move(); break;
         case 2: in_place(); break;
         case 3: into_outputs(); break;
         case 4: peers(); break;
         case 5: coalesced(); break;
+        case 6: rooted_gather(); break;
+        case 7: rooted_scatter(); break;
         default: overlapping();
       }
     }
   }
 
  private:
-  bool is_gloo() const { return backend_ == "gloo"; }
-
-  Group part_of_world() {
-    std::vector<int> ranks(world_->getSize());
-    for (size_t i = 0; i < ranks.size(); ++i) ranks[i] = int(i);
-    std::shuffle(ranks.begin(), ranks.end(), shared_);
-    const auto cut = ranks.begin() + pick(shared_, int64_t(ranks.size()));
-    std::vector<std::vector<int>> parts;
-    if (cut != ranks.begin()) parts.emplace_back(ranks.begin(), cut);
-    parts.emplace_back(cut, ranks.end());
-    return split_group(world_, parts);
-  }
-
-  Shape draw_shape(int64_t max_dims = 3) {
-    static const std::vector<at::ScalarType> common = {at::kFloat, at::kDouble, at::kHalf,         at::kBFloat16,
-                                                       at::kByte,  at::kChar,   at::kInt,          at::kLong,
-                                                       at::kBool,  at::kShort,  at::kComplexFloat, at::kComplexDouble};
-    Shape shape;
-    do {
-      shape.dtype = one_of(shared_, common);
-    } while (is_gloo() && (shape.dtype == at::kShort || at::isComplexType(shape.dtype)));
-    if (pick(shared_, 6) == 0) {
-      shape.sizes = {one_of<int64_t>(shared_, {5000, 20'001, 70'003})};
-      return shape;
-    }
-    const int64_t dims = 1 + pick(shared_, max_dims);
-    for (int64_t d = 0; d < dims; ++d) shape.sizes.push_back(pick(shared_, 7));
-    return shape;
-  }
-
-  RedOpType draw_op(at::ScalarType dtype) {
-    while (true) {
-      const RedOpType op = one_of(shared_, kOps);
-      const bool bitwise = op == ReduceOp::BAND || op == ReduceOp::BOR || op == ReduceOp::BXOR;
-      const bool ordered = op == ReduceOp::MIN || op == ReduceOp::MAX;
-      if (bitwise && !at::isIntegralType(dtype, /*includeBool=*/true)) continue;
-      if (ordered && at::isComplexType(dtype)) continue;
-      if (op == ReduceOp::AVG && dtype == at::kBool) continue;
-      return op;
-    }
-  }
-
-  /// The values of `rank`; all ranks know those of all.
-  at::Tensor values(const Shape& shape, int rank) {
-    if (!rows_equal_) return sample(shape.sizes, rank, shape.dtype, salt_);
-    Sizes one_row = shape.sizes;
-    one_row[0] = 1;
-    return sample(one_row, rank, shape.dtype, salt_).expand(shape.sizes);
-  }
-
-  void draw_kind_of_values() {
-    salt_ = pick(shared_, 1000);
-    rows_equal_ = pick(shared_, 5) == 0;
-  }
-
-  Tensors all_values(const Shape& shape) {
-    draw_kind_of_values();
-    Tensors all;
-    for (int r = 0; r < n_; ++r) all.push_back(values(shape, r));
-    return all;
-  }
-
-  /// The same values in memory of another kind, which each rank chooses for itself.
-  at::Tensor laid_out(const at::Tensor& x, bool only_contiguous = false) {
-    const int64_t last = x.size(-1);
-    switch (pick(mine_, only_contiguous ? 3 : 6)) {
-      case 0: {  // in the middle of another tensor
-        const at::Tensor base = at::zeros({x.numel() + 5}, x.options());
-        return base.narrow(0, 3, x.numel()).view(x.sizes()).copy_(x);
-      }
-      case 1: {
-        if (is_gloo()) return x.clone();
-        const at::Tensor block = g_->getBackend(at::kCPU)->allocateTensor(x.numel(), x.options());
-        return block.view(x.sizes()).copy_(x);
-      }
-      case 2: return x.clone();
-      case 3: return x.transpose(0, -1).clone(at::MemoryFormat::Contiguous).transpose(0, -1);
-      case 4: {  // every second of the last dim
-        Sizes twice = x.sizes().vec();
-        twice.back() *= 2;
-        return at::zeros(twice, x.options()).slice(-1, 0, 2 * last, 2).copy_(x);
-      }
-      default: return x.is_complex() ? x.conj_physical().conj() : x.flip(0).flip(0);
-    }
-  }
-
-  /// What only is read may also be one row seen many times.
-  at::Tensor as_input(const at::Tensor& x) { return rows_equal_ && pick(mine_, 2) == 0 ? x : laid_out(x); }
-
   /// Compares a functional collective and its gradient with `meaning` on all ranks' inputs.
   void compare(const at::Tensor& input, const Tensors& all, const std::function<at::Tensor(const at::Tensor&)>& call,
                const std::function<Tensors(const Tensors&)>& meaning, bool differentiable) {
@@ -196,7 +86,19 @@ class Program {
     const bool differentiable = op == ReduceOp::SUM || op == ReduceOp::AVG;
     const at::Tensor x = as_input(all[size_t(me_)]);
     const int64_t dim = pick(shared_, int64_t(shape.sizes.size()));
-    if (pick(shared_, 2) == 0) {
+    const int64_t kind = pick(shared_, 3);
+    if (kind == 0) {
+      const int dst = int(pick(shared_, n_));
+      what_ += c10::str(": reduce ", to_string(op), " ", shape.sizes, " ", shape.dtype, " to ", dst);
+      return compare(
+          x, all,
+          [&](const at::Tensor& t) {
+            const ReduceOptions options{.dst = dst, .op = op};
+            return starts() ? async::reduce(t, g_, options).wait() : reduce(t, g_, options);
+          },
+          [&](const Tensors& xs) { return only_at(dst, reduced(op, xs)); }, differentiable);
+    }
+    if (kind == 1) {
       what_ += c10::str(": all_reduce ", to_string(op), " ", shape.sizes, " ", shape.dtype);
       return compare(
           x, all, [&](const at::Tensor& t) { return all_reduce(t, g_, op); },
@@ -207,6 +109,58 @@ class Program {
         x, all, [&](const at::Tensor& t) { return reduce_scatter(t, g_, {.dim = dim, .op = op}); },
         [&](const Tensors& xs) { return reduced(op, xs).split_with_sizes(shard_sizes(xs[0].size(dim), n_), dim); },
         differentiable);
+  }
+
+  /// Each rank decides for itself whether it calls the blocking form.
+  bool starts() { return pick(mine_, 2) == 0; }
+
+  Tensors only_at(int root, const at::Tensor& y) {
+    Tensors ys(size_t(n_), at::zeros_like(y));
+    ys[size_t(root)] = y;
+    return ys;
+  }
+
+  static at::Tensor in_one_row(const Tensors& xs) {
+    Tensors rows;
+    for (const at::Tensor& x : xs) rows.push_back(x.reshape({-1}));
+    return at::cat(rows);
+  }
+
+  /// A gather of shapes that have nothing in common but the dtype.
+  void rooted_gather() {
+    const at::ScalarType dtype = draw_shape().dtype;
+    draw_kind_of_values();
+    Tensors all;
+    for (int r = 0; r < n_; ++r) all.push_back(values({draw_shape().sizes, dtype}, r));
+    const int dst = int(pick(shared_, n_));
+    what_ += c10::str(": gather ", dtype, " to ", dst);
+    compare(
+        as_input(all[size_t(me_)]), all,
+        [&](const at::Tensor& t) {
+          const GatherOptions options{.dst = dst};
+          return in_one_row(starts() ? async::gather(t, g_, options).wait() : gather(t, g_, options));
+        },
+        [&](const Tensors& xs) { return only_at(dst, in_one_row(xs)); }, true);
+  }
+
+  /// Of what one rank has, cut unevenly; the others pass nothing.
+  void rooted_scatter() {
+    const Shape shape = draw_shape();
+    const Tensors all = all_values(shape);
+    const int src = int(pick(shared_, n_));
+    const int64_t dim = pick(shared_, int64_t(shape.sizes.size()));
+    Sizes cut = shard_sizes(shape.sizes[size_t(dim)], n_);
+    std::shuffle(cut.begin(), cut.end(), shared_);
+    what_ += c10::str(": scatter ", shape.sizes, " ", shape.dtype, " from ", src);
+    compare(
+        as_input(all[size_t(me_)]), all,
+        [&](const at::Tensor& t) {
+          const Tensors list = me_ == src ? t.split_with_sizes(cut, dim) : Tensors();
+          const ScatterOptions options{.src = src};
+          const at::Tensor mine = starts() ? async::scatter(list, g_, options).wait() : scatter(list, g_, options);
+          return t.requires_grad() ? mine + 0 * t.sum() : mine;  // so that every rank's input has a gradient
+        },
+        [&](const Tensors& xs) { return xs[size_t(src)].split_with_sizes(cut, dim); }, true);
   }
 
   void functional_move() {
@@ -528,18 +482,6 @@ class Program {
     }
     settle(pending);
   }
-
-  const uint64_t seed_;
-  std::mt19937_64 shared_;
-  std::mt19937_64 mine_;
-  const std::string backend_;
-  const Group world_;
-  Group g_;
-  int n_ = 1;
-  int me_ = 0;
-  int64_t salt_ = 0;
-  bool rows_equal_ = false;
-  std::string what_;
 };
 
 void run_program(uint64_t seed, const std::string& backend) {

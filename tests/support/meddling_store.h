@@ -1,6 +1,7 @@
 // A store with a stranger at it, who changes every value under some keys as soon as it is written.
 #pragma once
 
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,9 +24,12 @@ class MeddlingStore : public c10d::HashStore {
 
   std::vector<uint8_t> compareSet(const std::string& key, const std::vector<uint8_t>& expected,
                                   const std::vector<uint8_t>& desired) override {
-    const std::vector<uint8_t> result = HashStore::compareSet(key, expected, desired);
-    if (result == desired && key.find(part_) != std::string::npos) HashStore::set(key, meddled(key, desired));
-    return result;
+    if (key.find(part_) == std::string::npos) return HashStore::compareSet(key, expected, desired);
+    // The forged value goes in at once: nobody may read the true one for a moment.
+    const std::lock_guard lock(mutex_);
+    const bool absent = !check({key});
+    const std::vector<uint8_t> result = HashStore::compareSet(key, expected, meddled(key, desired));
+    return absent && expected.empty() ? desired : result;
   }
 
  private:
@@ -36,6 +40,7 @@ class MeddlingStore : public c10d::HashStore {
 
   const std::string part_;
   const std::string forged_;
+  std::mutex mutex_;
 };
 
 }  // namespace serried::testing

@@ -56,7 +56,7 @@ class Victim {
   Victim(const shm::SegmentShape& shape, shm::Segment segment)
       : shared_(shm::Segment::attach(shape, segment.place())),
         engine_(std::make_shared<shm::Engine>(std::move(segment), 0, shm::WaitPolicy::for_ranks(2), false)) {
-    shared_.info(1).pid = ::getpid();
+    shared_.info(1).page.pid = ::getpid();
     shared_.line(1).phase = 1;
     engine_->meet(std::chrono::seconds(5), "");
   }

@@ -25,6 +25,7 @@ using namespace std::chrono_literals;
 using watch::Record;
 
 constexpr int kRing = 64;
+constexpr int64_t kSharedRoom = 4096;  // for what all ranks share
 constexpr int kWords = sizeof(Record) / sizeof(uint64_t);
 static_assert(sizeof(Record) == kWords * sizeof(uint64_t) && offsetof(Record, sequence) == 0);
 
@@ -57,15 +58,16 @@ struct GroupStatus::Slot {
 };
 
 struct GroupStatus::RankStatus {
-  enum State : uint32_t { absent, joined, left };
-  alignas(64) std::atomic<uint64_t> newest;
-  std::atomic<uint32_t> state;
-  std::atomic<int32_t> pid;
+  alignas(64) watch_page::RankPage page;
   std::array<Slot, kRing> ring;
+
+  bool has_left() const { return page.left.load() != 0; }
+  bool has_ended() const { return page.pid != 0 && !has_left() && process_has_ended(page.pid); }
 };
 
 struct GroupStatus::Shared {
   enum State : uint32_t { sound, failing, failed };
+  watch_page::Header page;
   std::atomic<uint32_t> state;
   char what[1536];
   char fix[512];
@@ -75,12 +77,20 @@ GroupStatus::GroupStatus(c10::intrusive_ptr<c10d::Store> store, int rank, int wo
                          std::chrono::milliseconds timeout)
     : ranks_{std::move(store), rank, world_size, timeout}, rank_(rank), world_size_(world_size) {
   meet();
-  status_of(rank_).pid = getpid();
-  status_of(rank_).state = RankStatus::joined;
+  page().rank = rank_label().rank < 0 ? rank_ : rank_label().rank;
+  page().pid = getpid();
+}
+
+watch_page::RankPage& GroupStatus::page() const {
+  return status_of(rank_).page;
+}
+
+void GroupStatus::set_name(const std::string& group) {
+  if (rank_ == 0 || !is_shared_) shared_->page.set_group(group.substr(0, group.find('@')));
 }
 
 void GroupStatus::say_left() {
-  status_of(rank_).state = RankStatus::left;
+  page().left = 1;
 }
 
 GroupStatus::~GroupStatus() {
@@ -92,17 +102,34 @@ void GroupStatus::meet() {
   one_host_ = std::all_of(hosts.begin(), hosts.end(), [&](const std::string& host) { return host == hosts[0]; });
   if (one_host_) memory_ = rank_ == 0 ? make_memory() : open_memory(listen_to(ranks_, "new_group", "page", 0));
   is_shared_ = memory_.has_file();
-  if (!is_shared_) memory_ = SharedMemory::make_private(bytes());
-  if (rank_ != 0) memory_.close_file();
+  if (!is_shared_) memory_ = SharedMemory::make(watch_page::kPageName, bytes());  // for those who look from outside
+  if (!memory_.has_file()) memory_ = SharedMemory::make_private(bytes());
   if (memory_.data() == nullptr) {
     raise<c10::DistBackendError>({"new_group", c10::str("cannot map ", bytes(), " bytes: ", memory_.problem()),
                                   "raise the limit on address space (ulimit -v)"});
   }
   shared_ = reinterpret_cast<Shared*>(memory_.data());  // zeros are the start of every field
+  if (rank_ == 0 || !is_shared_) describe_layout();
+}
+
+void GroupStatus::describe_layout() {
+  static_assert(offsetof(Shared, page) == 0 && offsetof(RankStatus, page) == 0 && offsetof(Slot, words) == 0);
+  watch_page::Header& page = shared_->page;
+  page.version = watch_page::Header::kVersion;
+  page.is_shared = is_shared_ ? 1 : 0;
+  page.world_size = world_size_;
+  page.rank_stride = sizeof(RankStatus);
+  page.ranks = kSharedRoom;
+  page.calls = offsetof(RankStatus, ring);
+  page.call_stride = sizeof(Slot);
+  page.num_calls = kRing;
+  page.failure = offsetof(Shared, what);
+  page.failure_room = sizeof(Shared::what);
+  page.magic = watch_page::Header::kMagic;
 }
 
 SharedMemory GroupStatus::make_memory() {
-  SharedMemory made = SharedMemory::make("serried-watch", bytes());
+  SharedMemory made = SharedMemory::make(watch_page::kPageName, bytes());
   tell(ranks_, "page", made.has_file() ? made.place().text() : kNoMemory);
   return made;
 }
@@ -123,12 +150,12 @@ SharedMemory GroupStatus::open_memory(const std::string& text) {
 }
 
 int64_t GroupStatus::bytes() const {
-  static_assert(sizeof(Shared) <= 4096);
-  return 4096 + int64_t(world_size_) * int64_t(sizeof(RankStatus));
+  static_assert(sizeof(Shared) <= kSharedRoom);
+  return kSharedRoom + int64_t(world_size_) * int64_t(sizeof(RankStatus));
 }
 
 GroupStatus::RankStatus& GroupStatus::status_of(int rank) const {
-  return reinterpret_cast<RankStatus*>(reinterpret_cast<char*>(shared_) + 4096)[rank];
+  return reinterpret_cast<RankStatus*>(reinterpret_cast<char*>(shared_) + kSharedRoom)[rank];
 }
 
 bool GroupStatus::enter(const Record& record, uint64_t print) {
@@ -141,7 +168,7 @@ bool GroupStatus::enter(const Record& record, uint64_t print) {
   slot.print.store(print, std::memory_order_relaxed);
   slot.words[0].store(record.sequence, std::memory_order_release);
   // Sequentially consistent: of two ranks that enter at once, at least one sees the other.
-  mine.newest.store(record.sequence, std::memory_order_seq_cst);
+  mine.page.newest.store(record.sequence, std::memory_order_seq_cst);
   if (!is_shared_) return true;
   for (int other = 0; other < world_size_; ++other) {
     if (other != rank_ && !agrees(record, print, other)) return false;
@@ -150,19 +177,22 @@ bool GroupStatus::enter(const Record& record, uint64_t print) {
 }
 
 bool GroupStatus::agrees(const Record& record, uint64_t print, int other) {
-  if (status_of(other).newest.load(std::memory_order_seq_cst) < record.sequence) return true;
+  if (status_of(other).page.newest.load(std::memory_order_seq_cst) < record.sequence) return true;
   const Slot& slot = status_of(other).ring[record.sequence % kRing];
   const bool same_call = slot.words[0].load(std::memory_order_acquire) == record.sequence;
   if (!same_call || slot.print.load(std::memory_order_relaxed) == print) return true;
   Record theirs;
   uint64_t their_print = 0;
   if (!read_slot(other, record.sequence, theirs, their_print) || their_print == print) return true;
-  fail({watch::mismatch_text(rank_, record, other, theirs), watch::mismatch_fix(record, theirs)});
+  Record before;
+  uint64_t print_before = 0;
+  if (!read_slot(rank_, record.sequence - 1, before, print_before)) before = {};
+  fail({watch::mismatch_text(rank_, record, other, theirs, before), watch::mismatch_fix(record, theirs)});
   return false;
 }
 
 void GroupStatus::leave(uint64_t sequence) {
-  status_of(rank_).newest.store(sequence - 1, std::memory_order_seq_cst);
+  page().newest.store(sequence - 1, std::memory_order_seq_cst);
 }
 
 bool GroupStatus::read_slot(int rank, uint64_t sequence, Record& record, uint64_t& print) const {
@@ -182,7 +212,7 @@ Record GroupStatus::newest(int rank) const {
   uint64_t print = 0;
   // A rank that runs on rewrites its slots only after 64 more calls: a few tries always meet a quiet one.
   for (int attempt = 0; attempt < 100; ++attempt) {
-    const uint64_t sequence = status_of(rank).newest.load(std::memory_order_acquire);
+    const uint64_t sequence = status_of(rank).page.newest.load(std::memory_order_acquire);
     if (sequence == 0 || read_slot(rank, sequence, record, print)) return record;
   }
   return record;
@@ -194,6 +224,7 @@ void GroupStatus::fail(const Failure& failure) {
   copy_text(shared_->what, sizeof(shared_->what), failure.what);
   copy_text(shared_->fix, sizeof(shared_->fix), failure.fix);
   shared_->state.store(Shared::failed, std::memory_order_release);
+  shared_->page.failed.store(1, std::memory_order_release);
 }
 
 bool GroupStatus::failed() const {
@@ -212,9 +243,8 @@ Failure GroupStatus::failure() const {
 
 bool GroupStatus::is_alone() const {
   for (int r = 0; r < world_size_; ++r) {
-    const uint32_t state = status_of(r).state.load();
-    const bool gone = state == RankStatus::left || (state == RankStatus::joined && process_has_ended(status_of(r).pid));
-    if (r != rank_ && !gone) return false;
+    const RankStatus& status = status_of(r);
+    if (r != rank_ && !status.has_left() && !status.has_ended()) return false;
   }
   return world_size_ > 1;
 }
@@ -223,9 +253,8 @@ std::string GroupStatus::gone_text() const {
   std::vector<int> left;
   std::vector<int> ended;
   for (int r = 0; r < world_size_; ++r) {
-    const uint32_t state = status_of(r).state.load();
-    if (state == RankStatus::left) left.push_back(r);
-    if (state == RankStatus::joined && process_has_ended(status_of(r).pid)) ended.push_back(r);
+    if (status_of(r).has_left()) left.push_back(r);
+    if (status_of(r).has_ended()) ended.push_back(r);
   }
   std::string text;
   if (!left.empty()) text += c10::str("; ", name_ranks(left), left.size() == 1 ? " has" : " have", " left the group");
@@ -238,7 +267,7 @@ std::string GroupStatus::missing_text(const Record& waiting, int64_t waited_ms) 
   std::vector<Record> last;
   for (int r = 0; r < world_size_; ++r) last.push_back(newest(r));
   std::vector<int> pids;
-  for (int r = 0; r < world_size_; ++r) pids.push_back(status_of(r).pid);
+  for (int r = 0; r < world_size_; ++r) pids.push_back(status_of(r).page.pid);
   return watch::missing_text(waiting, waited_ms, last) + gone_text() + stopped_text(pids);
 }
 
@@ -280,7 +309,7 @@ std::string GroupStatus::reported_text(const Record& waiting, int64_t waited_ms)
   }
   if (silent.empty()) return watch::missing_text(waiting, waited_ms, reports);
   std::string text =
-      c10::str("timed out after ", waited_ms, " ms in ", watch::describe(waiting), ": ", name_ranks(silent),
+      c10::str("timed out after ", waited_ms, " ms in ", watch::describe_place(waiting), ": ", name_ranks(silent),
                " did not report and ", silent.size() == 1 ? "is" : "are", " likely not in a call of this group");
   for (int r = 0; r < world_size_; ++r) {
     if (reports[r].kind != watch::Kind::none) text += c10::str(", rank ", r, " is at ", watch::describe(reports[r]));

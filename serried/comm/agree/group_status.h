@@ -2,6 +2,7 @@
 // store.
 #pragma once
 
+#include "serried/base/watch_page.h"
 #include "serried/comm/agree/rank_texts.h"
 #include "serried/comm/agree/shared_memory.h"
 #include "serried/comm/collectives/watch.h"
@@ -67,12 +68,19 @@ class GroupStatus {
   /// The newest collective of `rank`, as far as this rank can see.
   watch::Record newest(int rank) const;
 
+  /// What those who look from outside call the group.
+  void set_name(const std::string& group);
+
+  /// Where this rank says what those who look from outside want to know.
+  watch_page::RankPage& page() const;
+
  private:
   struct Slot;
   struct RankStatus;
   struct Shared;
 
   void meet();
+  void describe_layout();
   SharedMemory make_memory();
   SharedMemory open_memory(const std::string& place);
   int64_t bytes() const;
@@ -87,7 +95,7 @@ class GroupStatus {
   const int world_size_;
   bool one_host_ = false;
   bool is_shared_ = false;
-  SharedMemory memory_;  // rank 0 keeps the file open: peers come through /proc
+  SharedMemory memory_;  // its file stays open: peers, and those who look from outside, come through /proc
   Shared* shared_ = nullptr;
 };
 

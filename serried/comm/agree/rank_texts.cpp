@@ -11,6 +11,7 @@
 #include <numeric>
 
 #include "serried/base/error.h"
+#include "serried/comm/collectives/door.h"
 #include "serried/comm/rendezvous/world_store.h"
 
 namespace serried::detail {
@@ -58,12 +59,6 @@ void wait_for(const StoreRanks& ranks, std::string_view where, const std::string
   if (missing.empty()) return;
   abandon(ranks.store);
   raise_missing(ranks, where, missing);
-}
-
-// The CPU where there is no backend, which the collective then says.
-at::Device device_of(const Group& group) {
-  const std::vector<at::Device> devices = group->getDeviceTypes();
-  return devices.empty() ? at::Device(at::kCPU) : devices.front();
 }
 
 // Shares the memory of `text`.

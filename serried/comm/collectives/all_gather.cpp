@@ -120,7 +120,8 @@ Pending async::all_gather(const at::Tensor& x, const Group& group, AllGatherOpti
 Pending async::all_gather_into(const at::Tensor& output, const at::Tensor& x, const Group& group) {
   detail::check_call("all_gather_into", x, group);
   detail::check_output("all_gather_into", output, x, x.numel() * group->getSize());
-  return detail::pending({output, detail::AllGatherIntoOp::start(output, x, group, {})}, {"all_gather_into", x});
+  return detail::pending({output, detail::AllGatherIntoOp::start(output, x, group, {})}, {"all_gather_into", x},
+                         "all_gather_into");
 }
 
 }  // namespace serried

@@ -1,6 +1,5 @@
-// all_reduce and reduce: sums and other reductions over the ranks.
+// all_reduce: sums and other reductions over the ranks, on every rank.
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 
 #include "serried/comm/collectives/async.h"
 #include "serried/comm/collectives/checks.h"
@@ -62,57 +61,27 @@ struct AllReduceInPlace {
   }
 };
 
-struct Reduce {
-  static constexpr const char* kName = "reduce";
-  static constexpr const char* kArguments = "int dst";
-
-  static at::Tensor kernel(const at::Tensor& x, const Group& group, int64_t dst, TimeoutMs timeout, WorkPtr* started) {
-    const at::Tensor input = x.contiguous();
-    const at::Tensor result = at::zeros(x.sizes(), x.options());
-    const c10d::ReduceOp sum(c10d::ReduceOp::SUM);
-    const Collective reduction{.kind = watch::Kind::reduce,
-                               .where = kName,
-                               .inputs = input,
-                               .outputs = result,
-                               .op = &sum,
-                               .root = int(dst),
-                               .timeout = in_milliseconds(timeout)};
-    carry_out(group, reduction, started);
-    return result;
-  }
-  static at::Tensor meta(const at::Tensor& x, const Group&, int64_t) { return at::empty(x.sizes(), x.options()); }
-  static void save(AutogradContext* ctx, int64_t dst) { ctx->saved_data["dst"] = dst; }
-  static at::Tensor backward(AutogradContext* ctx, const Group& group, const at::Tensor& grad) {
-    return ops::broadcast(grad, group, ctx->saved_data["dst"].toInt());
-  }
-};
-
 using AllReduceOp = FunctionalOp<AllReduce, const ReduceOpPtr&>;
 using AllReduceInPlaceOp = PlainOp<AllReduceInPlace, const Group&, const ReduceOpPtr&>;
-using ReduceToRootOp = FunctionalOp<Reduce, int64_t>;
 
 TORCH_LIBRARY_FRAGMENT(serried, m) {
   AllReduceOp::define(m);
   AllReduceInPlaceOp::define(m);
-  ReduceToRootOp::define(m);
 }
 
 TORCH_LIBRARY_IMPL(serried, CompositeExplicitAutograd, m) {
   AllReduceOp::on_devices(m);
   AllReduceInPlaceOp::on_devices(m);
-  ReduceToRootOp::on_devices(m);
 }
 
 TORCH_LIBRARY_IMPL(serried, Meta, m) {
   AllReduceOp::on_meta(m);
   AllReduceInPlaceOp::on_meta(m);
-  ReduceToRootOp::on_meta(m);
 }
 
 TORCH_LIBRARY_IMPL(serried, Autograd, m) {
   AllReduceOp::on_autograd(m);
   AllReduceInPlaceOp::on_autograd(m);
-  ReduceToRootOp::on_autograd(m);
 }
 
 TORCH_LIBRARY_IMPL(serried, ADInplaceOrView, m) {
@@ -150,10 +119,6 @@ WorkPtr ops::start_all_reduce_(const at::Tensor& x, const Group& group, const Re
   return group->allreduce(tensors, options);
 }
 
-at::Tensor ops::reduce(const at::Tensor& x, const Group& group, int64_t dst) {
-  return ReduceToRootOp::call(x, group, dst, {});
-}
-
 }  // namespace detail
 
 at::Tensor all_reduce(const at::Tensor& x, const Group& group, AllReduceOptions options) {
@@ -161,7 +126,7 @@ at::Tensor all_reduce(const at::Tensor& x, const Group& group, AllReduceOptions 
   return detail::AllReduceOp::call(x, group, op, timeout);
 }
 
-at::Tensor all_reduce(const at::Tensor& x, const Group& group, const c10d::ReduceOp& op) {
+at::Tensor all_reduce(const at::Tensor& x, const Group& group, const Reduction& op) {
   return all_reduce(x, group, AllReduceOptions{.op = op});
 }
 
@@ -170,7 +135,7 @@ void all_reduce_(const at::Tensor& x, const Group& group, AllReduceOptions optio
   detail::AllReduceInPlaceOp::call(x, group, op, timeout);
 }
 
-void all_reduce_(const at::Tensor& x, const Group& group, const c10d::ReduceOp& op) {
+void all_reduce_(const at::Tensor& x, const Group& group, const Reduction& op) {
   all_reduce_(x, group, AllReduceOptions{.op = op});
 }
 
@@ -179,16 +144,16 @@ Pending async::all_reduce(const at::Tensor& x, const Group& group, AllReduceOpti
   return detail::pending(detail::AllReduceOp::start(x, group, op, timeout));
 }
 
-Pending async::all_reduce(const at::Tensor& x, const Group& group, const c10d::ReduceOp& op) {
+Pending async::all_reduce(const at::Tensor& x, const Group& group, const Reduction& op) {
   return async::all_reduce(x, group, AllReduceOptions{.op = op});
 }
 
 Pending async::all_reduce_(const at::Tensor& x, const Group& group, AllReduceOptions options) {
   const auto [op, timeout] = detail::checked("all_reduce_", x, group, options);
-  return detail::pending({x, detail::AllReduceInPlaceOp::start(x, group, op, timeout)});
+  return detail::pending({x, detail::AllReduceInPlaceOp::start(x, group, op, timeout)}, {}, "all_reduce_");
 }
 
-Pending async::all_reduce_(const at::Tensor& x, const Group& group, const c10d::ReduceOp& op) {
+Pending async::all_reduce_(const at::Tensor& x, const Group& group, const Reduction& op) {
   return async::all_reduce_(x, group, AllReduceOptions{.op = op});
 }
 

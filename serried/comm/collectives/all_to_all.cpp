@@ -99,6 +99,7 @@ struct CheckedExchange {
 CheckedExchange checked(const at::Tensor& x, const Group& group, AllToAllOptions options) {
   constexpr const char* where = AllToAll::kName;
   check_call(where, x, group);
+  check_not_distributed(where, x);
   const int64_t split_dim = checked_dim(where, "split_dim", x, options.split_dim);
   const int64_t concat_dim = checked_dim(where, "concat_dim", x, options.concat_dim);
   return {split_dim, concat_dim, checked_splits(x, split_dim, group->getSize(), std::move(options.split_sizes)),
@@ -108,6 +109,7 @@ CheckedExchange checked(const at::Tensor& x, const Group& group, AllToAllOptions
 void check_into(const at::Tensor& output, const at::Tensor& x, const Group& group) {
   constexpr const char* where = AllToAllInto::kName;
   check_call(where, x, group);
+  check_not_distributed(where, x);
   check_divisible(where, x, group);
   check_output(where, output, x, x.numel());
 }
@@ -151,7 +153,8 @@ Pending async::all_to_all(const at::Tensor& x, const Group& group, AllToAllOptio
 
 Pending async::all_to_all_into(const at::Tensor& output, const at::Tensor& x, const Group& group) {
   detail::check_into(output, x, group);
-  return detail::pending({output, detail::AllToAllIntoOp::start(output, x, group, {})}, {"all_to_all_into", x});
+  return detail::pending({output, detail::AllToAllIntoOp::start(output, x, group, {})}, {"all_to_all_into", x},
+                         "all_to_all_into");
 }
 
 }  // namespace serried

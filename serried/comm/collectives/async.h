@@ -5,12 +5,14 @@
 
 #include <functional>
 #include <memory>
+#include <vector>
 
 namespace serried {
 
 namespace detail {
+class PendingParts;
 class PendingState;
-}
+}  // namespace detail
 
 /// A collective on its way. A value: copies speak of the same collective. To drop all of them without waiting is fine.
 class Pending {
@@ -34,22 +36,38 @@ class Pending {
   std::shared_ptr<detail::PendingState> state_;
 };
 
-/// What is sent may not be written before wait(), which raises if it was; results are differentiable like those of the
-/// blocking calls, whose backward they share.
+/// A list of tensors on its way: what async::gather gives. The same in all else.
+class PendingTensors {
+ public:
+  std::vector<at::Tensor> wait() const;
+  bool ready() const;
+  Pending then(std::function<at::Tensor(std::vector<at::Tensor>)> fn) const;
+
+  explicit PendingTensors(std::shared_ptr<detail::PendingParts> state) : state_(std::move(state)) {}
+
+ private:
+  std::shared_ptr<detail::PendingParts> state_;
+};
+
+/// What is sent, or written by the call, may not be written before wait(), which raises if it was; results are
+/// differentiable like those of the blocking calls, whose backward they share.
 namespace async {
-Pending all_reduce(const at::Tensor& x, const Group& group, const c10d::ReduceOp& op = c10d::ReduceOp::SUM);
+Pending all_reduce(const at::Tensor& x, const Group& group, const Reduction& op = c10d::ReduceOp::SUM);
 Pending all_reduce(const at::Tensor& x, const Group& group, AllReduceOptions options);
 Pending all_gather(const at::Tensor& x, const Group& group, AllGatherOptions options = {});
 Pending reduce_scatter(const at::Tensor& x, const Group& group, ReduceScatterOptions options = {});
 Pending all_to_all(const at::Tensor& x, const Group& group, AllToAllOptions options = {});
 Pending broadcast(const at::Tensor& x, const Group& group, BroadcastOptions options = {});
+Pending reduce(const at::Tensor& x, const Group& group, ReduceOptions options = {});
+PendingTensors gather(const at::Tensor& x, const Group& group, GatherOptions options = {});
+Pending scatter(at::TensorList tensors, const Group& group, ScatterOptions options = {});
 
 Pending all_gather_into(const at::Tensor& output, const at::Tensor& x, const Group& group);
 Pending reduce_scatter_into(const at::Tensor& output, const at::Tensor& x, const Group& group,
-                            const c10d::ReduceOp& op = c10d::ReduceOp::SUM);
+                            const Reduction& op = c10d::ReduceOp::SUM);
 Pending all_to_all_into(const at::Tensor& output, const at::Tensor& x, const Group& group);
 
-Pending all_reduce_(const at::Tensor& x, const Group& group, const c10d::ReduceOp& op = c10d::ReduceOp::SUM);
+Pending all_reduce_(const at::Tensor& x, const Group& group, const Reduction& op = c10d::ReduceOp::SUM);
 Pending all_reduce_(const at::Tensor& x, const Group& group, AllReduceOptions options);
 Pending broadcast_(const at::Tensor& x, const Group& group, BroadcastOptions options = {});
 

@@ -35,7 +35,7 @@ struct Broadcast {
   static at::Tensor meta(const at::Tensor& x, const Group&, int64_t) { return at::empty(x.sizes(), x.options()); }
   static void save(AutogradContext* ctx, int64_t src) { ctx->saved_data["src"] = src; }
   static at::Tensor backward(AutogradContext* ctx, const Group& group, const at::Tensor& grad) {
-    return ops::reduce(grad, group, ctx->saved_data["src"].toInt());
+    return ops::reduce(grad, group, ctx->saved_data["src"].toInt(), share(c10d::ReduceOp::SUM));
   }
 };
 
@@ -117,7 +117,7 @@ Pending async::broadcast(const at::Tensor& x, const Group& group, BroadcastOptio
 
 Pending async::broadcast_(const at::Tensor& x, const Group& group, BroadcastOptions options) {
   const auto timeout = detail::checked("broadcast_", x, group, options);
-  return detail::pending({x, detail::BroadcastInPlaceOp::start(x, group, options.src, timeout)});
+  return detail::pending({x, detail::BroadcastInPlaceOp::start(x, group, options.src, timeout)}, {}, "broadcast_");
 }
 
 }  // namespace serried

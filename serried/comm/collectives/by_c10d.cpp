@@ -37,9 +37,10 @@ bool is_common(at::ScalarType dtype) {
   }
 }
 
-// What only moves may move as bytes: a backend that cannot name the dtype still carries it.
+// What only moves may move as bytes: a backend that cannot name the dtype still carries it. Dims of one element may
+// have any stride, which a view as bytes would not take.
 at::Tensor carried(const at::Tensor& x) {
-  return is_common(x.scalar_type()) ? x : x.view({-1}).view(at::kByte);
+  return is_common(x.scalar_type()) ? x : x.as_strided({x.numel()}, {1}).view(at::kByte);
 }
 
 at::Tensor carried_flat(const at::Tensor& x) {
@@ -63,6 +64,21 @@ at::Tensor addable(const at::Tensor& x, RedOpType op) {
   return x.is_complex() && op == RedOpType::SUM ? at::view_as_real(x) : x;
 }
 
+WorkPtr start_reduction(c10d::Backend& backend, const at::Tensor& x, const c10d::ReduceOp& op, const Collective& c) {
+  Tensors tensors{addable(x, op.op_)};
+  if (c.kind == watch::Kind::reduce) {
+    c10d::ReduceOptions options;
+    options.reduceOp = op;
+    options.rootRank = c.root;
+    options.timeout = c.timeout;
+    return backend.reduce(tensors, options);
+  }
+  c10d::AllreduceOptions options;
+  options.reduceOp = op;
+  options.timeout = c.timeout;
+  return backend.allreduce(tensors, options);
+}
+
 // Reduces `x` in place; `then` is run once it holds the result. Not every backend has AVG and PREMUL_SUM, but every one
 // can add.
 Started reduce_in_place(c10d::Backend& backend, const at::Tensor& x, const Collective& c, std::function<void()> then) {
@@ -71,11 +87,8 @@ Started reduce_in_place(c10d::Backend& backend, const at::Tensor& x, const Colle
   const bool is_average = op == RedOpType::AVG;
   const int64_t count = backend.getSize();
   const at::Tensor reduced = is_average ? average_addends(x, count) : x;
-  c10d::AllreduceOptions options;
-  options.reduceOp = is_average || op == RedOpType::PREMUL_SUM ? c10d::ReduceOp(RedOpType::SUM) : *c.op;
-  options.timeout = c.timeout;
-  Tensors tensors{addable(reduced, options.reduceOp.op_)};
-  const WorkPtr work = backend.allreduce(tensors, options);
+  const bool adds = is_average || op == RedOpType::PREMUL_SUM;
+  const WorkPtr work = start_reduction(backend, reduced, adds ? c10d::ReduceOp(RedOpType::SUM) : *c.op, c);
   if (!is_average) return {work, std::move(then)};
   return {work, [x, reduced, count, then = std::move(then)] {
             write_average(x, reduced, count);
@@ -89,7 +102,7 @@ Started all_reduce(c10d::Backend& backend, const Collective& c) {
   return reduce_in_place(backend, output, c, nullptr);
 }
 
-// Only the root gets the sum.
+// Only the root gets the result.
 Started reduce(c10d::Backend& backend, const Collective& c) {
   const at::Tensor sum = c.inputs[0].clone();
   const at::Tensor output = backend.getRank() == c.root ? c.outputs[0] : at::Tensor();
@@ -136,10 +149,9 @@ Started all_gather(c10d::Backend& backend, const Collective& c) {
           }};
 }
 
-Started all_to_all(c10d::Backend& backend, const Collective& c) {
+Started exchange(c10d::Backend& backend, const Tensors& sent, const Tensors& flat, const Collective& c) {
   c10d::AllToAllOptions options;
   options.timeout = c.timeout;
-  const Tensors sent = all_flat(c.inputs), flat = all_flat(c.outputs);
   // Backends take sizes by reference and may move them away.
   if (sent.size() == 1) {
     at::Tensor from = sent[0], to = flat[0];
@@ -154,6 +166,27 @@ Started all_to_all(c10d::Backend& backend, const Collective& c) {
             const Tensors received = to.split_with_sizes(received_sizes);
             for (size_t rank = 0; rank < flat.size(); ++rank) flat[rank].copy_(received[rank]);
           }};
+}
+
+Started all_to_all(c10d::Backend& backend, const Collective& c) {
+  return exchange(backend, all_flat(c.inputs), all_flat(c.outputs), c);
+}
+
+// c10d's gather and scatter take equal pieces only; an exchange in which only the root gets, or gives, takes any.
+Started gather(c10d::Backend& backend, const Collective& c) {
+  const watch::PartOf scope("gather");
+  const at::Tensor mine = carried_flat(c.inputs[0]);
+  Tensors sent(size_t(backend.getSize()), mine.narrow(0, 0, 0)), flat = sent;
+  sent[size_t(c.root)] = mine;
+  return exchange(backend, sent, backend.getRank() == c.root ? all_flat(c.outputs) : flat, c);
+}
+
+Started scatter(c10d::Backend& backend, const Collective& c) {
+  const watch::PartOf scope("scatter");
+  const at::Tensor mine = carried_flat(c.outputs[0]);
+  Tensors flat(size_t(backend.getSize()), mine.narrow(0, 0, 0)), sent = flat;
+  flat[size_t(c.root)] = mine;
+  return exchange(backend, backend.getRank() == c.root ? all_flat(c.inputs) : sent, flat, c);
 }
 
 Started broadcast(c10d::Backend& backend, const Collective& c) {
@@ -178,6 +211,8 @@ Started begin(c10d::Backend& backend, const Collective& c) {
     case watch::Kind::reduce_scatter: return reduce_scatter(backend, c);
     case watch::Kind::all_gather: return all_gather(backend, c);
     case watch::Kind::all_to_all: return all_to_all(backend, c);
+    case watch::Kind::gather: return gather(backend, c);
+    case watch::Kind::scatter: return scatter(backend, c);
     case watch::Kind::broadcast: return broadcast(backend, c);
     case watch::Kind::barrier: return barrier(backend, c);
     case watch::Kind::send: return {backend.send(tensors, c.root, c.tag)};

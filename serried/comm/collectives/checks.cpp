@@ -5,6 +5,7 @@
 #include <array>
 
 #include "serried/base/error.h"
+#include "serried/base/home_key.h"
 #include "serried/comm/collectives/collectives.h"
 #include "serried/comm/collectives/pieces.h"
 #include "serried/comm/collectives/watch.h"
@@ -22,6 +23,10 @@ constexpr size_t kNumParsedOps = 8;  // premul_sum needs a factor, which a name 
   raise<c10::ValueError>(
       {where, "the group is null",
        "make one with new_group(), or pass current_process_group() where a ProcessGroupGuard is alive"});
+}
+
+[[noreturn]] void raise_no_factor(std::string_view where) {
+  raise<c10::ValueError>({where, "the reduction premul_sum has no factor", "make it with c10d::makePreMulSum(factor)"});
 }
 
 // The same on every backend, and on a group of one, which reduces nothing.
@@ -50,11 +55,18 @@ void check_call(std::string_view where, const at::Tensor& x, const Group& group)
   raise<c10::ValueError>({where, "the tensor is undefined", "pass a tensor; at::empty({0}) is one without elements"});
 }
 
+bool is_dist_tensor(const at::Tensor& x) {
+  return x.key_set().has(kHomeKey);
+}
+
+void check_not_distributed(std::string_view where, const at::Tensor& x) {
+  if (!is_dist_tensor(x)) return;
+  raise<c10::NotImplementedError>({where, watch::describe_tensor(x) + " is distributed over ranks",
+                                   "pass the part of this rank, x.to_local(), or x.full_tensor()"});
+}
+
 void check_op(std::string_view where, const c10d::ReduceOp& op, const at::Tensor& x) {
-  if (op.op_ == RedOpType::PREMUL_SUM && !op.supplement_) {
-    raise<c10::ValueError>(
-        {where, "the reduction premul_sum has no factor", "make it with c10d::makePreMulSum(factor)"});
-  }
+  if (op.op_ == RedOpType::PREMUL_SUM && !op.supplement_) raise_no_factor(where);
   if (op.op_ < kReduceOpNames.size()) return check_meaning(where, op, x.scalar_type());
   const std::vector<std::string> known(kReduceOpNames.begin(), kReduceOpNames.begin() + kNumParsedOps);
   raise<c10::ValueError>({where, "the reduction is unused", "pass one of " + c10::Join(", ", known)});
@@ -127,6 +139,12 @@ std::optional<int64_t> checked_timeout(std::string_view where, std::optional<std
 }
 
 }  // namespace detail
+
+// Not by c10d's constructor, which asserts.
+Reduction::Reduction(RedOpType op) {
+  if (op == RedOpType::PREMUL_SUM) raise_no_factor("ReduceOp::PREMUL_SUM");
+  op_ = op;
+}
 
 c10d::ReduceOp parse_reduce_op(std::string_view name) {
   for (size_t i = 0; i < kNumParsedOps; ++i) {

@@ -16,6 +16,10 @@ namespace serried::detail {
 void check_group(std::string_view where, const Group& group);
 /// Neither may be null.
 void check_call(std::string_view where, const at::Tensor& x, const Group& group);
+/// Whether it is a DTensor or the like, which stands for the parts of all ranks.
+bool is_dist_tensor(const at::Tensor& x);
+/// NotImplementedError for one: no placement says what only one rank has.
+void check_not_distributed(std::string_view where, const at::Tensor& x);
 /// What the reduction means for the dtype is the same on every backend, and on a group of one, which reduces nothing.
 void check_op(std::string_view where, const c10d::ReduceOp& op, const at::Tensor& x);
 /// `dim` counted from the front; IndexError where `x` has no such dim.

@@ -4,6 +4,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "serried/base/error.h"
 #include "serried/base/trace.h"
@@ -52,17 +53,9 @@ int64_t bytes_of(const Collective& c) {
   return bytes_of(c.inputs.empty() ? c.outputs : c.inputs);
 }
 
-/// A collective on its way: told to observers, and a span of the trace.
-class Told {
- public:
-  Told(const Group& group, const Collective& c, int64_t bytes)
-      : span_(watch::kind_name(c.kind), "comm", c.kind == watch::Kind::barrier ? -1 : bytes) {
-    observe::started(watch::kind_name(c.kind), bytes, group);
-  }
-
- private:
-  trace::Span span_;
-};
+void tell(const Group& group, const Collective& c) {
+  observe::started(watch::kind_name(c.kind), bytes_of(c), group);
+}
 
 std::string device_list(const Group& group) {
   std::vector<std::string> names;
@@ -78,9 +71,9 @@ void check_has_backend(const char* where, const Group& group) {
 }
 
 c10::intrusive_ptr<c10d::Backend> backend_for(const char* where, const Group& group, const at::Tensor& x) {
-  check_has_backend(where, group);
   const at::DeviceType device = x.device().type();
   if (group->hasBackendForDeviceType(device)) return group->getBackend(device);
+  check_has_backend(where, group);
   raise<c10::ValueError>({where,
                           c10::str(watch::describe_tensor(x), " is on ", x.device(), ", and group \"",
                                    group->getGroupName(), "\" serves: ", device_list(group)),
@@ -110,13 +103,34 @@ OwnBackend* taker_of(c10d::Backend& backend, const Collective& c) {
   return own;
 }
 
+/// The call in the trace, where the backend does not tell of it itself: one that is not ours.
+class ForeignCall {
+ public:
+  ForeignCall(c10d::Backend& backend, const Collective& c, const char* phase)
+      : span_(watch::kind_name(c.kind), phase, c.kind == watch::Kind::barrier ? -1 : bytes_of(c)) {
+    span_.note("backend", backend.getBackendName());
+    if (const at::Tensor* x = first_tensor(c)) span_.note("dtype", watch::dtype_name(x->scalar_type()));
+  }
+
+ private:
+  trace::Span span_;
+};
+
+bool tells_of_itself(c10d::Backend& backend) {
+  return !trace::enabled() || as_own(backend) != nullptr;
+}
+
 void run_on(c10d::Backend& backend, const Collective& c) {
   if (OwnBackend* own = taker_of(backend, c)) return own->run(c);
+  std::optional<ForeignCall> call;
+  if (!tells_of_itself(backend)) call.emplace(backend, c, trace::kWait);
   start_by_c10d(backend, c)->wait();
 }
 
 WorkPtr start_on(c10d::Backend& backend, const Collective& c) {
   if (OwnBackend* own = taker_of(backend, c)) return own->start(c);
+  std::optional<ForeignCall> call;
+  if (!tells_of_itself(backend)) call.emplace(backend, c, trace::kCommunication);
   return start_by_c10d(backend, c);
 }
 
@@ -134,7 +148,7 @@ void run_alone(const Collective& c) {
 
 void run(const Group& group, const Collective& collective) {
   start_what_is_due(group);
-  const Told told(group, collective, bytes_of(collective));
+  tell(group, collective);
   const auto backend = backend_for(group, collective);
   if (group->getSize() == 1 && !multiplies(collective)) return run_alone(collective);
   run_on(*backend, collective);
@@ -142,7 +156,7 @@ void run(const Group& group, const Collective& collective) {
 
 WorkPtr start(const Group& group, const Collective& collective) {
   start_what_is_due(group);
-  const Told told(group, collective, bytes_of(collective));
+  tell(group, collective);
   return start_on(*backend_for(group, collective), collective);
 }
 
@@ -154,6 +168,11 @@ void run_quietly(const Group& group, const Collective& collective) {
 WorkPtr start_quietly(const Group& group, const Collective& collective) {
   start_what_is_due(group);
   return start_on(*backend_for(group, collective), collective);
+}
+
+at::Device device_of(const Group& group) {
+  const std::vector<at::Device> devices = group->getDeviceTypes();
+  return devices.empty() ? at::Device(at::kCPU) : devices.front();
 }
 
 bool goes_straight(const Group& group, const at::Tensor& x) {

@@ -7,7 +7,7 @@
 
 namespace serried::detail {
 
-/// Tells observers and the trace, then has the group's backend for the tensors' device do it: as it is where the
+/// Tells observers, then has the group's backend for the tensors' device do it: as it is where the
 /// backend takes Collectives, else by c10d's calls. ValueError that lists the group's devices where it serves another
 /// one.
 void run(const Group& group, const Collective& collective);
@@ -23,6 +23,9 @@ WorkPtr start_quietly(const Group& group, const Collective& collective);
 /// Averages are exact sums divided, complex numbers are added as pairs, pieces of different sizes travel padded, and
 /// what a backend cannot name travels as bytes. What is left to do when the backend is done, waiting for the Work does.
 WorkPtr start_by_c10d(c10d::Backend& backend, const Collective& collective);
+
+/// Where a call without a tensor works; the CPU where there is no backend, which the collective then says.
+at::Device device_of(const Group& group);
 
 /// Whether `run` goes to the group's backend as it is, on the device of `x`.
 bool goes_straight(const Group& group, const at::Tensor& x);

@@ -10,8 +10,9 @@ namespace serried::observe {
 
 /// One collective as this rank starts it.
 struct Call {
-  const char* name;  // all_reduce all_gather reduce_scatter all_to_all broadcast reduce send recv barrier
-  int64_t bytes;     // of this rank's input; of the output for recv
+  const char*
+      name;       // all_reduce all_gather reduce_scatter all_to_all broadcast reduce gather scatter send recv barrier
+  int64_t bytes;  // of this rank's input; of the output where it has none, as in recv
   const Group& group;
 };
 

@@ -43,15 +43,13 @@ void check_strided(const char* where, const at::Tensor& x) {
                                    "pass x.to_dense(), or all-reduce it with group->allreduce"});
 }
 
-void refuse_gradient_in_place(const at::Tensor& x, std::string_view where, const std::string& fix) {
-  if (!needs_grad(x)) return;
+void raise_gradient_in_place(const at::Tensor& x, const char* where, const char* fix) {
   raise<c10::ValueError>({where,
                           watch::describe_tensor(x) + " requires grad, and writing into it in place has no gradient",
-                          fix + ", or call it under torch::NoGradGuard"});
+                          c10::str(fix, ", or call it under torch::NoGradGuard")});
 }
 
-void refuse_gradient_into(const at::Tensor& output, const at::Tensor& x) {
-  if (!needs_grad(output) && !needs_grad(x)) return;
+void raise_gradient_into(const at::Tensor& output, const at::Tensor& x) {
   raise<c10::ValueError>({"collective into an output",
                           watch::describe_tensor(x.requires_grad() ? x : output) +
                               " requires grad, and writing into a given output has no gradient",

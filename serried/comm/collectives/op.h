@@ -218,9 +218,15 @@ struct PlainOp {
 };
 
 /// ValueError of the call `where` if `x`, which it writes in place, requires grad.
-void refuse_gradient_in_place(const at::Tensor& x, std::string_view where, const std::string& fix);
+void raise_gradient_in_place(const at::Tensor& x, const char* where, const char* fix);
+inline void refuse_gradient_in_place(const at::Tensor& x, const char* where, const char* fix) {
+  if (needs_grad(x)) raise_gradient_in_place(x, where, fix);
+}
 /// The same for a given output.
-void refuse_gradient_into(const at::Tensor& output, const at::Tensor& x);
+void raise_gradient_into(const at::Tensor& output, const at::Tensor& x);
+inline void refuse_gradient_into(const at::Tensor& output, const at::Tensor& x) {
+  if (needs_grad(output) || needs_grad(x)) raise_gradient_into(output, x);
+}
 
 /// What collectives that move equal pieces into a given output have in common; they add kName and a kernel.
 struct MovingInto {

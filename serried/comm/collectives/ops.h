@@ -30,8 +30,12 @@ at::Tensor all_to_all(const at::Tensor& x, const Group& group, int64_t split_dim
                       at::IntArrayRef split_sizes, at::IntArrayRef concat_sizes, WorkPtr* started = nullptr);
 void all_to_all_into(const at::Tensor& output, const at::Tensor& x, const Group& group, WorkPtr* started = nullptr);
 at::Tensor broadcast(const at::Tensor& x, const Group& group, int64_t src);
-/// The sum at rank dst, zeros elsewhere: the gradient of broadcast.
-at::Tensor reduce(const at::Tensor& x, const Group& group, int64_t dst);
+/// The reduction at rank dst, zeros elsewhere; the sum is the gradient of broadcast.
+at::Tensor reduce(const at::Tensor& x, const Group& group, int64_t dst, const ReduceOpPtr& op);
+/// Tensors of one dim; sizes[p] elements are rank p's. Rank dst gets all of them in a row, the others as many zeros.
+at::Tensor gather(const at::Tensor& x, const Group& group, int64_t dst, at::IntArrayRef sizes);
+/// The way back: `x` has all elements, and is read at rank src only.
+at::Tensor scatter(const at::Tensor& x, const Group& group, int64_t src, at::IntArrayRef sizes);
 
 /// Started only, below autograd: there is neither a gradient nor a count of the write. Sparse tensors are added up by
 /// c10d's call.

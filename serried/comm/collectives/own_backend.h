@@ -2,6 +2,7 @@
 #pragma once
 
 #include "serried/base/fork.h"
+#include "serried/base/watch_page.h"
 #include "serried/comm/collectives/collective.h"
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -41,14 +42,17 @@ class OwnBackend : public c10d::Backend {
   watch::NanCheck nan_check() const { return nan_check_.load(std::memory_order_relaxed); }
   void set_nan_check(watch::NanCheck mode) { nan_check_ = mode; }
 
+  /// Where this rank says what those who look from outside want to know; null where nobody can look.
+  virtual watch_page::RankPage* page() { return nullptr; }
+
   /// There is nothing to launch together: calls in between start at once, and the Work of the end waits for all.
   bool supportsCoalescing() const override { return true; }
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
 
  protected:
-  /// Ends the group for all ranks, because `error`, which says `what`, keeps this one from coming.
-  virtual void fail(const std::string& what, const c10::Error& error) = 0;
+  /// Ends the group for all ranks, because `what` keeps this one from coming.
+  virtual void fail(const std::string& what) = 0;
 
   /// Every Work passes here before it is handed out: calls may be collected for one.
   WorkPtr remember(WorkPtr work);
@@ -66,6 +70,9 @@ class OwnBackend : public c10d::Backend {
 
 /// Null where `backend` is not one of ours.
 OwnBackend* as_own(c10d::Backend& backend);
+
+/// One more step of training has averaged its gradients over `group`: `serried top` shows how many there are a second.
+void count_step(const c10::intrusive_ptr<c10d::ProcessGroup>& group);
 
 /// Those of `backend`, none where it is not one of ours.
 Capabilities capabilities_of(c10d::Backend& backend);

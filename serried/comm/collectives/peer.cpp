@@ -101,6 +101,7 @@ TORCH_LIBRARY_IMPL(serried, ADInplaceOrView, m) {
 
 TimeoutMs checked(const char* where, const at::Tensor& x, const Group& group, const PeerOptions& options) {
   check_call(where, x, group);
+  check_not_distributed(where, x);
   check_peer(where, options.peer, options.tag, group);
   return checked_timeout(where, options.timeout);
 }
@@ -131,7 +132,7 @@ Pending async::send(const at::Tensor& x, const Group& group, PeerOptions options
 
 Pending async::recv(const at::Tensor& x, const Group& group, PeerOptions options) {
   const auto timeout = detail::checked("recv", x, group, options);
-  return detail::pending({x, detail::ReceiveOp::start(x, group, options.peer, options.tag, timeout)});
+  return detail::pending({x, detail::ReceiveOp::start(x, group, options.peer, options.tag, timeout)}, {}, "recv");
 }
 
 Pending async::barrier(const Group& group, BarrierOptions options) {

@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <tuple>
+#include <vector>
 
 namespace serried::detail {
 
@@ -18,12 +19,16 @@ struct Sent {
   at::Tensor x = {};
 };
 
-Pending pending(StartedOp started, Sent sent = {});
+/// `writes`: the call that writes into a tensor of the user's, which is the result.
+Pending pending(StartedOp started, Sent sent = {}, const char* writes = nullptr);
 
 /// A collective that can only start when ranks know what each of them sends: by the time of the group's next call, or
 /// of the first wait. So all ranks start it at the same place among the calls of the group, whoever waits when.
 Pending pending_after(const char* where, const at::Tensor& x, const Group& group, std::function<bool()> is_known,
                       std::function<StartedOp()> start);
+
+/// Several tensors that arrive as one, which `cut` takes apart once.
+PendingTensors pending_parts(Pending whole, std::function<std::vector<at::Tensor>(const at::Tensor&)> cut);
 
 /// Starts what waits for its place among the calls of `group`.
 void start_what_is_due(const Group& group);

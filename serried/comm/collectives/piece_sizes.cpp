@@ -43,7 +43,7 @@ std::vector<int64_t> make_record(const at::Tensor& x, int64_t split_dim, int64_t
   return record;
 }
 
-using Table = std::vector<SizeExchange::Record>;
+using Table = SizeExchange::Table;
 
 std::string describe(const std::vector<int64_t>& record) {
   const int64_t num_dims = record[Column::num_dims];
@@ -107,7 +107,7 @@ void check_pieces(const Table& table) {
 
 }  // namespace
 
-SizeExchange::SizeExchange(const char* where, const at::Tensor& x, const Group& group, const Record& mine,
+SizeExchange::SizeExchange(const char* where, at::Device device, const Group& group, const Record& mine,
                            TimeoutMs timeout, bool now) {
   at::AutoDispatchBelowADInplaceOrView below;
   const int64_t length = int64_t(mine.size());
@@ -115,22 +115,36 @@ SizeExchange::SizeExchange(const char* where, const at::Tensor& x, const Group& 
   all_ = at::empty({group->getSize(), length}, at::kLong);
   std::copy(mine.begin(), mine.end(), mine_.mutable_data_ptr<int64_t>());
   // Filled with this rank's own, so that a backend that moves nothing makes all ranks alike.
-  for (int64_t rank = 0; rank < group->getSize(); ++rank) {
-    std::copy(mine.begin(), mine.end(), all_.mutable_data_ptr<int64_t>() + rank * length);
-  }
-  if (!x.is_cpu()) {
-    mine_ = mine_.to(x.device());
-    all_ = all_.to(x.device());
-  }
-  const Collective gather{.kind = watch::Kind::all_gather,
-                          .where = where,
-                          .inputs = mine_,
-                          .outputs = all_,
-                          .timeout = in_milliseconds(timeout)};
+  int64_t* next = all_.mutable_data_ptr<int64_t>();
+  for (int rank = 0; rank < group->getSize(); ++rank) next = std::copy(mine.begin(), mine.end(), next);
+  move_to(device);
+  exchange(watch::Kind::all_gather, where, group, timeout, now);
+}
+
+SizeExchange::SizeExchange(const char* where, at::Device device, const Group& group, const Table& to_each,
+                           TimeoutMs timeout, bool now) {
+  at::AutoDispatchBelowADInplaceOrView below;
+  mine_ = at::empty({group->getSize(), int64_t(to_each[0].size())}, at::kLong);
+  int64_t* next = mine_.mutable_data_ptr<int64_t>();
+  for (const Record& record : to_each) next = std::copy(record.begin(), record.end(), next);
+  all_ = at::empty_like(mine_);
+  move_to(device);
+  exchange(watch::Kind::all_to_all, where, group, timeout, now);
+}
+
+void SizeExchange::move_to(at::Device device) {
+  if (device.is_cpu()) return;
+  mine_ = mine_.to(device);
+  all_ = all_.to(device);
+}
+
+void SizeExchange::exchange(watch::Kind kind, const char* where, const Group& group, TimeoutMs timeout, bool now) {
+  const Collective records{
+      .kind = kind, .where = where, .inputs = mine_, .outputs = all_, .timeout = in_milliseconds(timeout)};
   if (now) {
-    run_quietly(group, gather);
+    run_quietly(group, records);
   } else {
-    work_ = start_quietly(group, gather);
+    work_ = start_quietly(group, records);
   }
 }
 
@@ -150,7 +164,7 @@ GatherSizes::GatherSizes(const at::Tensor& x, const Group& group, int64_t dim, T
   if (x.is_meta() || group->getSize() == 1) {
     alone_.assign(group->getSize(), x.size(dim));
   } else {
-    exchange_.emplace("all_gather", x, group, make_record(x, dim, dim, {}), timeout, now);
+    exchange_.emplace("all_gather", x.device(), group, make_record(x, dim, dim, {}), timeout, now);
   }
 }
 
@@ -167,7 +181,8 @@ ExchangeSizes::ExchangeSizes(const at::Tensor& x, const Group& group, int64_t sp
   if (x.is_meta() || group->getSize() == 1) {
     alone_.assign(group->getSize(), one_dim_ ? split_sizes[rank_] : x.size(concat_dim));
   } else {
-    exchange_.emplace("all_to_all", x, group, make_record(x, split_dim, concat_dim, split_sizes), timeout, now);
+    exchange_.emplace("all_to_all", x.device(), group, make_record(x, split_dim, concat_dim, split_sizes), timeout,
+                      now);
   }
 }
 

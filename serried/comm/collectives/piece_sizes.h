@@ -11,16 +11,23 @@ namespace serried::detail {
 class SizeExchange {
  public:
   using Record = std::vector<int64_t>;
+  using Table = std::vector<Record>;  // by rank
 
-  /// `now`: blocks until it is complete, without a Work.
-  SizeExchange(const char* where, const at::Tensor& x, const Group& group, const Record& mine, TimeoutMs timeout,
+  /// `mine` goes to every rank. `now`: blocks until it is complete, without a Work.
+  SizeExchange(const char* where, at::Device device, const Group& group, const Record& mine, TimeoutMs timeout,
+               bool now);
+  /// To each rank a record of its own, all of one length.
+  SizeExchange(const char* where, at::Device device, const Group& group, const Table& to_each, TimeoutMs timeout,
                bool now);
 
   bool is_complete() const { return !work_ || work_->isCompleted(); }
   /// The records of all ranks, in order.
-  std::vector<Record> get() const;
+  Table get() const;
 
  private:
+  void move_to(at::Device device);
+  void exchange(watch::Kind kind, const char* where, const Group& group, TimeoutMs timeout, bool now);
+
   at::Tensor mine_;
   at::Tensor all_;
   WorkPtr work_;  // null: it is complete

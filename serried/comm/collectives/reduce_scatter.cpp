@@ -106,14 +106,16 @@ struct CheckedScatter {
 CheckedScatter checked(const at::Tensor& x, const Group& group, const ReduceScatterOptions& options) {
   constexpr const char* where = ReduceScatter::kName;
   check_call(where, x, group);
+  check_not_distributed(where, x);
   check_op(where, options.op, x);
   const int64_t dim = checked_dim(where, "dim", x, options.dim);
   return {dim, shard_sizes(x.size(dim), group->getSize()), share(options.op), checked_timeout(where, options.timeout)};
 }
 
-void check_into(const at::Tensor& output, const at::Tensor& x, const Group& group, const c10d::ReduceOp& op) {
+void check_into(const at::Tensor& output, const at::Tensor& x, const Group& group, const Reduction& op) {
   constexpr const char* where = ReduceScatterInto::kName;
   check_call(where, x, group);
+  check_not_distributed(where, x);
   check_op(where, op, x);
   check_divisible(where, x, group);
   check_output(where, output, x, x.numel() / group->getSize());
@@ -138,7 +140,7 @@ at::Tensor reduce_scatter(const at::Tensor& x, const Group& group, ReduceScatter
   return detail::ReduceScatterOp::call(x, group, dim, sizes, op, timeout);
 }
 
-void reduce_scatter_into(const at::Tensor& output, const at::Tensor& x, const Group& group, const c10d::ReduceOp& op) {
+void reduce_scatter_into(const at::Tensor& output, const at::Tensor& x, const Group& group, const Reduction& op) {
   detail::check_into(output, x, group, op);
   detail::ReduceScatterIntoOp::call(output, x, group, detail::share(op), {});
 }
@@ -149,10 +151,10 @@ Pending async::reduce_scatter(const at::Tensor& x, const Group& group, ReduceSca
 }
 
 Pending async::reduce_scatter_into(const at::Tensor& output, const at::Tensor& x, const Group& group,
-                                   const c10d::ReduceOp& op) {
+                                   const Reduction& op) {
   detail::check_into(output, x, group, op);
   return detail::pending({output, detail::ReduceScatterIntoOp::start(output, x, group, detail::share(op), {})},
-                         {"reduce_scatter_into", x});
+                         {"reduce_scatter_into", x}, "reduce_scatter_into");
 }
 
 }  // namespace serried

@@ -79,7 +79,29 @@ std::string describe_places(const Places& places) {
 }
 
 std::string waiting_head(const Record& waiting, int64_t waited_ms) {
-  return c10::str("timed out after ", waited_ms, " ms in ", describe(waiting), ": ");
+  return c10::str("timed out after ", waited_ms, " ms in ", describe_place(waiting), ": ");
+}
+
+thread_local decltype(Record::part_of) part_of_now{};
+
+// A record may have come through a store: only what can be printed is.
+std::string whole_call(const Record& record) {
+  std::string text;
+  for (const char letter : record.part_of) {
+    if (letter >= ' ' && letter <= '~') text += letter;
+  }
+  return text.empty() ? describe(record) : text + ": " + describe(record);
+}
+
+bool repeats(const Record& record, const Record& before) {
+  return before.kind != Kind::none && before.sequence + 1 == record.sequence &&
+         fingerprint(before) == fingerprint(record) && before.part_of == record.part_of;
+}
+
+std::string behind_text(int rank, const Record& record, const Record& before) {
+  if (!repeats(record, before)) return "";
+  return c10::str("; rank ", rank, " repeats #", before.sequence, ": it may be one call behind since #",
+                  record.sequence);
 }
 
 std::string describe_rest(const Record& waiting, const std::vector<int>& rest, bool any_ahead, size_t num_ranks) {
@@ -91,11 +113,20 @@ std::string describe_rest(const Record& waiting, const std::vector<int>& rest, b
 
 }  // namespace
 
+PartOf::PartOf(std::string_view name) : is_outermost_(part_of_now.front() == '\0') {
+  if (is_outermost_) std::copy_n(name.begin(), std::min(name.size(), part_of_now.size()), part_of_now.begin());
+}
+
+PartOf::~PartOf() {
+  if (is_outermost_) part_of_now = {};
+}
+
 Record make_record(Kind kind, const at::Tensor& tensor, int root, c10d::ReduceOp::RedOpType op) {
   Record record;
   record.kind = kind;
   record.root = root;
   record.reduce_op = uint8_t(op);
+  record.part_of = part_of_now;
   if (!tensor.defined()) return record;
   const at::IntArrayRef sizes = tensor.sizes();
   record.dtype = int8_t(tensor.scalar_type());
@@ -134,6 +165,10 @@ std::string describe(const Record& record) {
   return text + (outward ? " to rank " : " from rank ") + std::to_string(record.root);
 }
 
+std::string describe_place(const Record& record) {
+  return record.kind == Kind::none ? "the rendezvous of the group, before its first collective" : describe(record);
+}
+
 std::string dtype_name(at::ScalarType dtype) {
   switch (dtype) {
     case at::kByte: return "u8";
@@ -163,11 +198,12 @@ std::string describe_tensor(const at::Tensor& tensor) {
   return text + "]";
 }
 
-std::string mismatch_text(int rank, const Record& record, int other, const Record& other_record) {
+std::string mismatch_text(int rank, const Record& record, int other, const Record& other_record, const Record& before) {
   // The lower rank comes first, so that every rank raises the same text.
-  if (other < rank) return mismatch_text(other, other_record, rank, record);
-  return c10::str("ranks called different collectives: rank ", rank, " ", describe(record), ", rank ", other, " ",
-                  describe(other_record));
+  if (other < rank) return mismatch_text(other, other_record, rank, record, before);
+  return c10::str("ranks called different collectives: rank ", rank, " ", whole_call(record), ", rank ", other, " ",
+                  whole_call(other_record), behind_text(rank, record, before),
+                  behind_text(other, other_record, before));
 }
 
 std::string mismatch_fix(const Record& record, const Record& other_record) {

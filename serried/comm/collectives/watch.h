@@ -8,6 +8,7 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace c10d {
@@ -43,6 +44,21 @@ struct Record {
   int32_t root = -1;      // or the peer of send and recv
   int64_t num_elements = 0;
   std::array<int64_t, kMaxDims> sizes{};
+  std::array<char, 24> part_of{};  // what the user called, cut to fit: "item()"; empty: this call
+};
+
+/// While it lives, the collectives that this thread calls are parts of `name`, and messages say so. The outermost
+/// counts.
+///     const watch::PartOf scope("item()");
+class PartOf {
+ public:
+  explicit PartOf(std::string_view name);
+  ~PartOf();
+  PartOf(const PartOf&) = delete;
+  PartOf& operator=(const PartOf&) = delete;
+
+ private:
+  bool is_outermost_;
 };
 
 /// The record of `kind` on `tensor`; an undefined tensor gives one without dtype and shape.
@@ -56,6 +72,9 @@ uint64_t fingerprint(const Record& record);
 /// "#183 all_reduce f32[512,4] sum", "#7 broadcast i64[3] from rank 0", "#9 barrier"; "nothing yet" for Kind::none.
 std::string describe(const Record& record);
 
+/// Where a rank is, behind "in": describe(record), or the rendezvous where it has made no call.
+std::string describe_place(const Record& record);
+
 /// "all_reduce"
 const char* kind_name(Kind kind);
 
@@ -66,8 +85,11 @@ std::string dtype_name(at::ScalarType dtype);
 std::string describe_tensor(const at::Tensor& tensor);
 
 /// Which rank disagrees with which: the sentence of a mismatch, naming both ranks and both calls, lower rank first.
-///     ranks called different collectives: rank 0 #5 all_reduce f32[3] sum, rank 2 #5 all_reduce f32[5] sum
-std::string mismatch_text(int rank, const Record& record, int other, const Record& other_record);
+/// `before` is the call before, on which they agreed, where it is known: a rank that makes it again is behind.
+///     ranks called different collectives: rank 0 item(): #5 all_reduce f32[] sum, rank 2 #5 all_reduce f32[5] sum;
+///     rank 2 repeats #4: it may be one call behind since #5
+std::string mismatch_text(int rank, const Record& record, int other, const Record& other_record,
+                          const Record& before = {});
 
 /// What to do about it, by what differs: the kind, the root, the dtype, the op or the shape.
 std::string mismatch_fix(const Record& record, const Record& other_record);

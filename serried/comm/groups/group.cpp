@@ -13,6 +13,7 @@
 #include "serried/base/error.h"
 #include "serried/base/trace.h"
 #include "serried/comm/agree/rank_texts.h"
+#include "serried/comm/agree/says_that_it_meets.h"
 #include "serried/comm/groups/live_groups.h"
 #include "serried/comm/groups/named_group.h"
 #include "serried/comm/rendezvous/rendezvous.h"
@@ -129,8 +130,10 @@ milliseconds default_timeout() {
 }
 
 Group new_group(const std::string& backend, GroupOptions options) {
-  const trace::Span span("new_group", "comm");
+  const trace::Span span("new_group", trace::kSetup);
   check_arguments(backend, options);
+  // On a store of their own, ranks may be some of the job.
+  const detail::SaysThatItMeets says(options.store ? "new_group on a store" : "new_group");
   return detail::through_store("new_group", [&] { return make_group_of_all(backend, std::move(options)); });
 }
 

@@ -3,6 +3,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ThreadLocalState.h>
+#include <c10/util/thread_name.h>
 #include <dlfcn.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
@@ -157,6 +158,7 @@ class Run {
 
  private:
   void guarded_rank(int rank) {
+    c10::setThreadName(c10::str("rank ", rank));  // what debuggers and top show
     try {
       run_rank(rank);
     } catch (...) {

@@ -9,6 +9,7 @@
 #include "serried/base/error.h"
 #include "serried/base/trace.h"
 #include "serried/comm/agree/rank_texts.h"
+#include "serried/comm/agree/says_that_it_meets.h"
 #include "serried/comm/groups/live_groups.h"
 #include "serried/comm/groups/named_group.h"
 #include "serried/comm/rendezvous/world_store.h"
@@ -110,9 +111,10 @@ Group make_own_part(const Group& parent, const std::vector<std::vector<int>>& pa
 }  // namespace
 
 Group split_group(const Group& parent, const std::vector<std::vector<int>>& parts) {
-  const trace::Span span("split_group", "comm");
+  const trace::Span span("split_group", trace::kSetup);
   check_parent(parent.get());
   check_parts(parts, parent->getSize());
+  const detail::SaysThatItMeets says("split_group");
   return detail::through_store("split_group", [&] { return make_own_part(parent, parts); });
 }
 

@@ -153,7 +153,7 @@ RendezvousHandler find_handler(const std::string& url) {
 }  // namespace
 
 Meeting rendezvous(const std::string& url, const RendezvousOptions& options) {
-  const trace::Span span("rendezvous", "comm");
+  const trace::Span span("rendezvous", trace::kSetup);
   return find_handler(url)(url, options);
 }
 

@@ -252,7 +252,7 @@ TEST(GlooWatch, MonitoredBarrierPassesAndNamesWhoIsMissing) {
       return;
     }
     c10d::BarrierOptions options;
-    options.timeout = 300ms;
+    options.timeout = 2s;
     try {
       group->monitoredBarrier(options, true);
     } catch (...) {

@@ -7,6 +7,7 @@
 #include <limits>
 #include <map>
 
+#include "serried/comm/collectives/async.h"
 #include "serried/comm/collectives/collectives.h"
 #include "tests/support/close.h"
 #include "tests/support/errors.h"
@@ -223,7 +224,18 @@ TEST_P(ProcessGroup, PremulSumNeedsItsFactor) {
     expect_equal(all_reduce(x, g, c10d::makePreMulSum(at::full({1}, 4.0f))), sum * 4, "by a tensor");
     ReduceOp without;
     without.op_ = ReduceOp::PREMUL_SUM;
-    EXPECT_THROW(all_reduce(x, g, without), c10::ValueError);
+    const std::string fix = "the reduction premul_sum has no factor\n  fix: make it with c10d::makePreMulSum(factor)";
+    const auto text_of = [](auto call) { return error_text<c10::ValueError>(call); };
+    EXPECT_THAT(text_of([&] { all_reduce(x, g, without); }), HasSubstr("[all_reduce] " + fix));
+    EXPECT_THAT(text_of([&] { reduce_scatter(x, g, {.op = without}); }), HasSubstr("[reduce_scatter] " + fix));
+    EXPECT_THAT(text_of([&] { all_reduce(x, g, ReduceOp::PREMUL_SUM); }), HasSubstr("[ReduceOp::PREMUL_SUM] " + fix));
+    EXPECT_THAT(text_of([&] { all_reduce_(x, g, ReduceOp::PREMUL_SUM); }), HasSubstr("[ReduceOp::PREMUL_SUM] " + fix));
+    EXPECT_THAT(text_of([&] { all_reduce(x, g, {.op = ReduceOp::PREMUL_SUM}); }), HasSubstr(fix));
+    EXPECT_THAT(text_of([&] { reduce_scatter(x, g, {.op = ReduceOp::PREMUL_SUM}); }), HasSubstr(fix));
+    EXPECT_THAT(text_of([&] { reduce_scatter_into(x, x, g, ReduceOp::PREMUL_SUM); }), HasSubstr(fix));
+    EXPECT_THAT(text_of([&] { async::all_reduce(x, g, ReduceOp::PREMUL_SUM); }), HasSubstr(fix));
+    at::Tensor own = x.clone();
+    EXPECT_THROW(all_reduce_by(g, own, without)->wait(), c10::ValueError) << "c10d's own call";
     expect_usable(g);
   });
 }

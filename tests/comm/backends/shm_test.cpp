@@ -7,6 +7,7 @@
 #include <latch>
 #include <limits>
 
+#include "serried/comm/collectives/own_backend.h"
 #include "serried/comm/backends/shm/connect.h"
 #include "serried/comm/backends/shm/heap.h"
 #include "serried/comm/backends/shm/reduce_kernels.h"
@@ -204,6 +205,9 @@ TEST(ShmEnds, ARankThatLeavesIsNamed) {
         if (g->getRank() == 2) return other->shutdown();
         EXPECT_THAT(testing::error_text<c10::DistBackendError>([&] { barrier(other); }),
                     HasSubstr("rank 2 has left the group while rank "));
+        EXPECT_THAT(testing::error_text<c10::DistBackendError>([&] { barrier(other); }),
+                    AllOf(HasSubstr("[barrier] the group is unusable since: rank 2 has left the group while rank "),
+                          HasSubstr("\n  fix: make a new group with the ranks that are left")));
       },
       kShm);
 }
@@ -217,7 +221,7 @@ TEST(ShmEnds, AbortWakesTheOthersAndIsNamed) {
         if (g->getRank() == 1) return other->abort();
         EXPECT_THAT(testing::error_text<c10::DistBackendError>([&] { barrier(other); }),
                     HasSubstr("[barrier] the group is unusable since: rank 1 called abort()\n"
-                              "  fix: make a new group with the ranks that are left"));
+                              "  fix: make a new group; the failure above came first"));
       },
       kShm);
 }
@@ -287,6 +291,25 @@ TEST(ShmEnds, ANanInASparseTensorRaises) {
       kShm);
 }
 
+// A tensor without data cannot be searched, as any where memory is short.
+TEST(ShmEnds, ASearchForNanThatFailsWakesTheOthers) {
+  run_ranks(
+      2,
+      [](const Group& g) {
+        const Group other = split_group(g, {{0, 1}});
+        watch::set_nan_check(other, watch::NanCheck::raise);
+        if (g->getRank() == 1) {
+          detail::OwnBackend* own = detail::as_own(*other->getBackend(at::kCPU));
+          const at::Tensor no_data = at::empty({3}, at::kMeta);
+          EXPECT_THROW(own->check_sent("all_reduce_", no_data), c10::Error);
+        } else {
+          EXPECT_THAT(testing::error_text<c10::DistBackendError>([&] { all_reduce_(at::ones({3}), other); }),
+                      HasSubstr("rank 1 could not look for NaN in f32[3]"));
+        }
+      },
+      kShm);
+}
+
 TEST(ShmEnds, ANanRaisesHereAndWakesTheOthers) {
   run_ranks(
       2,
@@ -299,7 +322,10 @@ TEST(ShmEnds, ANanRaisesHereAndWakesTheOthers) {
         if (g->getRank() == 1) {
           EXPECT_THAT(testing::error_text<c10::ValueError>(call), HasSubstr("the first at [1,2]"));
         } else {
-          EXPECT_THAT(testing::error_text<c10::DistBackendError>(call), HasSubstr("the first at [1,2]"));
+          EXPECT_EQ(testing::error_text<c10::DistBackendError>(call),
+                    "[all_reduce] the group is unusable since: rank 1 sends 1 NaN in f32[2,3], the first at [1,2]\n"
+                    "  fix: make a new group; the failure above came first\n"
+                    "  at:  rank 0/2");
         }
       },
       kShm);

@@ -147,7 +147,7 @@ TEST(ShmWildPeer, StreamsHoldNoMoreThanTheirBuffer) {
   const std::string from_1 = transfer_error(Transfer::Direction::receive, [](Ring& ring) { ring.written = 1 << 20; });
   EXPECT_EQ(from_1,
             "[point to point] recv u8[4] from rank 1 failed: the group is unusable since: the stream from rank 1 to "
-            "rank 0 claims 1048576 bytes in a buffer of 131072\n  fix: make a new group with the ranks that are left");
+            "rank 0 claims 1048576 bytes in a buffer of 131072\n  fix: make a new group; the failure above came first");
   const std::string to_1 = transfer_error(Transfer::Direction::send, [](Ring& ring) { ring.read = 1; });
   EXPECT_THAT(to_1,
               HasSubstr("the stream from rank 0 to rank 1 claims 18446744073709551615 bytes in a buffer of 131072"));
@@ -193,7 +193,7 @@ TEST(ShmMeet, ADeathMeanwhileIsSaid) {
   const pid_t child = ::fork();
   if (child == 0) ::_exit(0);
   ASSERT_EQ(::waitpid(child, nullptr, 0), child);
-  segment.info(1).pid = child;
+  segment.info(1).page.pid = child;
   Engine engine(std::move(segment), 0, WaitPolicy::for_ranks(2), /*one_process=*/false);
   EXPECT_EQ(error_text<c10::DistBackendError>([&] { engine.meet(10s, "127.0.0.1:29500"); }),
             c10::str("[new_group] rank 1 (pid ", child,

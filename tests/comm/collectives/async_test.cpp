@@ -164,6 +164,18 @@ TEST_P(AsyncCollectives, PassResultsAndErrorsOnToThen) {
   });
 }
 
+TEST_P(AsyncCollectives, LetGoOfWhatThenHasUsed) {
+  on_ranks([](const Group& g) {
+    c10::weak_intrusive_ptr<c10::StorageImpl> used(c10::intrusive_ptr<c10::StorageImpl>{});
+    const Pending pending = async::all_reduce(sample({4}, g->getRank()), g).then([&](at::Tensor y) {
+      used = y.storage().getWeakStorageImpl();
+      return y * 2;
+    });
+    expect_equal(pending.wait(), sum_of(samples({4}, g->getSize())) * 2);
+    while (!used.expired()) std::this_thread::yield();  // threads of gloo let go a moment later
+  });
+}
+
 TEST_P(AsyncCollectives, HaveTheGradientsOfBlockingOnes) {
   on_ranks([](const Group& g) {
     for (const Kind& kind : kinds()) {
@@ -217,6 +229,69 @@ TEST_P(AsyncCollectives, SendReceiveAndMeet) {
     EXPECT_TRUE(receiving.wait().is_same(got));
     sending.wait();
     expect_equal(got, sample({300, 7}, last));
+  });
+}
+
+TEST_P(AsyncCollectives, RefuseAResultThatOthersWroteOnItsWay) {
+  on_ranks([](const Group& g) {
+    const int64_t n = g->getSize();
+    struct Writing {
+      const char* name;
+      std::function<Pending(const at::Tensor&)> start;
+    };
+    const std::vector<Writing> all = {
+        {"all_reduce_", [&](const at::Tensor& out) { return async::all_reduce_(out, g); }},
+        {"broadcast_", [&](const at::Tensor& out) { return async::broadcast_(out, g); }},
+        {"all_gather_into", [&](const at::Tensor& out) { return async::all_gather_into(out, at::ones({4}), g); }},
+        {"reduce_scatter_into",
+         [&](const at::Tensor& out) { return async::reduce_scatter_into(out, at::ones({4 * n * n}), g); }},
+        {"all_to_all_into", [&](const at::Tensor& out) { return async::all_to_all_into(out, at::ones({4 * n}), g); }},
+    };
+    for (const Writing& one : all) {
+      const at::Tensor out = at::zeros({4 * n});
+      const Pending pending = one.start(out);
+      out.zero_();
+      EXPECT_EQ(error_text<c10::ValueError>([&] { pending.wait(); }),
+                c10::str("[", one.name, "] f32[", 4 * n, "] was written before wait(), by others than this call\n",
+                         "  fix: write to it after wait()\n  at:  rank ", g->getRank(), "/", n));
+      barrier(g);  // ranks are still in step
+    }
+  });
+}
+
+// Gloo's maximum ends with a copy into the tensor.
+TEST_P(AsyncCollectives, TakeNoStepOfTheirOwnForAWriteOfOthers) {
+  on_ranks([](const Group& g) {
+    const at::Tensor x = at::full({4}, float(g->getRank()));
+    const Pending pending = async::all_reduce_(x, g, c10d::ReduceOp::MAX);
+    while (!pending.ready()) std::this_thread::yield();
+    expect_equal(pending.wait(), at::full({4}, float(g->getSize() - 1)));
+  });
+}
+
+// Views of one tensor count versions together.
+TEST_P(AsyncCollectives, WriteSideBySideIntoPartsOfOneTensor) {
+  on_ranks([](const Group& g) {
+    const at::Tensor flat = at::ones({6});
+    const Pending first = async::all_reduce_(flat.narrow(0, 0, 2), g),
+                  second = async::all_reduce_(flat.narrow(0, 2, 2), g);
+    const Pending third = async::all_reduce_(flat.narrow(0, 4, 2).detach(), g);
+    flat.narrow(0, 4, 2).detach();
+    third.wait();
+    flat.narrow(0, 4, 2).fill_(7);
+    first.wait();
+    second.wait();
+    expect_equal(flat, at::cat({at::full({4}, float(g->getSize())), at::full({2}, 7.f)}));
+  });
+}
+
+TEST_P(AsyncCollectives, StayInStepWhereAnInputWasWrittenBeforeItsStart) {
+  on_ranks([](const Group& g) {
+    at::Tensor x = at::ones({g->getRank() + 1});  // uneven: starts when ranks know the sizes
+    const Pending pending = async::all_gather(x, g);
+    x.add_(1);
+    EXPECT_THAT(error_text<c10::ValueError>([&] { pending.wait(); }), HasSubstr("was written while it was on its way"));
+    barrier(g);
   });
 }
 

@@ -127,6 +127,33 @@ Case broadcast_case(const std::string& name, bool from_last) {
       [=](const at::Tensor& x, const Group& g) { return broadcast(x, g, {.src = from_last ? g->getSize() - 1 : 0}); }};
 }
 
+// One rank of them has the result, the others have zeros.
+Tensors only_for(size_t root, const at::Tensor& y, size_t count) {
+  Tensors ys(count, at::zeros_like(y));
+  ys[root] = y;
+  return ys;
+}
+
+Case reduce_case(const std::string& name, ReduceOp::RedOpType op) {
+  return {name, fixed_shape,
+          [op](const Tensors& xs) {
+            const at::Tensor sum = sum_of(xs);
+            return only_for(xs.size() - 1, op == ReduceOp::AVG ? sum / int64_t(xs.size()) : sum, xs.size());
+          },
+          [op](const at::Tensor& x, const Group& g) { return reduce(x, g, {.dst = g->getSize() - 1, .op = op}); }};
+}
+
+at::Tensor in_one_row(const Tensors& xs) {
+  Tensors rows;
+  for (const at::Tensor& x : xs) rows.push_back(x.reshape({-1}));
+  return at::cat(rows);
+}
+
+Case gather_case(const std::string& name, std::function<std::vector<int64_t>(int)> shape) {
+  return {name, std::move(shape), [](const Tensors& xs) { return only_for(0, in_one_row(xs), xs.size()); },
+          [](const at::Tensor& x, const Group& g) { return in_one_row(gather(x, g)); }};
+}
+
 std::vector<Case> differentiable_cases(int world_size) {
   return {
       all_reduce_case("all_reduce sum", ReduceOp::SUM),
@@ -145,6 +172,11 @@ std::vector<Case> differentiable_cases(int world_size) {
       all_to_all_split_case(world_size),
       broadcast_case("broadcast", false),
       broadcast_case("broadcast from the last rank", true),
+      reduce_case("reduce sum", ReduceOp::SUM),
+      reduce_case("reduce avg", ReduceOp::AVG),
+      gather_case("gather", fixed_shape),
+      gather_case("gather of uneven rows", uneven_rows),
+      gather_case("gather of uneven columns", uneven_columns),
   };
 }
 
@@ -274,6 +306,9 @@ TEST_P(Collectives, MoveEveryDtype) {
       Tensors uneven;
       for (int rank = 0; rank < g->getSize(); ++rank) uneven.push_back(xs[rank].narrow(0, 0, rank % 3));
       expect_equal(all_gather(uneven[g->getRank()], g), at::cat(uneven), name + ", uneven");
+      // Contiguous, whatever the strides of one element are.
+      const at::Tensor element = at::stack({x, x}, -1).select(-1, 1).narrow(0, 1, 1).narrow(1, 0, 1);
+      expect_equal(all_gather(element, g), at::cat(xs).narrow(1, 0, 1).slice(0, 1, 3 * g->getSize(), 3), name);
       expect_equal(broadcast(x, g, {.src = g->getSize() - 1}), xs.back(), name);
       Tensors received;
       for (const at::Tensor& each : xs) received.push_back(shards(each, g->getSize(), 0)[g->getRank()]);

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <mutex>
 #include <vector>
 
@@ -33,10 +34,15 @@ TEST(Observe, EveryCollectiveIsToldOnceWithTheBytesOfItsInput) {
     all_gather_into(at::empty({8, 2}), x, group);
     reduce_scatter_into(at::empty({2, 2}), x, group);
     all_to_all_into(at::empty({4, 2}), x, group);
+    reduce(x, group);
+    gather(x, group);
+    const bool sends = group->getRank() == 0;
+    scatter(sends ? x.tensor_split(2) : std::vector<at::Tensor>(), group);  // the other gets half
     barrier(group);
-    const Seen expected{{"all_reduce", 32},     {"all_reduce", 32}, {"all_gather", 32}, {"reduce_scatter", 32},
-                        {"all_to_all", 32},     {"broadcast", 32},  {"broadcast", 32},  {"all_gather", 32},
-                        {"reduce_scatter", 32}, {"all_to_all", 32}, {"barrier", 0}};
+    const Seen expected{{"all_reduce", 32},           {"all_reduce", 32}, {"all_gather", 32}, {"reduce_scatter", 32},
+                        {"all_to_all", 32},           {"broadcast", 32},  {"broadcast", 32},  {"all_gather", 32},
+                        {"reduce_scatter", 32},       {"all_to_all", 32}, {"reduce", 32},     {"gather", 32},
+                        {"scatter", sends ? 32 : 16}, {"barrier", 0}};
     EXPECT_EQ(seen, expected);
   });
 }
@@ -60,6 +66,15 @@ TEST(Observe, BackwardIsTold) {
     const observe::Observer observer = recorder(seen);
     y.sum().backward();
     EXPECT_EQ(seen, (Seen{{"reduce_scatter", 32}}));
+    const at::Tensor sum = reduce(x, group);
+    const at::Tensor part = gather(x, group)[0];
+    const bool sends = group->getRank() == 0;
+    const at::Tensor mine = scatter(sends ? x.tensor_split(2) : std::vector<at::Tensor>(), group);
+    seen.clear();
+    (sum + part).sum().backward();
+    mine.sum().backward();
+    std::sort(seen.begin(), seen.begin() + 2);  // autograd orders the two
+    EXPECT_EQ(seen, (Seen{{"broadcast", 16}, {"scatter", sends ? 32 : 16}, {"gather", 8}}));
   });
 }
 

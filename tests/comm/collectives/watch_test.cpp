@@ -92,6 +92,45 @@ TEST(Watch, MismatchNamesBothRanksAndBothCallsLowerRankFirst) {
   EXPECT_EQ(mismatch_text(2, theirs, 0, mine), text);
 }
 
+TEST(Watch, MismatchNamesWhatTheUserCalledFirst) {
+  Record item;
+  {
+    const PartOf outer("item()");
+    const PartOf inner("something inside of it");
+    item = sum_of(5, {});
+  }
+  const Record other = sum_of(5, {5});
+  EXPECT_EQ(
+      mismatch_text(0, item, 2, other),
+      "ranks called different collectives: rank 0 item(): #5 all_reduce f32[] sum, rank 2 #5 all_reduce f32[5] sum");
+  const Record plain = sum_of(5, {});
+  EXPECT_EQ(fingerprint(item), fingerprint(plain)) << "ranks may come to one collective in two ways";
+  item.part_of.fill('\x01');
+  EXPECT_EQ(mismatch_text(0, item, 2, other), mismatch_text(0, plain, 2, other)) << "bytes that no rank wrote";
+  const PartOf too_long("a name that is longer than a record has room for");
+  EXPECT_THAT(mismatch_text(0, sum_of(5, {}), 2, other),
+              ::testing::HasSubstr("rank 0 a name that is longer th: #5 all_reduce"));
+}
+
+TEST(Watch, MismatchTellsTheRankThatIsOneCallBehind) {
+  const Record before = sum_of(1002, {4});
+  const std::string text = mismatch_text(0, sum_of(1003, {7}), 2, sum_of(1003, {4}), before);
+  EXPECT_EQ(
+      text,
+      "ranks called different collectives: rank 0 #1003 all_reduce f32[7] sum, rank 2 #1003 all_reduce f32[4] sum; "
+      "rank 2 repeats #1002: it may be one call behind since #1003");
+  EXPECT_EQ(mismatch_text(2, sum_of(1003, {4}), 0, sum_of(1003, {7}), before), text);
+  EXPECT_EQ(
+      mismatch_text(0, sum_of(1003, {7}), 2, sum_of(1003, {9}), before),
+      "ranks called different collectives: rank 0 #1003 all_reduce f32[7] sum, rank 2 #1003 all_reduce f32[9] sum");
+}
+
+TEST(Watch, WhoHasMadeNoCallIsInTheRendezvous) {
+  EXPECT_EQ(missing_text(Record(), 30, {}),
+            "timed out after 30 ms in the rendezvous of the group, before its first collective: where the other ranks "
+            "are is not known");
+}
+
 TEST(Watch, MismatchFixSaysWhatDiffers) {
   const Record sum = sum_of(5, {3});
   EXPECT_EQ(mismatch_fix(sum, at_sequence(5, make_record(Kind::barrier, {}))),

@@ -71,6 +71,21 @@ TEST_P(GroupEnds, AReceiveThatIsWaitedForRaises) {
   });
 }
 
+TEST_P(GroupEnds, ARankThatIsOneCallBehindIsTold) {
+  on_ranks([&](const Group& g) {
+    Group group = another(g);
+    const int last = g->getSize() - 1;
+    const at::Tensor x = at::ones({4}), y = at::ones({7});
+    all_reduce_(x, group);
+    const std::string text =
+        testing::error_text<c10::DistBackendError>([&] { all_reduce_(g->getRank() == last ? x : y, group); });
+    EXPECT_THAT(text, ::testing::ContainsRegex(c10::str("all_reduce f32\\[7\\] sum, rank ", last,
+                                                        " #2 all_reduce f32\\[4\\] sum; rank ", last,
+                                                        " repeats #1: it may be one call behind since #2")));
+    barrier(g);
+  });
+}
+
 TEST_P(GroupEnds, ASendThatIsWaitedForRaises) {
   if (is("gloo")) return;  // gloo's sends end when the kernel has taken the bytes
   on_ranks([&](const Group& g) {

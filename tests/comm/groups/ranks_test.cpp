@@ -2,6 +2,7 @@
 #include "serried/comm/groups/ranks.h"
 
 #include <ATen/Parallel.h>
+#include <c10/util/thread_name.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -53,6 +54,12 @@ TEST_P(RunRanks, GivesEachThreadItsRankAndGroup) {
   EXPECT_EQ(*ranks.rbegin(), world_size() - 1);
   EXPECT_EQ(current_process_group(), nullptr);
   EXPECT_EQ(rank_label().rank, -1);
+}
+
+TEST_P(RunRanks, NamesItsThreadsAndNotTheCallers) {
+  const std::string callers = c10::getThreadName();
+  run([&](const Group& g) { EXPECT_EQ(c10::getThreadName(), c10::str("rank ", g->getRank())); });
+  EXPECT_EQ(c10::getThreadName(), callers);
 }
 
 TEST_P(RunRanks, KeepsTheCallersStateAndThreadCount) {

@@ -50,7 +50,7 @@ std::vector<std::string> errors_after(const Attack& attack, const std::string& f
   each_rank(2, [&](int rank) {
     const auto store = c10::make_intrusive<detail::SignedStore>(exposed, signer);
     errors[size_t(rank)] = error_text<c10::Error>([&] {
-      const GroupOptions options{.timeout = 2s, .store = store, .rank = rank, .world_size = 2};
+      const GroupOptions options{.timeout = 20s, .store = store, .rank = rank, .world_size = 2};
       barrier(new_group(attack.backend, options));
       const Group group = new_group(attack.backend, options);
       if (!attack.splits) return;
@@ -94,7 +94,7 @@ TEST(Strangers, AreHeardWhereTheJobHasNoSecret) {
   const auto exposed = c10::make_intrusive<MeddlingStore>("shm/greeting", "1 2 3");
   each_rank(2, [&](int rank) {
     EXPECT_EQ(error_text<c10::DistBackendError>(
-                  [&] { new_group("shm", {.timeout = 2s, .store = exposed, .rank = rank, .world_size = 2}); }),
+                  [&] { new_group("shm", {.timeout = 20s, .store = exposed, .rank = rank, .world_size = 2}); }),
               c10::str("[shm] rank 0 says \"1 2 3\" where its process and memory should be\n"
                        "  fix: find out who else writes to the store of this job\n"
                        "  at:  rank ",
@@ -134,7 +134,7 @@ TEST(Strangers, CannotNameAShapeThatMakesNoSense) {
     std::array<std::string, 2> errors;
     each_rank(2, [&](int rank) {
       errors[size_t(rank)] = error_text<c10::DistBackendError>(
-          [&] { new_group("shm", {.timeout = 2s, .store = exposed, .rank = rank, .world_size = 2}); });
+          [&] { new_group("shm", {.timeout = 20s, .store = exposed, .rank = rank, .world_size = 2}); });
     });
     return errors;
   };

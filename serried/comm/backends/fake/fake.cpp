@@ -163,7 +163,7 @@ class FakeBackend final : public c10d::Backend {
                         std::vector<int64_t>& input_sizes, const c10d::AllToAllOptions&) override {
     c10d::checkSplitSizes(input_sizes, input, size_);
     c10d::checkSplitSizes(output_sizes, output, size_);
-    if (output.sizes() == input.sizes()) copy(output, input);
+    exchange_flat(output, input, output_sizes, input_sizes);
     return done("all_to_all", OpType::ALLTOALL_BASE, {output});
   }
   WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions&) override {
@@ -225,6 +225,20 @@ class FakeBackend final : public c10d::Backend {
     }
     const at::AutoDispatchBelowAutograd guard;
     output.copy_(input.reshape({size_, output.numel()}).select(0, rank_).reshape(output.sizes()));
+  }
+
+  // What comes from a rank is what goes to it, or to this rank, where sizes allow.
+  void exchange_flat(const at::Tensor& output, const at::Tensor& input, const std::vector<int64_t>& output_sizes,
+                     const std::vector<int64_t>& input_sizes) const {
+    const auto cut = [&](const at::Tensor& x, const std::vector<int64_t>& sizes) {
+      return sizes.empty() ? x.tensor_split(size_) : x.split_with_sizes(sizes);
+    };
+    const Tensors sent = cut(input, input_sizes);
+    Tensors received = cut(output, output_sizes);
+    for (size_t rank = 0; rank < received.size(); ++rank) {
+      const bool fits = received[rank].sizes() == sent[rank].sizes();
+      copy(received[rank], sent[fits ? rank : size_t(rank_)]);
+    }
   }
 
   const c10::intrusive_ptr<Options> options_;

@@ -10,6 +10,7 @@
 
 #include "serried/base/error.h"
 #include "serried/comm/agree/rank_texts.h"
+#include "serried/comm/agree/says_that_it_waits.h"
 #include "serried/comm/collectives/nan_check.h"
 #include "serried/comm/rendezvous/world_store.h"
 
@@ -86,6 +87,7 @@ void GlooBackend::setTimeout(std::chrono::milliseconds timeout) {
 void GlooBackend::setGroupUid(const std::string& name) {
   Backend::setGroupUid(name);
   engine_->setGroupUid(name);
+  calls_->status().set_name(name);
 }
 
 c10::intrusive_ptr<c10d::Backend> GlooBackend::split(const Store& store, const std::vector<int>& ranks,
@@ -109,7 +111,7 @@ std::chrono::milliseconds GlooBackend::timeout_or(std::chrono::milliseconds time
   return timeout == c10d::kUnsetTimeout ? timeout_.load() : timeout;
 }
 
-void GlooBackend::fail(const std::string& what, const c10::Error&) {
+void GlooBackend::fail(const std::string& what) {
   calls_->status().fail({what, detail::kNanFix});
 }
 
@@ -130,7 +132,8 @@ WorkPtr GlooBackend::run(Plan plan, const Tensors& sent, const std::function<Wor
   check_sent(plan.record, sent);
   enter(plan);
   try {
-    return remember(watch_collective(issue(), calls_, {plan.record, timeout_or(plan.timeout)}, std::move(epilogue)));
+    const Call call{plan.record, timeout_or(plan.timeout), detail::trace_call(*this, plan.record)};
+    return remember(watch_collective(issue(), calls_, call, std::move(epilogue)));
   } catch (...) {
     // gloo refused the arguments before it took a tag of its own: nothing was sent.
     calls_->status().leave(sequence_--);
@@ -142,7 +145,7 @@ WorkPtr GlooBackend::run_peer(watch::Record record, const Tensors& sent, const s
   home_.require(watch::kind_name(record.kind));
   if (calls_->status().failed()) raise_unusable(calls_->status(), record);
   check_sent(record, sent);
-  const Call call{record, timeout_.load()};
+  const Call call{record, timeout_.load(), detail::trace_call(*this, record)};
   try {
     return remember(watch_peer(issue(), calls_, call));
   } catch (const c10::Error&) {
@@ -162,8 +165,9 @@ void GlooBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wai
     std::lock_guard<std::mutex> lock(issue_mutex_);
     enter(plan);
   }
+  const detail::SaysThatItWaits says(calls_->status().page(), plan.record.sequence, began);
   try {
-    engine_->monitoredBarrier(options, wait_all_ranks);
+    detail::run_traced(*this, plan.record, [&] { engine_->monitoredBarrier(options, wait_all_ranks); });
   } catch (const std::exception&) {
     const auto waited = std::chrono::steady_clock::now() - began;
     const int64_t ms = std::chrono::duration_cast<std::chrono::milliseconds>(waited).count();

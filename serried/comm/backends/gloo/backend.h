@@ -32,6 +32,7 @@ class GlooBackend : public detail::OwnBackend {
   /// gloo knows c10d's calls alone.
   detail::Capabilities capabilities() const override { return {}; }
   void setGroupUid(const std::string& name) override;
+  watch_page::RankPage* page() override { return &calls_->status().page(); }
   void setSequenceNumberForGroup() override { engine_->setSequenceNumberForGroup(); }
   uint64_t getSequenceNumberForGroup() override { return engine_->getSequenceNumberForGroup(); }
 
@@ -91,7 +92,7 @@ class GlooBackend : public detail::OwnBackend {
   WorkPtr run_reduce_scatter(const watch::Record& record, Tensors buffers, Tensors pieces, const Tensors& outputs,
                              const c10d::ReduceScatterOptions& options);
   WorkPtr run_peer(watch::Record record, const Tensors& sent, const std::function<WorkPtr()>& issue);
-  void fail(const std::string& what, const c10::Error& error) override;
+  void fail(const std::string& what) override;
   void enter(Plan& plan);
   std::chrono::milliseconds timeout_or(std::chrono::milliseconds timeout) const;
 

@@ -1,7 +1,9 @@
 // Waiting in slices, and turning what gloo says into what the watch knows.
 #include "serried/comm/backends/gloo/work.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <exception>
 #include <mutex>
@@ -12,6 +14,7 @@
 
 #include "serried/base/error.h"
 #include "serried/base/fork.h"
+#include "serried/comm/agree/says_that_it_waits.h"
 
 namespace serried::gloo {
 namespace {
@@ -95,6 +98,7 @@ FuturePtr chain(const FuturePtr& inner, Epilogue epilogue) {
       [epilogue = std::move(epilogue)](c10::ivalue::Future& future) -> c10::IValue {
         if (future.hasError()) std::rethrow_exception(future.exception_ptr());
         const at::NoGradGuard no_grad;
+        const at::AutoDispatchBelowADInplaceOrView below;  // whoever started the call has counted what it writes
         epilogue.run();
         return epilogue.outputs;
       },
@@ -111,13 +115,14 @@ class CollectiveWork : public c10d::Work {
         call_(call),
         future_(epilogue.run ? chain(inner_->getFuture(), std::move(epilogue)) : inner_->getFuture()) {
     calls_->start();
-    future_->addCallback(
-        [completion = completion_, calls = calls_, caller = std::this_thread::get_id()](c10::ivalue::Future& future) {
-          // A future that is already complete calls back at once, here.
-          if (std::this_thread::get_id() != caller) is_engine_thread = true;
-          completion->finish(future.hasError() ? future.exception_ptr() : nullptr);
-          calls->land();
-        });
+    future_->addCallback([completion = completion_, calls = calls_, traced = call.traced,
+                          caller = std::this_thread::get_id()](c10::ivalue::Future& future) {
+      // A future that is already complete calls back at once, here.
+      if (std::this_thread::get_id() != caller) is_engine_thread = true;
+      if (traced) traced->end(future.hasError());
+      completion->finish(future.hasError() ? future.exception_ptr() : nullptr);
+      calls->land();
+    });
   }
 
   ~CollectiveWork() override {
@@ -139,11 +144,14 @@ class CollectiveWork : public c10d::Work {
 
   bool wait(std::chrono::milliseconds timeout) override {
     home_.require("wait");
+    const detail::TracedWait waiting(call_.traced.get());
     const bool to_the_end = timeout == kNoTimeout || timeout >= call_.timeout;
     const auto limit = to_the_end ? call_.timeout : timeout;
     const auto began = Clock::now();
     auto slice = std::min<std::chrono::milliseconds>(kSlice, limit);
+    detail::SaysThatItWaits says(calls_->status().page());
     while (!completion_->wait_for(slice)) {
+      says.waits_in(call_.record.sequence, began);
       if (calls_->status().failed()) raise_failure(calls_->status(), call_.record);
       const auto left = limit - std::chrono::milliseconds(ms_since(began));
       if (left <= 0ms) raise_late(to_the_end);
@@ -201,6 +209,7 @@ class PeerWork : public c10d::Work {
 
   bool wait(std::chrono::milliseconds timeout) override {
     home_.require("wait");
+    const detail::TracedWait waiting(call_.traced.get());
     GroupStatus& status = calls_->status();
     if (status.failed()) raise_unusable(status, call_.record);
     const auto began = Clock::now();
@@ -209,12 +218,16 @@ class PeerWork : public c10d::Work {
     OpenCalls::add_wait(calls_, inner_.get(), call_.record);
     std::string trouble;
     bool done = false;
+    detail::SaysThatItWaits says(status.page());
+    says.waits_for(call_.record.kind == watch::Kind::send, call_.record.root, began);
     try {
       done = inner_->wait(timeout == kNoTimeout ? call_.timeout : timeout);
     } catch (...) {
       trouble = text_of(std::current_exception());
     }
     calls_->remove_wait(inner_.get());
+    // Nobody but the first who waits knows when it was done.
+    if (done && call_.traced && !is_traced_.exchange(true)) call_.traced->end();
     if (done) return true;
     if (status.failed()) raise_failure(status, call_.record);
     if (calls_->closed()) raise_closed(call_.record);
@@ -239,6 +252,7 @@ class PeerWork : public c10d::Work {
   c10::intrusive_ptr<c10d::Work> inner_;
   const std::shared_ptr<OpenCalls> calls_;
   const Call call_;
+  std::atomic<bool> is_traced_{false};
 };
 
 // A connection closes a moment before its process counts as ended.
@@ -270,7 +284,8 @@ void raise_broken(GroupStatus& status, const Call& call, int64_t waited_ms, cons
   } else {
     const std::string gone = gone_text_soon(status);
     status.fail({c10::str(watch::describe(call.record), " failed: ", without_source(text), gone),
-                 "make a new group of the ranks that are left"});
+                 gone.empty() ? "look for the rank that failed first, then make a new group"
+                              : "make a new group of the ranks that are left"});
   }
   raise_failure(status, call.record);
 }

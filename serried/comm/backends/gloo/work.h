@@ -2,6 +2,7 @@
 #pragma once
 
 #include "serried/comm/backends/gloo/open_calls.h"
+#include "serried/comm/collectives/traced.h"
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
@@ -17,6 +18,7 @@ namespace serried::gloo {
 struct Call {
   watch::Record record;
   std::chrono::milliseconds timeout;
+  detail::TracedCallPtr traced = nullptr;  // null: not recorded
 };
 
 /// Raises a DistBackendError that names the group's first failure.

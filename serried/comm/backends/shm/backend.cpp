@@ -7,7 +7,6 @@
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
 #include "serried/base/error.h"
-#include "serried/base/trace.h"
 #include "serried/comm/backends/shm/tensors.h"
 #include "serried/comm/rendezvous/world_store.h"
 
@@ -48,6 +47,12 @@ void ShmBackend::close() {
   // Rank 0's store need not wait at exit for ranks that may be dead, noticed by a collective or not.
   if (sync.aborted() || sync.any_peer_died()) detail::abandon(args_.store);
   mailbox_->close();
+}
+
+void ShmBackend::setGroupUid(const std::string& name) {
+  Backend::setGroupUid(name);
+  // Ranks that are threads have their number behind an @.
+  if (rank_ == 0) driver_->engine().segment().header().page.set_group(name.substr(0, name.find('@')));
 }
 
 c10::intrusive_ptr<c10d::Backend::Options> ShmBackend::getBackendOptions() {
@@ -113,8 +118,9 @@ at::Tensor ShmBackend::allocateTensor(long size, at::TensorOptions options) {
       data, {size}, [heap = heap_, driver = driver_, offset](void*) { heap->release(offset); }, options);
 }
 
-void ShmBackend::fail(const std::string&, const c10::Error& error) {
-  driver_->engine().sync().abort(error.msg());
+// Without the fix and the place of this rank: those who read it have their own.
+void ShmBackend::fail(const std::string& what) {
+  driver_->engine().sync().abort(what);
 }
 
 }  // namespace serried::shm

@@ -45,6 +45,8 @@ class ShmBackend : public detail::OwnBackend {
   void run(const detail::Collective& collective) override;
   WorkPtr start(const detail::Collective& collective) override;
 
+  void setGroupUid(const std::string& name) override;
+  watch_page::RankPage* page() override { return &driver_->engine().segment().info(rank_).page; }
   void setSequenceNumberForGroup() override {}
   uint64_t getSequenceNumberForGroup() override { return driver_->num_issued(); }
 
@@ -104,7 +106,7 @@ class ShmBackend : public detail::OwnBackend {
                std::chrono::milliseconds timeout = c10d::kUnsetTimeout);
   WorkPtr post(const detail::Collective& peer_call);
   void check_root(std::string_view where, int64_t root) const;
-  void fail(const std::string& what, const c10::Error& error) override;
+  void fail(const std::string& what) override;
   void close();
 
   const ConnectArgs args_;

@@ -1,5 +1,6 @@
 // The collectives of c10d::Backend: each checks its tensors and becomes one task.
 #include <numeric>
+#include <span>
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
@@ -24,6 +25,16 @@ int64_t bytes_of(const Op& op) {
   return op.kind == Op::Kind::all_reduce ? op.count * op.element_bytes : op.offers.bytes;
 }
 
+// What messages and the trace call them all.
+watch::Record record_of(const std::vector<Op>& ops) {
+  watch::Record record = ops.front().record;
+  for (const Op& op : std::span(ops).subspan(1)) {
+    record.num_elements += op.record.num_elements;
+    if (op.record.dtype != record.dtype) record.dtype = -1;
+  }
+  return record;
+}
+
 at::Tensor kept(std::string_view where, const at::Tensor& tensor, Task& task) {
   at::Tensor dense = readable(where, tensor);
   task.keep_alive.push_back(dense);
@@ -42,6 +53,9 @@ WorkPtr ShmBackend::issue(OpType type, Task task, CallOptions options) {
   const auto now = !options.async                                       ? Driver::Now::always
                    : !task.program && bytes_of(task.op) <= kTryNowBytes ? Driver::Now::if_peers_are_there
                                                                         : Driver::Now::no;
+  const detail::TracedCallPtr traced = detail::trace_call(*this, task.op.record);
+  const detail::TracedWait waiting(now == Driver::Now::always ? traced.get() : nullptr);
+  task.traced = traced;
   auto work = c10::make_intrusive<CollectiveWork>(rank_, type, driver_->num_issued() + 1, std::move(task), driver_);
   driver_->issue(work, now);
   return remember(work);
@@ -49,7 +63,7 @@ WorkPtr ShmBackend::issue(OpType type, Task task, CallOptions options) {
 
 WorkPtr ShmBackend::issue_program(OpType type, Task task, std::vector<Op> ops, CallOptions options) {
   for (Op& op : ops) op.timeout = timeout_or_default(options.timeout);
-  if (!ops.empty()) task.op.record.kind = ops.front().record.kind;  // what messages call it
+  if (!ops.empty()) task.op.record = record_of(ops);
   task.program = [ops = std::move(ops)](Engine& engine) mutable {
     for (Op& op : ops) shm::run(engine, op);
   };

@@ -13,6 +13,8 @@ c10d::OpType type_of(Kind kind) {
     case Kind::reduce: return c10d::OpType::REDUCE;
     case Kind::reduce_scatter: return c10d::OpType::REDUCE_SCATTER;
     case Kind::all_gather: return c10d::OpType::ALLGATHER;
+    case Kind::gather: return c10d::OpType::GATHER;
+    case Kind::scatter: return c10d::OpType::SCATTER;
     case Kind::all_to_all: return c10d::OpType::ALLTOALL;
     case Kind::broadcast: return c10d::OpType::BROADCAST;
     case Kind::barrier: return c10d::OpType::BARRIER;
@@ -39,6 +41,8 @@ Op plain_op_of(const Collective& c, at::TensorList inputs, RedOpType op, Place p
       return is_flat ? all_gather_flat_op(c.outputs[0], inputs[0]) : all_gather_op(c.outputs, inputs[0], place);
     case Kind::all_to_all:
       return is_flat ? all_to_all_flat_op(c.outputs[0], inputs[0], place) : all_to_all_op(c.outputs, inputs, place);
+    case Kind::gather: return gather_op(c.outputs, inputs[0], c.root, place);
+    case Kind::scatter: return scatter_op(c.outputs[0], inputs, c.root, place);
     case Kind::broadcast: return broadcast_op(c.outputs[0], c.root, place);
     case Kind::barrier: return barrier_op();
     default: TORCH_INTERNAL_ASSERT(false, "no Op for ", watch::kind_name(c.kind));
@@ -65,7 +69,7 @@ void ShmBackend::run(const Collective& c) {
   Tensors kept;
   Op op = op_of(c, place(), kept);
   op.timeout = timeout_or_default(c.timeout);
-  driver_->run_now(op);
+  detail::run_traced(*this, op.record, [&] { driver_->run_now(op); });
 }
 
 WorkPtr ShmBackend::start(const Collective& c) {

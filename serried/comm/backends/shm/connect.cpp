@@ -126,7 +126,8 @@ std::unique_ptr<Engine> connect(const ConnectArgs& args) {
   shape.round_bytes = greetings[0].round_bytes;
   if (args.rank != 0) failure = failure_of([&] { segment.emplace(attach(shape, greetings[0])); });
   check_failures(args, failure);
-  segment->close_file();
+  // One file of a process is enough for those who look from outside (serried top).
+  if (args.rank != 0 && greetings[0].memory.pid == getpid()) segment->close_file();
   const bool one_process =
       std::all_of(greetings.begin(), greetings.end(), [](const Greeting& each) { return each.memory.pid == getpid(); });
   auto engine = std::make_unique<Engine>(std::move(*segment), args.rank, policy, one_process && !args.always_stage);

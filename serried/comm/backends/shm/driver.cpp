@@ -8,7 +8,6 @@
 #include <ATen/core/ivalue.h>
 
 #include "serried/base/error.h"
-#include "serried/base/trace.h"
 
 namespace serried::shm {
 namespace {
@@ -39,6 +38,7 @@ bool CollectiveWork::wait(std::chrono::milliseconds timeout) {
     driver = driver_;
   }
   if (driver) driver->home().require("wait");
+  const detail::TracedWait waiting(task_.traced.get());
   // With a timeout of its own the caller must be free to give up, so it does not take the engine.
   if (driver && timeout == kNoTimeout) driver->help(*this);
   if (timeout == kNoTimeout) return Work::wait();
@@ -71,6 +71,7 @@ void CollectiveWork::mark_done(std::exception_ptr error) {
   task_.keep_alive.clear();
   task_.after = nullptr;
   task_.program = nullptr;
+  if (task_.traced) task_.traced->end(error != nullptr);
   finish(error);
 }
 
@@ -148,7 +149,7 @@ void Driver::try_now(const c10::intrusive_ptr<CollectiveWork>& work, Lock& lock)
 std::exception_ptr Driver::execute(Engine& engine, CollectiveWork& work) {
   Task& task = work.task_;
   try {
-    trace::Span span(task.program ? "coalesced" : watch::kind_name(task.op.record.kind), "comm");
+    if (task.traced) task.traced->set_sequence(work.arrived_ ? task.op.record.sequence : engine.sequence() + 1);
     if (task.program) {
       task.program(engine);
     } else {

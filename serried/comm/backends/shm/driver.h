@@ -4,7 +4,9 @@
 #include "serried/base/fork.h"
 #include "serried/base/log.h"
 #include "serried/comm/backends/shm/engine.h"
+#include "serried/comm/collectives/traced.h"
 
+#include <c10/util/thread_name.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <condition_variable>
@@ -27,7 +29,10 @@ class Driver;
 template <class Fn>
 std::thread start_helper_thread(Fn run) {
   try {
-    return std::thread(std::move(run));
+    return std::thread([run = std::move(run)] {
+      c10::setThreadName("serried shm");
+      run();
+    });
   } catch (const std::exception& error) {
     log::warn_once(std::string("[shm] no thread of its own for what nobody waits for (") + error.what() +
                    "): asynchronous calls make progress only in wait()");
@@ -43,6 +48,7 @@ struct Task {
   std::function<void()> after;
   std::vector<at::Tensor> keep_alive;
   std::vector<at::Tensor> outputs;
+  detail::TracedCallPtr traced;  // null: not recorded
 };
 
 /// Runs one Op to its end; blocks.

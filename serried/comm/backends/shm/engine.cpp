@@ -75,9 +75,10 @@ void Engine::check_fingerprint(int peer, const Op& op) {
   if (segment_.line(peer).offers[op.parity].fingerprint == segment_.line(rank_).offers[op.parity].fingerprint) return;
   const watch::Record other = segment_.info(peer).records[op.parity];
   const bool first = rank_ < peer;
+  const watch::Record before = segment_.info(rank_).records[op.parity ^ 1];
   sync_.fail(watch::mismatch_text(first ? rank_ : peer, first ? op.record : other, first ? peer : rank_,
-                                  first ? other : op.record),
-             "let all ranks of the group make the same calls in the same order, with the same shapes and dtypes");
+                                  first ? other : op.record, before),
+             watch::mismatch_fix(op.record, other));
 }
 
 void Engine::wait_for_all(const Op& op) {

@@ -69,6 +69,8 @@ class Engine {
   void complete(Op& op);
 
   int rank() const { return rank_; }
+  /// The number of the newest collective.
+  uint64_t sequence() const { return sequence_; }
   int world_size() const { return segment_.world_size(); }
   const Segment& segment() const { return segment_; }
   PhaseSync& sync() { return sync_; }

@@ -10,6 +10,7 @@
 #include "serried/base/error.h"
 #include "serried/comm/agree/host.h"
 #include "serried/comm/agree/rank_texts.h"
+#include "serried/comm/agree/says_that_it_waits.h"
 #include "serried/comm/backends/shm/driver.h"
 
 namespace serried::shm {
@@ -91,6 +92,7 @@ void Mailbox::post(const std::shared_ptr<Transfer>& transfer) {
 void Mailbox::wait(Transfer& transfer, milliseconds timeout) {
   home_.require("point to point");
   const auto begin = steady_clock::now();
+  detail::SaysThatItWaits says(segment_.info(rank_).page);
   while (true) {
     const uint32_t seen = segment_.bell(rank_).rings.load(std::memory_order_acquire);
     Done done;
@@ -102,6 +104,7 @@ void Mailbox::wait(Transfer& transfer, milliseconds timeout) {
     }
     report(done);
     if (is_done) break;
+    says.waits_for(transfer.direction == Transfer::Direction::send, transfer.peer, begin);
     sleep_on_bell(seen);
     report(check_health());
     const auto waited = std::chrono::duration_cast<milliseconds>(steady_clock::now() - begin);
@@ -296,8 +299,8 @@ Mailbox::Done Mailbox::fail_open_transfers(const std::string& why) {
     message.reset();
   }
   for (const auto& transfer : failed) {
-    transfer->error = make_error(c10::str(transfer->what, " failed: the group is unusable since: ", why),
-                                 "make a new group with the ranks that are left");
+    transfer->error =
+        make_error(c10::str(transfer->what, " failed: the group is unusable since: ", why), sync_.unusable_fix());
     transfer->done = true;
   }
   open_ = 0;
@@ -344,7 +347,7 @@ Mailbox::Done Mailbox::check_health() {
     }
   }
   if (why.empty()) return {};
-  sync_.abort(why);
+  sync_.abort(why, PhaseSync::Cause::loss);
   return fail_open_transfers(why);
 }
 

@@ -20,6 +20,7 @@
 #include "serried/base/log.h"
 #include "serried/comm/agree/host.h"
 #include "serried/comm/agree/rank_texts.h"
+#include "serried/comm/agree/says_that_it_waits.h"
 
 namespace serried::shm {
 namespace {
@@ -28,7 +29,8 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 constexpr milliseconds kVisitPatience{100};
-constexpr const char* kNewGroupFix = "make a new group with the ranks that are left";
+constexpr const char* kAfterLossFix = "make a new group with the ranks that are left";
+constexpr const char* kAfterFailureFix = "make a new group; the failure above came first";
 
 // A yield that takes longer went to a program that computes: it keeps the core for milliseconds each time, while a rank
 // that sleeps gets the core back as soon as its peer wakes it. So then ranks sleep at once, and try again later.
@@ -81,12 +83,14 @@ void PhaseSync::meet(milliseconds timeout, const std::string& place) {
   timeout_ = timeout;
   meeting_ = true;
   place_ = place;
-  segment_.info(rank_).pid.store(getpid());
+  watch_page::RankPage& page = segment_.info(rank_).page;
+  page.rank.store(rank_label().rank < 0 ? rank_ : rank_label().rank, std::memory_order_relaxed);
+  page.pid.store(getpid());
   post();
   wait_all();
   meeting_ = false;
   for (int peer = 0; peer < segment_.world_size(); ++peer) {
-    const int pid = segment_.info(peer).pid.load();
+    const int pid = segment_.info(peer).page.pid.load();
     if (pid != getpid()) pidfds_[peer] = int(syscall(SYS_pidfd_open, pid, 0));
   }
 }
@@ -97,7 +101,7 @@ void PhaseSync::start(const watch::Record& record, milliseconds timeout) {
   timeout_ = timeout;
   RankInfo& info = segment_.info(rank_);
   info.records[record.sequence & 1] = record;
-  info.newest.store(record.sequence, std::memory_order_release);
+  info.page.newest.store(record.sequence, std::memory_order_release);
 }
 
 void PhaseSync::post() {
@@ -120,6 +124,9 @@ void PhaseSync::wait_slowly(int peer, uint32_t phase) {
   if (yield_until(peer, phase)) return;
   RankLine& line = segment_.line(peer);
   const auto begin = steady_clock::now();
+  watch_page::RankPage& page = segment_.info(rank_).page;
+  page.waits_phase.store(phase, std::memory_order_relaxed);
+  const detail::SaysThatItWaits says(page, current_.sequence, begin);
   while (true) {
     line.waiters.fetch_add(1, std::memory_order_seq_cst);
     const uint32_t seen = line.phase.load(std::memory_order_seq_cst);
@@ -157,18 +164,18 @@ bool PhaseSync::yield_until(int peer, uint32_t phase) {
 
 bool PhaseSync::is_gone(int peer) const {
   if (peer == rank_) return false;
-  if (segment_.info(peer).left.load(std::memory_order_acquire) != 0) return true;
+  if (segment_.info(peer).page.left.load(std::memory_order_acquire) != 0) return true;
   if (pidfds_[peer] >= 0) {
     pollfd poll_entry{.fd = pidfds_[peer], .events = POLLIN, .revents = 0};
     return poll(&poll_entry, 1, 0) > 0;
   }
-  const int pid = segment_.info(peer).pid.load();
+  const int pid = segment_.info(peer).page.pid.load();
   return pid != 0 && pid != getpid() && kill(pid, 0) != 0 && errno == ESRCH;
 }
 
 bool PhaseSync::any_peer_died() const {
   for (int peer = 0; peer < segment_.world_size(); ++peer) {
-    if (segment_.info(peer).left.load(std::memory_order_acquire) == 0 && is_gone(peer)) return true;
+    if (segment_.info(peer).page.left.load(std::memory_order_acquire) == 0 && is_gone(peer)) return true;
   }
   return false;
 }
@@ -184,11 +191,13 @@ int PhaseSync::missing_peer(uint32_t phase) const {
 void PhaseSync::fail_for_gone_peer(int peer) {
   // A peer that gave up has aborted before it went: then its reason is the cause, not its absence.
   check_usable();
-  const RankInfo& info = segment_.info(peer);
-  const std::string how = info.left.load() != 0 ? c10::str("rank ", peer, " has left the group")
-                                                : c10::str("rank ", peer, " (pid ", info.pid.load(), ") died");
-  fail(c10::str(how, " while rank ", rank_, " was in ", meeting_ ? "new_group" : watch::describe(current_)),
-       kNewGroupFix);
+  const watch_page::RankPage& page = segment_.info(peer).page;
+  const std::string how = page.left.load() != 0 ? c10::str("rank ", peer, " has left the group")
+                                                : c10::str("rank ", peer, " (pid ", page.pid.load(), ") died");
+  const std::string what =
+      c10::str(how, " while rank ", rank_, " was in ", meeting_ ? "new_group" : watch::describe_place(current_));
+  abort(what, Cause::loss);
+  fail(what, kAfterLossFix);
 }
 
 std::string PhaseSync::where() const {
@@ -211,7 +220,7 @@ void PhaseSync::fail_for_timeout(milliseconds waited) {
   std::vector<watch::Record> last;
   for (int rank = 0; rank < segment_.world_size(); ++rank) {
     const RankInfo& info = segment_.info(rank);
-    last.push_back(info.records[info.newest.load(std::memory_order_acquire) & 1]);
+    last.push_back(info.records[info.page.newest.load(std::memory_order_acquire) & 1]);
   }
   fail(watch::missing_text(current_, waited.count(), last) + detail::stopped_text(pids()),
        "look at the missing rank: it may be stopped, slow or in other code; raise the group's timeout if it is slow");
@@ -219,17 +228,19 @@ void PhaseSync::fail_for_timeout(milliseconds waited) {
 
 std::vector<int> PhaseSync::pids() const {
   std::vector<int> all;
-  for (int rank = 0; rank < segment_.world_size(); ++rank) all.push_back(segment_.info(rank).pid.load());
+  for (int rank = 0; rank < segment_.world_size(); ++rank) all.push_back(segment_.info(rank).page.pid.load());
   return all;
 }
 
-void PhaseSync::abort(const std::string& why) {
+void PhaseSync::abort(const std::string& why, Cause cause) {
   Header& header = segment_.header();
   if (header.reason_taken.exchange(1) == 0) {
+    header.by_loss.store(cause == Cause::loss, std::memory_order_relaxed);
     const size_t length = std::min(why.size(), sizeof(header.reason) - 1);
     std::memcpy(header.reason, why.data(), length);
     header.reason[length] = '\0';
     header.reason_ready.store(1, std::memory_order_release);
+    header.page.failed.store(1, std::memory_order_release);
   }
   header.aborted.store(1, std::memory_order_seq_cst);
   for (int rank = 0; rank < segment_.world_size(); ++rank) {
@@ -257,7 +268,7 @@ void PhaseSync::end_visit() {
 }
 
 void PhaseSync::give_up(bool peers_are_threads) {
-  abort(c10::str("rank ", rank_, " gave up in ", watch::describe(current_)));
+  abort(c10::str("rank ", rank_, " gave up in ", watch::describe_place(current_)));
   const auto deadline = steady_clock::now() + kVisitPatience;
   for (int peer = 0; peer < segment_.world_size(); ++peer) {
     while (segment_.info(peer).visits.load(std::memory_order_seq_cst) != 0) {
@@ -273,7 +284,11 @@ void PhaseSync::check_usable() const {
 
 void PhaseSync::check_usable(std::string_view where) const {
   if (!aborted()) return;
-  raise<c10::DistBackendError>({where, "the group is unusable since: " + abort_reason(), kNewGroupFix});
+  raise<c10::DistBackendError>({where, "the group is unusable since: " + abort_reason(), unusable_fix()});
+}
+
+const char* PhaseSync::unusable_fix() const {
+  return segment_.header().by_loss.load(std::memory_order_relaxed) != 0 ? kAfterLossFix : kAfterFailureFix;
 }
 
 std::string PhaseSync::abort_reason() const {
@@ -285,7 +300,7 @@ std::string PhaseSync::abort_reason() const {
 }
 
 void PhaseSync::leave() {
-  segment_.info(rank_).left.store(1, std::memory_order_release);
+  segment_.info(rank_).page.left.store(1, std::memory_order_release);
   for (int rank = 0; rank < segment_.world_size(); ++rank) futex_wake_all(segment_.bell(rank).rings);
   futex_wake_all(segment_.line(rank_).phase);
 }

@@ -54,7 +54,8 @@ class PhaseSync {
   void wait_all();
 
   /// Makes the group unusable for all ranks, with `why` as the reason they name. The first reason stays.
-  void abort(const std::string& why);
+  enum class Cause { failure, loss };
+  void abort(const std::string& why, Cause cause = Cause::failure);
   bool aborted() const { return segment_.header().aborted.load(std::memory_order_acquire) != 0; }
 
   /// Aborts with `what` and raises it.
@@ -73,6 +74,8 @@ class PhaseSync {
 
   /// The same for calls that are no collectives; any thread may ask.
   void check_usable(std::string_view where) const;
+  /// What to do about it: ranks are left to go on with only where one was lost.
+  const char* unusable_fix() const;
 
   /// Why it was; any thread may ask.
   std::string abort_reason() const;

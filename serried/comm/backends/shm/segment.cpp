@@ -14,6 +14,19 @@ constexpr int64_t kPage = 4096;
 constexpr int64_t kHugePage = 2 << 20;
 constexpr int64_t kMaxHeapBytesOfAll = int64_t(1) << 46;  // more than a machine has, small enough to add up
 
+// What readers without LibTorch take a record for.
+static_assert(sizeof(watch::Record) == sizeof(watch_page::Call) &&
+              offsetof(watch::Record, sequence) == offsetof(watch_page::Call, sequence) &&
+              offsetof(watch::Record, kind) == offsetof(watch_page::Call, kind) &&
+              offsetof(watch::Record, dtype) == offsetof(watch_page::Call, dtype) &&
+              offsetof(watch::Record, reduce_op) == offsetof(watch_page::Call, reduce_op) &&
+              offsetof(watch::Record, num_dims) == offsetof(watch_page::Call, num_dims) &&
+              offsetof(watch::Record, root) == offsetof(watch_page::Call, root) &&
+              offsetof(watch::Record, num_elements) == offsetof(watch_page::Call, num_elements) &&
+              offsetof(watch::Record, sizes) == offsetof(watch_page::Call, sizes) &&
+              offsetof(watch::Record, part_of) == offsetof(watch_page::Call, part_of));
+static_assert(offsetof(RankInfo, page) == 0 && offsetof(Header, page) == 0 && sizeof(Header) <= kPage);
+
 int64_t round_up(int64_t bytes, int64_t unit) {
   return (bytes + unit - 1) / unit * unit;
 }
@@ -55,14 +68,32 @@ Segment::Offsets Segment::lay_out(const SegmentShape& shape) {
 Segment Segment::create(const SegmentShape& shape) {
   Segment segment(shape);
   const int64_t bytes = segment.offsets_.total;
-  segment.memory_ = detail::SharedMemory::make("serried", bytes);
+  segment.memory_ = detail::SharedMemory::make(watch_page::kSegmentName, bytes);
   if (!segment.memory_.has_file()) {
     raise<c10::DistBackendError>(
         {"shm", c10::str("cannot make ", bytes, " bytes of shared memory: ", segment.memory_.problem()),
          "lower SERRIED_SHM_HEAP_MB, or use new_group(\"gloo\")"});
   }
   segment.use_memory();
+  segment.describe_layout();
   return segment;
+}
+
+void Segment::describe_layout() {
+  watch_page::Header& page = header().page;
+  page.version = watch_page::Header::kVersion;
+  page.is_shared = 1;
+  page.world_size = shape_.world_size;
+  page.rank_stride = sizeof(RankInfo);
+  page.ranks = uint64_t(offsets_.infos);
+  page.calls = offsetof(RankInfo, records);
+  page.call_stride = sizeof(watch::Record);
+  page.num_calls = std::tuple_size_v<decltype(RankInfo::records)>;
+  page.phases = uint64_t(offsets_.lines) + offsetof(RankLine, phase);
+  page.phase_stride = sizeof(RankLine);
+  page.failure = offsetof(Header, reason);
+  page.failure_room = sizeof(Header::reason);
+  page.magic = watch_page::Header::kMagic;
 }
 
 Segment Segment::attach(const SegmentShape& shape, const detail::SharedFilePlace& place) {

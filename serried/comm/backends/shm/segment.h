@@ -1,6 +1,7 @@
 // The memory that the ranks of one host share: an anonymous file, so nothing is left behind when ranks die.
 #pragma once
 
+#include "serried/base/watch_page.h"
 #include "serried/comm/agree/shared_memory.h"
 #include "serried/comm/collectives/watch.h"
 
@@ -46,19 +47,19 @@ struct alignas(128) RankLine {
   std::array<Offer, 2> offers;  // of even and odd collectives: a peer may still read the last one
 };
 
-/// Read only when something has gone wrong.
+/// Read by peers only when something has gone wrong, and by `serried top`.
 struct alignas(128) RankInfo {
-  std::atomic<int32_t> pid;
-  std::atomic<uint32_t> left;    // the rank has closed the group in order
-  std::atomic<uint64_t> newest;  // sequence of the newest record
+  watch_page::RankPage page;
   std::atomic<uint32_t> visits;  // the rank is in the memory of its peers; see Visit
   std::array<watch::Record, 2> records;
 };
 
 struct Header {
+  watch_page::Header page;
   std::atomic<uint32_t> aborted;  // sticky; set by the first rank that gives up
   std::atomic<uint32_t> reason_taken;
   std::atomic<uint32_t> reason_ready;
+  std::atomic<uint32_t> by_loss;  // the reason is that a rank died or left
   char reason[2048];
 };
 
@@ -110,7 +111,7 @@ class Segment {
 
   detail::SharedFilePlace place() const { return memory_.place(); }
 
-  /// The mapping stays; nobody can attach any more.
+  /// The mapping stays; nobody can attach through this process any more.
   void close_file() { memory_.close_file(); }
 
   int world_size() const { return shape_.world_size; }
@@ -140,6 +141,7 @@ class Segment {
   static Offsets lay_out(const SegmentShape& shape);
   explicit Segment(const SegmentShape& shape) : shape_(shape), offsets_(lay_out(shape)) {}
   void use_memory();
+  void describe_layout();
 
   SegmentShape shape_;
   Offsets offsets_;

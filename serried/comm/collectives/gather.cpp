@@ -1,0 +1,116 @@
+// gather: every rank's tensor on one of them.
+#include <ATen/ATen.h>
+
+#include "serried/comm/collectives/async.h"
+#include "serried/comm/collectives/checks.h"
+#include "serried/comm/collectives/collectives.h"
+#include "serried/comm/collectives/op.h"
+#include "serried/comm/collectives/ops.h"
+#include "serried/comm/collectives/pending.h"
+#include "serried/comm/collectives/pieces.h"
+#include "serried/comm/collectives/rooted_shapes.h"
+
+namespace serried {
+namespace detail {
+namespace {
+
+struct Gather {
+  static constexpr const char* kName = "gather";
+  static constexpr const char* kArguments = "int dst, int[] sizes";
+
+  static at::Tensor kernel(const at::Tensor& x, const Group& group, int64_t dst, at::IntArrayRef sizes,
+                           TimeoutMs timeout, WorkPtr* started) {
+    const at::Tensor input = x.contiguous();
+    const at::Tensor result = meta(x, group, dst, sizes);
+    const std::vector<at::Tensor> pieces =
+        group->getRank() == dst ? result.split_with_sizes(sizes) : std::vector<at::Tensor>();
+    const Collective gathering{.kind = watch::Kind::gather,
+                               .where = kName,
+                               .inputs = input,
+                               .outputs = pieces,
+                               .root = int(dst),
+                               .timeout = in_milliseconds(timeout)};
+    carry_out(group, gathering, started);
+    return result;
+  }
+  static at::Tensor meta(const at::Tensor& x, const Group& group, int64_t dst, at::IntArrayRef sizes) {
+    if (group->getRank() != dst) return zeros_without_memory(sum_of(sizes), x.options());
+    return at::empty({sum_of(sizes)}, x.options());
+  }
+  static void save(AutogradContext* ctx, int64_t dst, at::IntArrayRef sizes) {
+    ctx->saved_data["dst"] = dst;
+    ctx->saved_data["sizes"] = sizes.vec();
+  }
+  static at::Tensor backward(AutogradContext* ctx, const Group& group, const at::Tensor& grad) {
+    return ops::scatter(grad, group, ctx->saved_data["dst"].toInt(), ctx->saved_data["sizes"].toIntVector());
+  }
+};
+
+using GatherOp = FunctionalOp<Gather, int64_t, at::IntArrayRef>;
+
+TORCH_LIBRARY_FRAGMENT(serried, m) {
+  GatherOp::define(m);
+}
+
+TORCH_LIBRARY_IMPL(serried, CompositeExplicitAutograd, m) {
+  GatherOp::on_devices(m);
+}
+
+TORCH_LIBRARY_IMPL(serried, Meta, m) {
+  GatherOp::on_meta(m);
+}
+
+TORCH_LIBRARY_IMPL(serried, Autograd, m) {
+  GatherOp::on_autograd(m);
+}
+
+TimeoutMs checked(const at::Tensor& x, const Group& group, const GatherOptions& options) {
+  check_call(Gather::kName, x, group);
+  check_strided(Gather::kName, x);
+  check_not_distributed(Gather::kName, x);
+  check_rank(Gather::kName, "dst", options.dst, group);
+  return checked_timeout(Gather::kName, options.timeout);
+}
+
+// In one row. Where any rank needs a gradient all take part in backward, so that none waits for another.
+at::Tensor gathered_input(const at::Tensor& x, const GatheredParts& parts) {
+  const bool joins = parts.need_grad && !x.requires_grad();
+  return (joins ? x.detach().requires_grad_() : x).reshape({-1});
+}
+
+// Not as views of each other, so that each may be written.
+std::vector<at::Tensor> cut(const at::Tensor& whole, const GatheredParts& parts) {
+  const at::AutoGradMode as_the_call(whole.requires_grad());
+  std::vector<at::Tensor> all = at::unsafe_split_with_sizes(whole, parts.sizes);
+  for (size_t rank = 0; rank < all.size(); ++rank) all[rank] = at::_unsafe_view(all[rank], parts.shapes[rank]);
+  return all;
+}
+
+}  // namespace
+
+at::Tensor ops::gather(const at::Tensor& x, const Group& group, int64_t dst, at::IntArrayRef sizes) {
+  return GatherOp::call(x, group, dst, sizes, {});
+}
+
+}  // namespace detail
+
+std::vector<at::Tensor> gather(const at::Tensor& x, const Group& group, GatherOptions options) {
+  const auto timeout = detail::checked(x, group, options);
+  const detail::GatheredParts parts = detail::GatherShapes(x, group, options.dst, timeout, /*now=*/true).get();
+  return detail::cut(detail::GatherOp::call(detail::gathered_input(x, parts), group, options.dst, parts.sizes, timeout),
+                     parts);
+}
+
+PendingTensors async::gather(const at::Tensor& x, const Group& group, GatherOptions options) {
+  const auto timeout = detail::checked(x, group, options);
+  auto shapes = std::make_shared<detail::GatherShapes>(x, group, options.dst, timeout, /*now=*/false);
+  const Pending whole = detail::pending_after(
+      "gather", x, group, [shapes] { return shapes->are_known(); },
+      [shapes, x, group, dst = options.dst, timeout] {
+        const detail::GatheredParts parts = shapes->get();
+        return detail::GatherOp::start(detail::gathered_input(x, parts), group, dst, parts.sizes, timeout);
+      });
+  return detail::pending_parts(whole, [shapes](const at::Tensor& all) { return detail::cut(all, shapes->get()); });
+}
+
+}  // namespace serried
