@@ -58,6 +58,7 @@ DistributedSampler::DistributedSampler(size_t size, const DistributedSamplerOpti
       shuffle_(options.shuffle),
       seed_(options.seed),
       drop_last_(options.drop_last),
+      pad_(options.pad),
       epoch_(std::make_shared<std::atomic<int64_t>>(0)) {
   const Seat seat = seat_of(options);
   num_replicas_ = size_t(seat.num_replicas);
@@ -66,7 +67,9 @@ DistributedSampler::DistributedSampler(size_t size, const DistributedSamplerOpti
 }
 
 size_t DistributedSampler::num_samples() const {
-  return drop_last_ ? size_ / num_replicas_ : (size_ + num_replicas_ - 1) / num_replicas_;
+  if (drop_last_) return size_ / num_replicas_;
+  const size_t turns_left_out = pad_ ? 0 : rank_;  // where the last round is not full
+  return (size_ + num_replicas_ - 1 - turns_left_out) / num_replicas_;
 }
 
 void DistributedSampler::deal() {

@@ -18,14 +18,16 @@ struct DistributedSamplerOptions {
   bool shuffle = true;
   uint64_t seed = 0;       // the same on every rank
   bool drop_last = false;  // leave the tail out that does not divide by the ranks, instead of repeating samples
+  bool pad = true;         // false: repeat no sample, so that some ranks get one fewer: for evaluation
   std::optional<int64_t> num_replicas = std::nullopt;  // instead of the size of the group
   std::optional<int64_t> rank = std::nullopt;          // instead of the rank in the group
 };
 
 /// Deals a dataset of `size` samples out to the ranks: the same number to each, every sample to one, except that the
-/// first are dealt again where the last round would not be full. The order is that of PyTorch's DistributedSampler,
-/// sample by sample: torch::randperm of a generator seeded with seed + epoch, whatever thread asks and whatever other
-/// generators did. Communicates nothing. Copies share their epoch, because a data loader keeps a copy:
+/// first are dealt again where the last round would not be full, unless `pad` is false. The order is that of PyTorch's
+/// DistributedSampler, sample by sample: torch::randperm of a generator seeded with seed + epoch, whatever thread asks
+/// and whatever other generators did. Communicates nothing. Copies share their epoch, because a data loader keeps a
+/// copy:
 ///     DistributedSampler sampler(dataset.size().value(), {.process_group = world, .seed = 7});
 ///     auto loader = torch::data::make_data_loader(dataset, sampler, 32);
 ///     for (int epoch = 0; epoch < 10; ++epoch) {
@@ -42,7 +44,7 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   void set_epoch(int64_t epoch) { epoch_->store(epoch); }
   int64_t epoch() const { return epoch_->load(); }
 
-  /// How many samples this rank gets per epoch: the same on all.
+  /// How many samples this rank gets per epoch: the same on all, unless `pad` is false.
   size_t num_samples() const;
 
   void reset(std::optional<size_t> new_size = std::nullopt) override;
@@ -59,6 +61,7 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   bool shuffle_;
   uint64_t seed_;
   bool drop_last_;
+  bool pad_;
   size_t num_replicas_ = 1;
   size_t rank_ = 0;
   std::shared_ptr<std::atomic<int64_t>> epoch_;

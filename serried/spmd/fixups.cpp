@@ -128,6 +128,7 @@ const std::vector<Fixup>& all_fixups() {
       {"pick", detail::shift_indices, detail::mask_results, false},
       {"size", set_sizes, nullptr, true},
       {"squeeze", nullptr, unsqueeze_cut, false},
+      {"target", detail::localize_targets, nullptr, false},
       // Marks that planner and handlers read, and that change nothing in the local call.
       {"even", nullptr, nullptr, true},
       {"eye", nullptr, nullptr, true},

@@ -52,6 +52,10 @@ void shift_indices(const LocalCall& local, const FixupPattern& pattern, torch::j
 void mask_results(const LocalCall& local, const FixupPattern& pattern, const torch::jit::Stack& arguments,
                   torch::jit::Stack& results);
 
+/// target c: of a loss by class whose `self` is cut along c, the classes. Makes `target` local; targets of other ranks
+/// are ignored, so that losses and total weights are a sum over ranks.
+void localize_targets(const LocalCall& local, const FixupPattern& pattern, torch::jit::Stack& arguments);
+
 }  // namespace detail
 
 }  // namespace serried::spmd

@@ -1,4 +1,4 @@
-// The fix-up of lookups in a table of which each rank holds a part.
+// The fix-ups of lookups in a table, or of classes, of which each rank holds a part.
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
@@ -57,18 +57,37 @@ void check_range(const at::Tensor& index, int64_t size, c10::string_view op) {
        "pass indices from 0 to " + std::to_string(size - 1)});
 }
 
-// An op, since a recorded call has to check the indices of each replay.
+void check_targets(const at::Tensor& target, int64_t classes, int64_t ignore_index, c10::string_view op) {
+  if (target.numel() == 0) return;
+  const auto [low, high] = at::aminmax(target.masked_fill(target.eq(ignore_index), 0));
+  const int64_t smallest = low.item<int64_t>();
+  const int64_t largest = high.item<int64_t>();
+  if (smallest >= 0 && largest < std::max<int64_t>(classes, 1)) return;
+  raise<c10::IndexError>(
+      {op, c10::str("target ", smallest < 0 ? smallest : largest, " is none of the ", classes, " classes"),
+       c10::str("pass targets from 0 to ", classes - 1, ", or ", ignore_index, " for one to ignore")});
+}
+
+// Ops, since a recorded call has to check the indices of each replay.
 TORCH_LIBRARY_FRAGMENT(serried, m) {
   m.def("check_range(Tensor index, int size, str op) -> ()");
+  m.def("check_targets(Tensor target, int classes, int ignore_index, str op) -> ()");
 }
 TORCH_LIBRARY_IMPL(serried, CompositeExplicitAutograd, m) {
   m.impl("check_range", check_range);
+  m.impl("check_targets", check_targets);
 }
 
 void call_check_range(const at::Tensor& index, int64_t size, const std::string& op) {
   static const auto handle =
       c10::Dispatcher::singleton().findSchemaOrThrow("serried::check_range", "").typed<decltype(check_range)>();
   handle.call(index, size, op);
+}
+
+void call_check_targets(const at::Tensor& target, int64_t classes, int64_t ignore_index, const std::string& op) {
+  static const auto handle =
+      c10::Dispatcher::singleton().findSchemaOrThrow("serried::check_targets", "").typed<decltype(check_targets)>();
+  handle.call(target, classes, ignore_index, op);
 }
 
 // Local indices of what this rank holds, 0 for what others hold.
@@ -129,6 +148,27 @@ void shift_indices(const LocalCall& local, const FixupPattern& pattern, Stack& a
   const at::Tensor shifted = localized(index, size, owned_spans(size, place, table, local.at), elsewhere);
   arguments[size_t(argument)] = replaced(arguments[size_t(argument)], in_list, shifted);
   pending() = {elsewhere, place};
+}
+
+void localize_targets(const LocalCall& local, const FixupPattern&, Stack& arguments) {
+  constexpr int64_t kIgnored = -1;  // no class has it, whichever number the caller ignores
+  size_t scores = 0;
+  while (local.call.tensor(scores).argument != local.call.index("self")) ++scores;
+  const c10::DimVector& sizes = local.call.tensor(scores).sizes;
+  const int64_t place = sizes.size() == 1 ? 0 : 1;
+  if (!local.input_cut(scores, place)) return;
+  c10::IValue& argument = arguments.at(size_t(local.call.index("target")));
+  const at::Tensor target = argument.toTensor().to(at::kLong);
+  const int64_t classes = sizes[size_t(place)];
+  const int64_t ignore_index = local.call.integer("ignore_index");
+  call_check_targets(target, classes, ignore_index, local.call.name());
+  // One run of classes: planners do not take strided cuts here.
+  const std::vector<Span> owned = owned_spans(classes, place, local.plan.inputs.at(scores), local.at);
+  const Span own = owned.empty() ? Span{0, 0} : owned.front();
+  const at::Tensor shifted = target - own.begin;
+  const at::Tensor elsewhere = shifted.lt(0).logical_or_(shifted.ge(own.size)).logical_or_(target.eq(ignore_index));
+  argument = shifted.masked_fill(elsewhere, kIgnored);
+  arguments.at(size_t(local.call.index("ignore_index"))) = kIgnored;
 }
 
 void mask_results(const LocalCall&, const FixupPattern&, const Stack&, Stack& results) {

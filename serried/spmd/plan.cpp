@@ -157,7 +157,7 @@ void Planner::add(std::vector<Candidate>& found, Row row, size_t axis) const {
 
 std::vector<Candidate> Planner::candidates(size_t axis) const {
   std::vector<Candidate> found;
-  const bool offsets_matter = bound_.rule.has("pick") || bound_.rule.has("diagonal");
+  const bool offsets_matter = bound_.rule.has("pick") || bound_.rule.has("target") || bound_.rule.has("diagonal");
   for (const Row& row : rows_) {
     add(found, instantiate(row, Replicate()), axis);
     // Only a dim of one factor can be cut in another order: a merged or split one means another factor then.

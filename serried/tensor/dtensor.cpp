@@ -187,6 +187,7 @@ Pending async::redistribute(const DTensor& x, const DeviceMesh& mesh, const Plac
 }
 
 at::Tensor DTensor::full_tensor(ToLocalOptions options) const {
+  const watch::PartOf scope("full_tensor()");
   const Spec& spec = *meta_of("full_tensor", *this).spec;
   return redistribute(Placements(spec.placements.size())).to_local(std::move(options));
 }
@@ -215,14 +216,6 @@ std::vector<DTensor::Chunk> DTensor::local_chunks() const {
     }
   }
   return chunks;
-}
-
-std::ostream& operator<<(std::ostream& out, const DTensor& t) {
-  const DTensorMeta* meta = dtensor_meta(t);
-  if (meta == nullptr) return out << "DTensor (undefined)";
-  out << "DTensor " << meta->spec->to_string();
-  if (!meta->spec->mesh.contains_this_rank()) return out << ", no part on this rank";
-  return out << ", local " << detail::sizes_text(meta->local.sizes()) << " =\n" << meta->local;
 }
 
 }  // namespace serried

@@ -7,6 +7,7 @@ namespace serried {
 namespace {
 
 thread_local bool implicit_replication = false;
+thread_local bool no_class_gathers = false;
 thread_local ExplicitRedistributionOptions hidden_communication = {.mode = HiddenCommunication::allow};
 
 }  // namespace
@@ -30,6 +31,10 @@ ExplicitRedistribution::~ExplicitRedistribution() {
 
 ExplicitRedistributionOptions ExplicitRedistribution::current() {
   return hidden_communication;
+}
+
+bool& detail::class_gathers_forbidden() {
+  return no_class_gathers;
 }
 
 }  // namespace serried

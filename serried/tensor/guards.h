@@ -39,4 +39,11 @@ class ExplicitRedistribution {
   ExplicitRedistributionOptions previous_;
 };
 
+namespace detail {
+
+/// This thread's switch behind LossParallel: whether an op may gather the classes it works along.
+bool& class_gathers_forbidden();
+
+}  // namespace detail
+
 }  // namespace serried

@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
+#include <numeric>
 #include <set>
 #include <sstream>
 #include <thread>
@@ -59,6 +61,25 @@ TEST(DistributedSampler, DealsAsPyTorchDoes) {
       sampler.reset();
       EXPECT_EQ(sampler.num_samples(), c.expected[size_t(rank)].size());
       EXPECT_EQ(rest_of(sampler), c.expected[size_t(rank)]) << c.size << " samples, rank " << rank;
+    }
+  }
+}
+
+TEST(DistributedSampler, WithoutPaddingDealsEverySampleOnce) {
+  for (const size_t size : {0, 1, 2, 7, 8, 9}) {
+    for (int64_t replicas = 1; replicas <= 4; ++replicas) {
+      SampleIndices all;
+      for (int64_t rank = 0; rank < replicas; ++rank) {
+        DistributedSampler sampler(size, {.seed = 3, .pad = false, .num_replicas = replicas, .rank = rank});
+        const SampleIndices mine = rest_of(sampler);
+        EXPECT_EQ(mine.size(), sampler.num_samples());
+        EXPECT_GE(mine.size(), size / size_t(replicas));
+        all.insert(all.end(), mine.begin(), mine.end());
+      }
+      std::sort(all.begin(), all.end());
+      SampleIndices expected(size);
+      std::iota(expected.begin(), expected.end(), size_t(0));
+      EXPECT_EQ(all, expected) << size << " samples, " << replicas << " ranks";
     }
   }
 }

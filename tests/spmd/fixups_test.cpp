@@ -124,6 +124,21 @@ TEST(Fixups, PickNamesAnIndexOutOfRange) {
             "  fix: pass indices from 0 to 3");
 }
 
+TEST(Fixups, TargetsOfOtherRanksAreIgnored) {
+  const at::Tensor x = at::arange(1., 29.).view({4, 7});
+  const at::Tensor target = at::tensor({6, 1, 2, 4}, at::kLong);
+  for (const int64_t ignored : {-100, 1, 2}) {
+    const Planned nll("aten::nll_loss_forward", "", {x, target, c10::IValue(), 0, ignored}, {3},
+                      {{Shard(1)}, {Replicate()}});
+    ASSERT_EQ(nll.plan.outputs[0].placements, Placements{Partial()});
+    at::Tensor sum = at::zeros({4});
+    for (int64_t rank = 0; rank < 3; ++rank) {
+      sum += nll.run({rank}, {part(x, 1, 3, rank), target, c10::IValue(), 0, ignored});
+    }
+    expect_equal(sum, at::nll_loss(x, target, {}, at::Reduction::None, ignored));
+  }
+}
+
 TEST(Fixups, MeansOfUnevenPartsSumToTheMean) {
   const at::Tensor x = at::arange(21.).view({7, 3});
   const Planned mean("aten::mean", "dim", {x, Sizes{0}, false, c10::IValue()}, {3}, {{Shard(0)}});

@@ -240,12 +240,25 @@ TEST(LossRules, MeansAreWeighedBySelf) {
   expect_right("mse_loss_backward", {numbers({}), numbers({5, 1}), numbers({2, 5, 3}), 1});
 }
 
-TEST(LossRules, NegativeLogLikelihoodKeepsClassesWhole) {
+TEST(LossRules, NegativeLogLikelihoodAddsUpOverClasses) {
   const at::Tensor target = at::tensor({0, 2, 1, 1}, at::kLong);
-  EXPECT_EQ(rule_of("nll_loss_forward", {numbers({4, 3}), target, IValue(), 2, -100}), "!nC, !n, !C? -> , ");
-  EXPECT_EQ(rule_of("nll_loss_forward", {numbers({3}), target[0], IValue(), 2, -100}), "!C, !, !C? -> , ");
+  EXPECT_EQ(rule_of("nll_loss_forward", {numbers({4, 3}), target, IValue(), 2, -100}), "!nc, !n, !c? -> , ; target c");
+  EXPECT_EQ(rule_of("nll_loss_forward", {numbers({3}), target[0], IValue(), 2, -100}), "!c, !, !c? -> , ; target c");
   EXPECT_EQ(rule_of("nll_loss_backward", {numbers({}), numbers({4, 3}), target, IValue(), 1, -100, numbers({})}),
-            ", !nC, !n, !C?, ! -> nC; dense");
+            ", !nc, !n, !c?, ! -> nc; target c; dense");
+  const at::Tensor many = at::tensor({0, 6, 1, 3, 5}, at::kLong), weight = numbers({7}).abs();
+  for (const int64_t ignored : {-100, 3}) {
+    for (const int64_t reduction : {0, 2}) {
+      expect_right("nll_loss_forward", {numbers({5, 7}), many, weight, reduction, ignored});
+      expect_right("nll_loss_forward", {numbers({7}), many[1], weight, reduction, ignored});
+    }
+    expect_right("nll_loss_backward", {numbers({5}), numbers({5, 7}), many, weight, 0, ignored, numbers({})});
+    expect_right("nll_loss_backward",
+                 {numbers({}), numbers({5, 7}), many, IValue(), 1, ignored, at::full({}, 4, at::kDouble)});
+    const at::Tensor images = many.view({5, 1, 1}).expand({5, 2, 3}).contiguous();
+    expect_right("nll_loss2d_forward", {numbers({5, 7, 2, 3}), images, weight, 0, ignored});
+    expect_right("nll_loss2d_backward", {numbers({}), numbers({5, 7, 2, 3}), images, weight, 2, ignored, numbers({})});
+  }
 }
 
 TEST(OptimRules, AllListsLieAlike) {

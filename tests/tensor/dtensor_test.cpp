@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "serried/comm/collectives/async.h"
 #include "tests/support/close.h"
 #include "tests/support/errors.h"
 #include "tests/support/on_mesh.h"
@@ -255,6 +256,30 @@ TEST(DTensor, LazyConjugatesAreResolved) {
     const at::Tensor z = at::complex(iota({4}), iota({4}) + 1);
     expect_equal(distribute_tensor(z.conj(), mesh, {Shard(0)}).full_tensor(), z.conj().resolve_conj());
     EXPECT_FALSE(DTensor::from_local(z.conj(), mesh).to_local().is_conj());
+  });
+}
+
+// Their results differ by rank, which no placement says.
+// What they give differs from rank to rank, which no placement of a whole tensor says.
+TEST(DTensor, CollectivesThatDifferByRankAskForTheLocalPart) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const Group g = mesh.get_group();
+    const DTensor d = distribute_tensor(iota({4, 3}), mesh, {Shard(0)});
+    const std::string tail =
+        " f64[4,3] is distributed over ranks\n  fix: pass the part of this rank, x.to_local(), or x.full_tensor()\n"
+        "  at:  rank " +
+        std::to_string(g->getRank()) + "/2";
+    EXPECT_EQ(error_text<c10::NotImplementedError>([&] { reduce(d, g); }), "[reduce]" + tail);
+    EXPECT_EQ(error_text<c10::NotImplementedError>([&] { gather(d, g); }), "[gather]" + tail);
+    EXPECT_EQ(error_text<c10::NotImplementedError>([&] { reduce_scatter(d, g); }), "[reduce_scatter]" + tail);
+    EXPECT_EQ(error_text<c10::NotImplementedError>([&] { async::reduce_scatter(d, g); }), "[reduce_scatter]" + tail);
+    EXPECT_EQ(error_text<c10::NotImplementedError>([&] { all_to_all(d, g); }), "[all_to_all]" + tail);
+    EXPECT_EQ(error_text<c10::NotImplementedError>([&] { send(d, g, {.peer = 1 - g->getRank()}); }), "[send]" + tail);
+    const std::vector<at::Tensor> list(g->getRank() == 0 ? 2 : 0, d);
+    EXPECT_THAT(error_text<c10::ValueError>([&] { scatter(list, g); }),
+                HasSubstr("[scatter] tensor 0 of rank 0's list is sparse or distributed"));
+    const std::vector<at::Tensor> parts = gather(d.to_local(), g);
+    expect_equal(at::cat(parts), g->getRank() == 0 ? iota({4, 3}) : at::zeros({4, 3}, at::kDouble));
   });
 }
 

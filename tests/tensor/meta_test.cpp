@@ -16,7 +16,8 @@ using testing::on_mesh;
 
 constexpr const char* kNoMemory =
     "[data_ptr] a DTensor has no memory of its own\n"
-    "  fix: use to_local() for this rank's part, or full_tensor() for the whole, also for torch::save";
+    "  fix: use to_local() for this rank's part, or full_tensor() for the whole, also for torch::save; to print it: "
+    "std::cout << serried::DTensor(x)";
 
 at::Tensor sample(const DeviceMesh& mesh) {
   return wrap(at::ones({2, 3}), intern_spec(mesh, {Shard(0)}, {4, 3}, {3, 1}, at::kFloat));

@@ -8,10 +8,13 @@
 
 #include "serried/base/error.h"
 #include "serried/base/log.h"
+#include "serried/base/trace.h"
 #include "serried/comm/agree/rank_texts.h"
+#include "serried/comm/collectives/watch.h"
 #include "serried/parallel/ddp/claim.h"
 #include "serried/parallel/ddp/delayed_all_reduce.h"
 #include "serried/parallel/ddp/mixed_precision.h"
+#include "serried/parallel/ddp/parameter_watch.h"
 #include "serried/parallel/ddp/parameters.h"
 #include "serried/parallel/ddp/reducer.h"
 #include "serried/tape/facts.h"
@@ -137,6 +140,7 @@ DataParallelBase::DataParallelBase(std::shared_ptr<torch::nn::Module> module, Di
     delayed_ = std::make_shared<detail::DelayedReducer>(std::move(delayed), group_, claim);
   reducer_ = std::make_shared<Reducer>(std::move(parameters), group_, reducer_options(options_), claim);
   install_hooks();
+  watch_ = std::make_shared<detail::ParameterWatch>(wrapped_, ignored_, data_parallel_parameters());
   initial_bucket_sizes_ = reducer_->bucket_sizes();
   print_if_debugging();
 }
@@ -190,6 +194,8 @@ void DataParallelBase::abandon_forward() {
 }
 
 void DataParallelBase::sync_state(int source) {
+  const watch::PartOf scope("DDP's first state");
+  const trace::Span span("broadcast the first state", trace::kSetup);
   std::vector<at::Tensor> tensors;
   for (const at::Tensor& t : module_state(*wrapped_, ignored_)) tensors.push_back(part_of(t));
   broadcast_tensors(tensors, group_, source);
@@ -208,8 +214,10 @@ bool DataParallelBase::will_sync_buffers() const {
 }
 
 void DataParallelBase::sync_buffers(int source) {
+  const watch::PartOf scope("DDP's buffers");
   std::vector<at::Tensor> tensors;
   for (auto& [name, tensor] : buffers_to_sync()) tensors.push_back(part_of(tensor));
+  const trace::Span span("broadcast buffers", trace::kCommunication);
   broadcast_tensors(tensors, group_, source);
 }
 
@@ -221,10 +229,12 @@ void DataParallelBase::run_buffer_hook(BufferHookLocation location) {
 void DataParallelBase::before_forward() {
   print_if_debugging();
   if (low_precision_) low_precision_->restore();
+  if (c10::GradMode::is_enabled()) notice_new_memory();
   const int source = announce_forward();
   if (c10::GradMode::is_enabled()) {
-    const tape::Pause no_part_of_a_step;  // new buckets come once
-    reducer_->prepare_forward(sync_->gradients, source);
+    const tape::Pause no_part_of_a_step;  // new state and new buckets come once
+    if (shares_state()) share_state(source);
+    reducer_->prepare_forward(sync_->gradients(), source);
   }
   rely_on_state();
   if (buffer_hook_) {
@@ -233,18 +243,62 @@ void DataParallelBase::before_forward() {
     sync_buffers(source);
   }
   if (low_precision_) low_precision_->lower();
+  follow_accumulators();
   first_node_ = at::sequence_number::peek();
+}
+
+// torch::load, to() and set_data() put parameters into other memory. That is a new beginning: as at construction, the
+// ranks compare what they have and take the values of one.
+void DataParallelBase::notice_new_memory() {
+  const tape::Pause no_part_of_a_step;
+  has_new_memory_ = has_new_memory_ || (watch_ && watch_->has_new_memory());
+  if (!has_new_memory_) return;
+  if (delayed_) delayed_->follow_memory();
+  reducer_->follow_memory();
+  has_new_memory_ = false;
+  has_new_state_ = options_.init_sync;
+}
+
+bool DataParallelBase::shares_state() const {
+  return has_new_state_ && sync_->gradients() && c10::GradMode::is_enabled();
+}
+
+void DataParallelBase::share_state(int source) {
+  try {
+    const std::vector<ManagedParameter> parameters = detail::parts_of(managed_parameters());
+    verify_same_parameters(parameters, group_);
+    if (options_.sync_buffers) {
+      sync_state(source);
+    } else {  // buffers are each rank's own
+      std::vector<at::Tensor> tensors;
+      for (const ManagedParameter& parameter : parameters) tensors.push_back(parameter.tensor);
+      broadcast_tensors(tensors, group_, source);
+    }
+    has_new_state_ = false;
+  } catch (const c10::DistBackendError& error) {
+    throw c10::DistBackendError(c10::str(error.msg(),
+                                         "\n  in:  a forward of DistributedDataParallel that found parameters in other "
+                                         "memory, as after torch::load, to() or set_data(): every rank calls those"));
+  }
+}
+
+// In the precision that forward runs in, whose nodes have the hooks.
+void DataParallelBase::follow_accumulators() {
+  if (!c10::GradMode::is_enabled()) return;
+  if (delayed_) delayed_->follow_accumulators();
+  reducer_->follow_accumulators();
 }
 
 void DataParallelBase::rely_on_state() const {
   if (!tape::is_recording()) return;
   tape::rely_on(tape::training_mode("the module in DistributedDataParallel", wrapped_));
+  tape::rely_on(tape::contents_of("the module in DistributedDataParallel", wrapped_));
   const auto changes = [reducer = std::weak_ptr<const Reducer>(reducer_)]() -> uint64_t {
     const auto alive = reducer.lock();
     return alive ? alive->num_changes() : UINT64_MAX;
   };
   tape::rely_on({"changes to buckets, group and hook of DistributedDataParallel", changes, reducer_.get()});
-  const auto next = [sync = sync_] { return uint64_t(sync->gradients) + 2 * uint64_t(sync->buffers_next); };
+  const auto next = [sync = sync_] { return uint64_t(sync->gradients()) + 2 * uint64_t(sync->buffers_next); };
   tape::rely_on({"what DistributedDataParallel synchronises", next, sync_.get(), sync_text});
 }
 
@@ -252,22 +306,23 @@ void DataParallelBase::after_forward(const std::vector<at::Tensor>& outputs) {
   run_buffer_hook(BufferHookLocation::post_forward);
   if (low_precision_) low_precision_->follow(outputs);
   // Buffers that an unsynchronised forward has changed stay this rank's own until gradients are shared again.
-  sync_->buffers_next = c10::GradMode::is_enabled() && sync_->gradients;
+  sync_->buffers_next = c10::GradMode::is_enabled() && sync_->gradients();
   if (tape::is_recording()) {
     tape::after_replay([sync = sync_, next = sync_->buffers_next] { sync->buffers_next = next; });
   }
   if (!c10::GradMode::is_enabled()) return;
-  const auto pass = std::make_shared<const detail::ForwardPass>(outputs, first_node_, sync_->gradients);
+  const auto pass = std::make_shared<const detail::ForwardPass>(outputs, first_node_, sync_->gradients());
   if (delayed_) delayed_->follow(outputs, pass);
   reducer_->prepare_backward(outputs, pass);
 }
 
-DataParallelBase::NoSync DataParallelBase::no_sync() {
+DataParallelBase::NoSync DataParallelBase::no_sync(bool on) {
+  if (!on) return NoSync(nullptr);
   if (reducer_->is_watched()) {
     raise<c10::ValueError>({"no_sync", "with optimizer_in_backward, gradients are used up by each backward",
                             "make one backward per step: add the losses, or step an optimizer after backward"});
   }
-  return NoSync(sync_->gradients);
+  return NoSync(sync_);
 }
 
 void DataParallelBase::register_comm_hook(CommHook hook) {
@@ -310,15 +365,20 @@ void DataParallelBase::check_finalized() const {
 }
 
 void DataParallelBase::remove_hooks() {
+  watch_.reset();
   if (delayed_) delayed_->remove_hooks();
   reducer_->remove_hooks();
 }
 
+std::vector<ManagedParameter> DataParallelBase::managed_parameters() const {
+  std::vector<ManagedParameter> managed = reducer_->parameters();
+  if (delayed_) managed.insert(managed.end(), delayed_->parameters().begin(), delayed_->parameters().end());
+  return managed;
+}
+
 std::vector<at::Tensor> DataParallelBase::data_parallel_parameters() const {
   std::vector<at::Tensor> tensors;
-  for (const auto& parameter : reducer_->parameters()) tensors.push_back(parameter.tensor);
-  if (!delayed_) return tensors;
-  for (const auto& parameter : delayed_->parameters()) tensors.push_back(parameter.tensor);
+  for (const ManagedParameter& parameter : managed_parameters()) tensors.push_back(parameter.tensor);
   return tensors;
 }
 

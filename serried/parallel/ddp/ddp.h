@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "serried/base/trace.h"
 #include "serried/parallel/ddp/comm_hook.h"
 #include "serried/parallel/ddp/inputs.h"
 #include "serried/parallel/ddp/logging_data.h"
@@ -23,6 +24,8 @@ namespace serried {
 namespace detail {
 class DelayedReducer;
 class LowPrecision;
+struct ManagedParameter;
+class ParameterWatch;
 class Reducer;
 }  // namespace detail
 
@@ -39,19 +42,13 @@ class DataParallelBase : public torch::nn::Module, public Joinable {
   ~DataParallelBase() override;
   DataParallelBase(const DataParallelBase&) = delete;
 
-  /// While the guard lives, gradients add up on this rank only. The forward belongs inside, too.
-  ///     { auto guard = ddp.no_sync(); ddp(x).sum().backward(); }
-  class NoSync {
-   public:
-    explicit NoSync(bool& synchronise) : synchronise_(synchronise), previous_(std::exchange(synchronise, false)) {}
-    ~NoSync() { synchronise_ = previous_; }
-    NoSync(const NoSync&) = delete;
+  class NoSync;
 
-   private:
-    bool& synchronise_;
-    bool previous_;
-  };
-  [[nodiscard]] NoSync no_sync();
+  /// While the guard lives, gradients add up on this rank only. The forward belongs inside, too. With false the guard
+  /// does nothing, so that the last of several batches needs no branch. Guards nest, and may end in any order.
+  ///     { auto guard = ddp.no_sync(); ddp(x).sum().backward(); }
+  ///     for (int i = 0; i < n; ++i) { auto guard = ddp.no_sync(i + 1 < n); ddp(x[i]).sum().backward(); }
+  [[nodiscard]] NoSync no_sync(bool on = true);
 
   /// Does with full buckets what `hook` says instead of averaging them, from the next backward on; once.
   void register_comm_hook(CommHook hook);
@@ -114,15 +111,21 @@ class DataParallelBase : public torch::nn::Module, public Joinable {
 
    private:
     DataParallelBase& base_;
+    const trace::Span span_{"forward", trace::kForward};
     const int num_exceptions_ = std::uncaught_exceptions();
   };
 
  private:
   void abandon_forward();
+  void notice_new_memory();
+  bool shares_state() const;
+  void share_state(int source);
+  void follow_accumulators();
   void check_options() const;
   void check_device(at::Device of_module) const;
   void install_hooks();
   void print_if_debugging();
+  std::vector<detail::ManagedParameter> managed_parameters() const;
   void sync_state(int source);
   void sync_buffers(int source);
   int announce_forward();
@@ -139,10 +142,15 @@ class DataParallelBase : public torch::nn::Module, public Joinable {
   std::shared_ptr<detail::Reducer> reducer_;
   std::shared_ptr<detail::DelayedReducer> delayed_;      // null: nothing is delayed
   std::shared_ptr<detail::LowPrecision> low_precision_;  // null: parameters keep their precision
+  std::shared_ptr<detail::ParameterWatch> watch_;        // null: hooks are removed
+  bool has_new_memory_ = false;                          // that the buckets do not know of yet
+  bool has_new_state_ = false;                           // that the ranks have not agreed on yet
   /// Apart, because a graph that relies on them may outlive this.
   struct Switches {
-    bool gradients = true;     // off inside no_sync
+    int num_no_sync = 0;       // guards alive
     bool buffers_next = true;  // in the next forward
+
+    bool gradients() const { return num_no_sync == 0; }
   };
   const std::shared_ptr<Switches> sync_ = std::make_shared<Switches>();
   bool joined_ = false;
@@ -151,6 +159,28 @@ class DataParallelBase : public torch::nn::Module, public Joinable {
   int64_t printed_iteration_ = -1;
   BufferHook buffer_hook_;
   BufferHookLocation buffer_hook_location_ = BufferHookLocation::post_forward;
+};
+
+/// What no_sync returns: it can be moved, and so be kept in a std::optional. One that was moved away does nothing.
+class [[nodiscard]] DataParallelBase::NoSync {
+ public:
+  NoSync(NoSync&&) noexcept = default;
+  NoSync& operator=(NoSync&& other) noexcept {
+    NoSync taken(std::move(other));
+    std::swap(sync_, taken.sync_);  // what this one held ends here
+    return *this;
+  }
+  ~NoSync() {
+    if (sync_) --sync_->num_no_sync;
+  }
+
+ private:
+  friend class DataParallelBase;
+  explicit NoSync(std::shared_ptr<Switches> sync) : sync_(std::move(sync)) {
+    if (sync_) ++sync_->num_no_sync;
+  }
+
+  std::shared_ptr<Switches> sync_;  // null: does nothing
 };
 
 /// Wraps a module holder or a shared_ptr to a module; calls take and return what its forward does.

@@ -9,7 +9,9 @@
 #include <numeric>
 
 #include "serried/base/error.h"
+#include "serried/base/trace_slices.h"
 #include "serried/comm/collectives/ops.h"
+#include "serried/comm/collectives/watch.h"
 #include "serried/parallel/ddp/backward_end.h"
 #include "serried/parallel/ddp/parameters.h"
 #include "serried/tape/library_hook.h"
@@ -86,6 +88,20 @@ void DelayedReducer::install_hooks() {
   });
 }
 
+void DelayedReducer::follow_accumulators() {
+  if (hooks_.empty()) return;
+  const size_t num_delayed = delayed_.parameters.size();
+  for (size_t i = 0; i <= num_delayed; ++i) {
+    const at::Tensor& parameter = i < num_delayed ? delayed_.parameters[i].tensor : delayed_.trigger.tensor;
+    if (auto node = torch::autograd::impl::grad_accumulator(parameter)) hooks_.move(i, std::move(node));
+  }
+}
+
+void DelayedReducer::follow_memory() {
+  for (const ManagedParameter& parameter : delayed_.parameters) check_alike(delayed_.parameters.front(), parameter);
+  set_group(group_);
+}
+
 void DelayedReducer::remove_hooks() {
   hooks_.clear();
   claim_.reset();
@@ -143,6 +159,8 @@ void DelayedReducer::launch() {
   gather();
   bucket_.launched = true;
   bucket_.flat.div_(group_->getSize());
+  const watch::PartOf scope("DDP's delayed bucket");
+  const trace::Details details({{"parameters", int64_t(delayed_.parameters.size())}});
   bucket_.work = ops::start_all_reduce_(bucket_.flat, group_, share(c10d::ReduceOp::SUM));
 }
 

@@ -29,6 +29,10 @@ class DelayedReducer : public std::enable_shared_from_this<DelayedReducer> {
   void install_hooks();
   void remove_hooks();
 
+  /// As those of Reducer.
+  void follow_accumulators();
+  void follow_memory();
+
   /// After each forward: its backward comes through `outputs`, or out of another part of `pass`.
   void follow(const std::vector<at::Tensor>& outputs, ForwardPasses::PassPtr pass);
 

@@ -19,6 +19,10 @@ class GradientHooks {
 
   /// Calls `fn` whenever `accumulator` has added a gradient; keeps the node alive, as the parameter does not.
   void add(NodePtr accumulator, std::function<void()> fn);
+  /// Hook `index` is one of `accumulator` from now on. A graph that was made before may still run the node it was on:
+  /// the hook stays there, too, until that graph is gone.
+  void move(size_t index, NodePtr accumulator);
+
   void clear();
   bool empty() const { return hooks_.empty(); }
 
@@ -29,6 +33,7 @@ class GradientHooks {
   struct Hook {
     NodePtr accumulator;
     uintptr_t key;
+    std::function<void()> fn;
   };
   std::vector<Hook> hooks_;
 };

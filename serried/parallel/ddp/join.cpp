@@ -10,7 +10,13 @@ namespace serried {
 namespace {
 
 // A forward is announced with what it shares; one that shares nothing is not.
-enum JoinMessage : int64_t { kSharesNothing = 0, kRebuildsBuckets = 1, kSharesBuffers = 2, kBackward = 4 };
+enum JoinMessage : int64_t {
+  kSharesNothing = 0,
+  kRebuildsBuckets = 1,
+  kSharesBuffers = 2,
+  kBackward = 4,
+  kSharesState = 8
+};
 
 }  // namespace
 
@@ -39,8 +45,9 @@ void DataParallelBase::join_ends() {
 int DataParallelBase::announce_forward() {
   if (!in_join()) return 0;
   int64_t message = kSharesNothing;
-  if (c10::GradMode::is_enabled() && sync_->gradients && reducer_->is_rebuild_due()) message |= kRebuildsBuckets;
+  if (c10::GradMode::is_enabled() && sync_->gradients() && reducer_->is_rebuild_due()) message |= kRebuildsBuckets;
   if (will_sync_buffers()) message |= kSharesBuffers;
+  if (shares_state()) message |= kSharesState;
   if (message == kSharesNothing && !join_options_.throw_on_early_termination) return 0;
   const auto notice = notify_join(message);
   return notice ? notice->source() : 0;
@@ -54,6 +61,10 @@ void DataParallelBase::main_hook(const JoinNotice& notice) {
   if (notice.message == kBackward) {
     take_divisor(notice);
     return reducer_->shadow_backward();
+  }
+  if (notice.message & kSharesState) {
+    notice_new_memory();
+    share_state(notice.source());
   }
   if (notice.message & kRebuildsBuckets) reducer_->rebuild_buckets(notice.source());
   if (!(notice.message & kSharesBuffers)) return;

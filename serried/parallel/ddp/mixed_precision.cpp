@@ -22,7 +22,7 @@ LowPrecision::LowPrecision(const torch::nn::Module& module, const std::set<std::
     const at::Tensor& parameter = item.value();
     if (!parameter.defined() || ignored.count(item.key()) != 0 || !parameter.is_floating_point()) continue;
     if (parameter.scalar_type() == dtype || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
-    twins_.push_back({parameter, parameter.scalar_type()});
+    twins_.push_back({parameter});
   }
   log::line(log::Topic::comm, "mixed precision: forward and backward run with ", twins_.size(), " parameters in ",
             dtype);
@@ -70,7 +70,7 @@ void LowPrecision::restore() {
     twin.parameter.set_data(std::exchange(twin.full, {}));
     if (twin.parameter.requires_grad()) autograd::set_grad_accumulator(twin.parameter, twin.full_accumulator);
     at::Tensor& grad = twin.parameter.mutable_grad();
-    if (grad.defined()) grad = grad.to(twin.dtype);
+    if (grad.defined()) grad = grad.to(twin.parameter.scalar_type());
   }
 }
 

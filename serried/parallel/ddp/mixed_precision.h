@@ -36,7 +36,6 @@ class LowPrecision : public std::enable_shared_from_this<LowPrecision> {
 
   struct Twin {
     at::Tensor parameter;
-    at::ScalarType dtype;                       // in full precision
     at::Tensor full = {};                       // while lowered
     c10::intrusive_ptr<Node> accumulator = {};  // of gradients in low precision; none: the parameter is frozen
     c10::weak_intrusive_ptr<Node> full_accumulator{c10::intrusive_ptr<Node>()};

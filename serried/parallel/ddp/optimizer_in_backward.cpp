@@ -4,6 +4,7 @@
 #include <torch/optim/lbfgs.h>
 
 #include "serried/base/error.h"
+#include "serried/base/trace.h"
 #include "serried/parallel/ddp/reducer.h"
 
 namespace serried {
@@ -52,6 +53,8 @@ OptimizersInBackward optimizer_in_backward(DataParallelBase& ddp, const Optimize
   reducer.on_averaged([optimizers, &parameters = reducer.parameters()](size_t index) {
     at::Tensor& grad = parameters[index].tensor.mutable_grad();
     if (!grad.defined()) return;
+    trace::Span span("step", trace::kOptimizer);
+    span.note("parameter", parameters[index].name);
     optimizers[index].step();
     grad.reset();
   });

@@ -14,9 +14,12 @@
 #include <algorithm>
 
 #include "serried/base/error.h"
+#include "serried/base/trace_slices.h"
 #include "serried/comm/collectives/collectives.h"
 #include "serried/comm/collectives/door.h"
 #include "serried/comm/collectives/ops.h"
+#include "serried/comm/collectives/own_backend.h"
+#include "serried/comm/collectives/watch.h"
 #include "serried/parallel/ddp/backward_end.h"
 #include "serried/parallel/ddp/parameters.h"
 #include "serried/tape/library_hook.h"
@@ -25,20 +28,41 @@
 namespace serried::detail {
 namespace {
 
+constexpr const char* kBucketCaller = "DDP bucket ";
+
+// Whether a rank did not come to this backward, or came with a call that is none of a bucket.
+bool may_be_without_wrapper(const std::string& error) {
+  if (error.find("timed out after") != std::string::npos) return true;
+  if (error.find("ranks called different collectives") == std::string::npos) return false;
+  const size_t first = error.find(kBucketCaller);
+  return first == std::string::npos || error.find(kBucketCaller, first + 1) == std::string::npos;
+}
+
 // Collectives of buckets are none that users have called: an error has to say whose they are.
 template <class Fn>
 void as_part_of_backward(Fn fn) {
   try {
     fn();
   } catch (const c10::DistBackendError& error) {
-    throw c10::DistBackendError(c10::str(error.msg(),
-                                         "\n  in:  a backward of DistributedDataParallel; a rank that calls the module "
-                                         "without its wrapper takes no part in it"));
+    const char* hint = may_be_without_wrapper(error.msg())
+                           ? "; a rank that calls the module without its wrapper takes no part in it"
+                           : "";
+    throw c10::DistBackendError(c10::str(error.msg(), "\n  in:  a backward of DistributedDataParallel", hint));
   }
+}
+
+void count_this_step(const Group& group) {
+  count_step(group);
+  if (!tape::is_recording()) return;
+  tape::after_replay([held = c10::weak_intrusive_ptr<c10d::ProcessGroup>(group)] {
+    if (const Group alive = held.lock()) count_step(alive);
+  });
 }
 
 // What gloo's own threads leave in a future says neither rank nor call.
 void wait_for_hook(const HookFuture& future, const std::string& name) {
+  trace::Span span("wait for hook", trace::kWait);
+  span.note("hook", name);
   try {
     as_part_of_backward([&] { future->waitAndThrow(); });
   } catch (const c10::Error&) {
@@ -72,6 +96,14 @@ void Reducer::install_hooks() {
     hooks_.add(torch::autograd::impl::grad_accumulator(parameters_[i].tensor), [self = weak_from_this(), i] {
       if (const auto reducer = self.lock()) reducer->on_gradient(i);
     });
+  }
+}
+
+void Reducer::follow_accumulators() {
+  if (hooks_.empty()) return;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    // A frozen parameter has no node, and gets its old one back when it is thawed.
+    if (auto node = torch::autograd::impl::grad_accumulator(parameters_[i].tensor)) hooks_.move(i, std::move(node));
   }
 }
 
@@ -113,6 +145,16 @@ void Reducer::enter(const ForwardPass& pass) {
   if (is_towards_chosen_tensors()) return;
   std::lock_guard<std::mutex> lock(mutex_);
   if (pass.synchronise && !round_.active && !hooks_.empty()) begin_round();
+  if (!pass.synchronise && trace::enabled()) trace_local_backward();
+}
+
+void Reducer::trace_local_backward() {
+  const int task = torch::autograd::get_current_graph_task_id();
+  if (std::exchange(traced_task_, task) == task) return;
+  Engine::get_default_engine().queue_callback([begin = trace::now_ns()] {
+    trace::add(
+        {.name = "backward (no_sync)", .category = trace::kBackward, .begin_ns = begin, .end_ns = trace::now_ns()});
+  });
 }
 
 void Reducer::start_round() {
@@ -161,6 +203,7 @@ void Reducer::mark_unused(const std::vector<bool>& used) {
 
 void Reducer::on_gradient(size_t index) {
   std::lock_guard<std::mutex> lock(mutex_);
+  if (!claim_) return;
   if (!round_.active) {
     if (!passes_.synchronise_this_backward()) {
       touched_[index] = true;
@@ -212,14 +255,19 @@ void Reducer::contribute(size_t index) {
   }
   const at::Tensor part = gradient_part(grad, parameters_[index].tensor);
   const bool is_view = is_same_memory(part, view);
-  if (round_.scale.defined() && part.scalar_type() == view.scalar_type()) {
-    at::mul_out(const_cast<at::Tensor&>(view), part, round_.scale);
-  } else if (!is_view) {
-    view.copy_(part);
-    if (round_.scale.defined()) view.mul_(round_.scale);
-  }
+  if (!is_view || round_.scale.defined()) copy_into_bucket(part, view);
   // Frees what backward has computed, while later gradients are still to come.
   if (holds_gradients(bucket)) grad = bucket.gradients[at.slot];
+}
+
+void Reducer::copy_into_bucket(const at::Tensor& part, const at::Tensor& view) const {
+  const trace::Span span("copy into bucket", trace::kCopy, int64_t(view.nbytes()));
+  if (round_.scale.defined() && part.scalar_type() == view.scalar_type()) {
+    at::mul_out(const_cast<at::Tensor&>(view), part, round_.scale);
+    return;
+  }
+  view.copy_(part);
+  if (round_.scale.defined()) view.mul_(round_.scale);
 }
 
 bool Reducer::holds_gradients(const Bucket& bucket) const {
@@ -241,6 +289,8 @@ void Reducer::launch(size_t index) {
   bucket.launched = true;
   // A rank that has joined uses nothing, and cannot know what the others leave out.
   if (options_.skip_unused_allreduce && !before_round_ && is_unused_here(bucket)) return;
+  const watch::PartOf scope(c10::str(kBucketCaller, index));
+  const trace::Details details({{"bucket", int64_t(index)}, {"parameters", int64_t(bucket.members.size())}});
   if (times_.communication_start == 0) times_.communication_start = StepTimes::now();
   if (comm_hook_) {
     const auto rows = sparse_rows_.find(bucket.members[0]);
@@ -274,6 +324,7 @@ bool Reducer::looks_for_unused() const {
 // Which parameters the ranks use decides which ops a step runs; to find that out is no part of the step.
 void Reducer::launch_used_map() {
   const tape::Pause only_decides;
+  const watch::PartOf scope("DDP's used parameters");
   round_.used_anywhere = at::zeros({int64_t(parameters_.size())}, at::kInt);
   auto* map = round_.used_anywhere.data_ptr<int>();
   for (size_t i = 0; i < parameters_.size(); ++i) map[i] = round_.used[i] ? std::max(1, round_.num_fired[i]) : 0;
@@ -292,6 +343,12 @@ void Reducer::end_round() {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!round_.active) return;
   times_.backward_end = StepTimes::now();
+  if (trace::enabled()) {
+    trace::add({.name = "backward",
+                .category = trace::kBackward,
+                .begin_ns = times_.backward_start,
+                .end_ns = times_.backward_end});
+  }
   try {
     if (round_.counting) finish_counting();
     if (round_.next_bucket < buckets_.size()) raise_missing();
@@ -304,6 +361,7 @@ void Reducer::end_round() {
   }
   times_.communication_end = StepTimes::now();
   statistics_.add(num_iterations_, times_);
+  count_this_step(group_);
   can_be_static_ = can_be_static_ && (last_used_.empty() || last_used_ == round_.used);
   last_used_ = round_.used;
   if (c10d::debug_level() == c10d::DebugLevel::Detail) log_unused();
@@ -369,7 +427,10 @@ void Reducer::give_gradient(size_t index, const Location& location) {
   const at::Tensor& view = bucket.views[location.slot];
   if (holds_gradients(bucket)) {
     if (!grad.is_same(bucket.gradients[location.slot])) grad = bucket.gradients[location.slot];
-  } else if (grad.defined() && dtensor_meta(grad) == nullptr) {
+    return;
+  }
+  const trace::Span span("copy out of bucket", trace::kCopy, int64_t(view.nbytes()));
+  if (grad.defined() && dtensor_meta(grad) == nullptr) {
     grad.copy_(view);
   } else {
     const at::Tensor& parameter = parameters_[index].tensor;

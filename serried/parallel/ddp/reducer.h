@@ -46,6 +46,12 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void install_hooks();
   void remove_hooks();
 
+  /// The hooks on the nodes that parameters have now: torch::load, to() and set_data() make them forget theirs.
+  void follow_accumulators();
+
+  /// Parameters have other memory, maybe of another dtype: lays the buckets out anew.
+  void follow_memory();
+
   /// Before a forward that records gradients: clears what a failed backward left, rebuilds buckets when it is time.
   void prepare_forward(bool synchronise, int source = 0);
 
@@ -133,6 +139,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   void make_buckets(const BucketAssignment& assignment);
   void enter(const ForwardPass& pass);
+  void trace_local_backward();
   void replace_buckets(const BucketAssignment& assignment);
   void start_round();
   void begin_round();
@@ -144,6 +151,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<bool> used_by_this_backward() const;
   std::vector<bool> used_by_open_passes() const;
   void contribute(size_t index);
+  void copy_into_bucket(const at::Tensor& part, const at::Tensor& view) const;
   void contribute_sparse(size_t index);
   void give_sparse_gradient(size_t index);
   void launch_ready_buckets();
@@ -194,6 +202,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool can_be_static_ = true;
   int64_t num_iterations_ = 0;
   StepTimes times_;
+  int traced_task_ = -1;  // the newest backward of this rank alone that is in the trace
   StepStatistics statistics_;
   std::string last_error_;
 };

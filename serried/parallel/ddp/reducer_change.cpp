@@ -3,6 +3,8 @@
 #include <ATen/ops/sparse_coo_tensor.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
+
 #include "serried/base/error.h"
 #include "serried/base/log.h"
 #include "serried/comm/collectives/collectives.h"
@@ -41,6 +43,16 @@ at::Tensor no_rows(const at::Tensor& parameter) {
   at::NoGradGuard no_grad;
   const at::Tensor rows = parameter.detach().narrow(0, 0, 0);
   return at::sparse_coo_tensor(at::empty({1, 0}, rows.options().dtype(at::kLong)), rows, parameter.sizes());
+}
+
+bool has_one_dtype_each(const BucketAssignment& assignment, const std::vector<ManagedParameter>& parameters) {
+  return std::all_of(assignment.begin(), assignment.end(), [&](const std::vector<size_t>& members) {
+    const at::Tensor& first = parameters[members.at(0)].tensor;
+    return std::all_of(members.begin(), members.end(), [&](size_t member) {
+      const at::Tensor& tensor = parameters[member].tensor;
+      return tensor.scalar_type() == first.scalar_type() && tensor.device() == first.device();
+    });
+  });
 }
 
 }  // namespace
@@ -82,9 +94,24 @@ void Reducer::replace_buckets(const BucketAssignment& assignment) {
   make_buckets(assignment);
   for (const auto& [index, values] : saved) {
     const Bucket& bucket = buckets_[locations_[index].bucket];
+    if (bucket.gradients.empty()) continue;
     bucket.views[locations_[index].slot].copy_(values);
     parameters_[index].tensor.mutable_grad() = bucket.gradients[locations_[index].slot];
   }
+}
+
+void Reducer::follow_memory() {
+  if (round_.active) reset();
+  if (parameters_.empty()) return;
+  BucketAssignment assignment;
+  for (const Bucket& bucket : buckets_) assignment.push_back(bucket.members);
+  if (!has_one_dtype_each(assignment, parameters_)) {
+    assignment = initial_buckets(parts_of(parameters_), options_.limits);
+    has_rebuilt_ = false;
+    last_arrival_.clear();
+  }
+  memory_ = BucketMemory(parameters_, group_, options_.reduce_dtype);
+  replace_buckets(assignment);
 }
 
 void Reducer::set_comm_hook(CommHook hook) {

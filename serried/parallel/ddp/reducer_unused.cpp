@@ -70,19 +70,29 @@ void Reducer::raise_missing() const {
   const bool several = passes_.open().size() > 1;
   std::string names;
   size_t num_missing = 0;
-  bool not_in_graph = false;
+  // Mostly all ranks miss the same: one list is enough to read.
+  const bool tells_all = group_->getRank() == 0 || log::enabled(log::Topic::comm);
+  const size_t most_named = tells_all ? kMostNamed : 1;
+  bool is_frozen = false;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (round_.ready[i]) continue;
-    not_in_graph |= !in_graph[i];
-    if (++num_missing > kMostNamed) continue;
-    const char* cause = !in_graph[i] ? "forward did not use it"
-                        : several    ? "it belongs to another forward, made before this backward"
-                                     : "the output that depends on it is not part of the loss";
+    const bool frozen = !parameters_[i].tensor.requires_grad();
+    is_frozen |= frozen;
+    if (++num_missing > most_named) continue;
+    const char* cause = frozen         ? "its requires_grad was set to false after the module was wrapped"
+                        : !in_graph[i] ? "forward did not use it"
+                        : several      ? "it belongs to another forward, made before this backward"
+                                       : "the output that depends on it is not part of the loss";
     names += c10::str("\n    ", parameters_[i].name, " ", parameters_[i].tensor.sizes(), " of ", parameters_[i].module,
                       ": ", cause);
   }
-  if (num_missing > kMostNamed) names += c10::str("\n    and ", num_missing - kMostNamed, " more");
-  const char* fix = options_.static_graph
+  if (num_missing > most_named) {
+    names += c10::str("\n    and ", num_missing - most_named, " more",
+                      tells_all ? "" : "; rank 0 lists what it misses, SERRIED_LOG=comm lists them here");
+  }
+  const char* fix = is_frozen ? "set requires_grad before the module is wrapped: wrap it again; or pass "
+                                "find_unused_parameters = true, without static_graph"
+                    : options_.static_graph
                         ? "the training graph has changed: use the same parameters in every iteration, or leave out "
                           "static_graph"
                         : "use them in the loss, or pass find_unused_parameters = true (static_graph = true if they "

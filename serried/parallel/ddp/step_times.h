@@ -38,7 +38,8 @@ class StepStatistics {
     iteration_ = iteration;
     last_ = times;
     ++num_samples_;
-    for (int i = 0; i < kNumParts; ++i) sums_[i] += (times.*kParts[i])();
+    int64_t* sum = sums_;
+    for (const auto part : kParts) *sum++ += (times.*part)();
     return true;
   }
 

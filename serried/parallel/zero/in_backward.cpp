@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "serried/base/error.h"
+#include "serried/base/trace.h"
 #include "serried/parallel/zero/optimizer.h"
 
 namespace serried::detail {
@@ -54,6 +55,7 @@ class StandIns {
 // Updates those parameters of `optimizer` that `gradients` has an entry for; its other entries are of no concern.
 // Neither reads nor writes .grad of a parameter: another thread may be at it.
 void step_with_stand_ins(torch::optim::Optimizer& optimizer, const GradientMap& gradients) {
+  const trace::Span span("step", trace::kOptimizer);
   const StandIns stand_ins(optimizer, gradients);
   optimizer.step();
 }

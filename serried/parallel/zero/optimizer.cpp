@@ -1,6 +1,5 @@
 // A local optimizer over a part of the parameters, and what keeps the parts together.
 #include "serried/parallel/zero/optimizer.h"
-#include "serried/parallel/zero/optimizer.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -9,6 +8,7 @@
 #include <sstream>
 
 #include "serried/base/error.h"
+#include "serried/base/trace.h"
 #include "serried/comm/agree/rank_texts.h"
 #include "serried/comm/collectives/collectives.h"
 #include "serried/comm/collectives/watch.h"
@@ -38,6 +38,7 @@ std::unique_ptr<Optimizer> ZeroOptimizer::make_over(const ParamGroups& groups) c
 void ZeroOptimizer::take_new_parameters() {
   if (local_ && num_parameters(param_groups_) == num_taken_) return;
   remove_repeats(param_groups_);
+  check_plain(param_groups_);
   check_same_on_all_ranks(param_groups_, group_);
   const std::vector<at::Tensor> added = partition_.extend(param_groups_);
   for (ZeroBucket& bucket : make_zero_buckets(added, partition_)) {
@@ -75,6 +76,8 @@ at::Tensor ZeroOptimizer::step(LossClosure closure) {
 }
 
 void ZeroOptimizer::step_and_broadcast() {
+  const trace::Span span("step", trace::kOptimizer);
+  const watch::PartOf scope("ZeRO's parameters");
   forget_consolidated();
   copy_options(param_groups_, local_->param_groups());
   local_->step();

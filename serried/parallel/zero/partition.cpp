@@ -9,6 +9,7 @@
 #include "serried/base/error.h"
 #include "serried/comm/agree/rank_texts.h"
 #include "serried/comm/collectives/watch.h"
+#include "serried/tensor/parts.h"
 
 namespace serried::detail {
 namespace {
@@ -89,6 +90,20 @@ void remove_repeats(ParamGroups& groups) {
                               "put it into one group: it can have one learning rate only"});
     }
     groups[g].params() = std::move(once);
+  }
+}
+
+void check_plain(const ParamGroups& groups) {
+  int64_t index = 0;
+  for (const auto& group : groups) {
+    for (const at::Tensor& parameter : group.params()) {
+      if (const SpecPtr spec = spec_of(parameter)) {
+        raise<c10::ValueError>({kZero, c10::str("parameter ", index, " is a DTensor, ", spec->to_string()),
+                                "give DTensors to an ordinary optimizer, whose state lies as they do: Shard(0) over "
+                                "the mesh spreads both"});
+      }
+      ++index;
+    }
   }
 }
 

@@ -44,6 +44,9 @@ void copy_options(const ParamGroups& from, ParamGroups& to);
 /// Takes out what stands twice in a group, as the weight of tied modules does; ValueError where two groups share one.
 void remove_repeats(ParamGroups& groups);
 
+/// ValueError for a DTensor: where it is sharded its state is, too, and to give away whole parts of it makes no sense.
+void check_plain(const ParamGroups& groups);
+
 /// ValueError on every rank, naming two of them, if groups, shapes or dtypes differ, or if there is no parameter.
 void check_same_on_all_ranks(const ParamGroups& groups, const Group& group);
 

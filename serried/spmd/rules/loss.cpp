@@ -107,29 +107,38 @@ std::string multilabel_margin_backward(const Call& call) {
                    gradient_of(call, s) + ", !" + s.scores + ", !" + s.scores + ", !" + s.scores + " -> " + s.scores);
 }
 
+// Scores of nll: classes may be cut, since targets of other ranks' classes count as ignored.
+Scores nll_scores(const Call& call) {
+  Scores s = scores(call);
+  std::replace(s.scores.begin(), s.scores.end(), 'C', 'c');
+  return s;
+}
+
 // Outputs are the loss and the total weight; for a batch without reduction the latter is zero, so all stays linear. A
-// mean over a cut batch divides sums: tensor/decompose_losses.cpp.
+// mean over a cut batch or cut classes divides sums: tensor/handlers/decompose_losses.cpp.
 std::string nll(const Call& call) {
-  const Scores s = scores(call);
-  if (s.samples.empty() || reduction(call) == kSum) return "!" + s.scores + ", !" + s.samples + ", !C? -> , ";
-  if (reduction(call) == kNone) return "nC, !n, C? -> n, ";
-  return "!NC, !N, !C? -> , ";
+  const Scores s = nll_scores(call);
+  if (reduction(call) == kMean) {
+    return s.samples.empty() ? c10::str("!", scores(call).scores, ", !, !C? -> , ") : "!NC, !N, !C? -> , ";
+  }
+  if (reduction(call) == kNone && !s.samples.empty()) return "nc, !n, c? -> n, ; target c";
+  return "!" + s.scores + ", !" + s.samples + ", !c? -> , ; target c";
 }
 
 std::string nll_2d(const Call& call) {
-  if (reduction(call) == kNone) return "nChw, !nhw, C? -> nhw, ";
-  if (reduction(call) == kSum) return "!nChw, !nhw, !C? -> , ";
+  if (reduction(call) == kNone) return "nchw, !nhw, c? -> nhw, ; target c";
+  if (reduction(call) == kSum) return "!nchw, !nhw, !c? -> , ; target c";
   return "!NCHW, !NHW, !C? -> , ";
 }
 
 std::string nll_backward(const Call& call) {
-  const Scores s = scores(call);
-  return gradient_of(call, s) + ", !" + s.scores + ", !" + s.samples + ", !C?, ! -> " + s.scores + "; dense";
+  const Scores s = nll_scores(call);
+  return gradient_of(call, s) + ", !" + s.scores + ", !" + s.samples + ", !c?, ! -> " + s.scores + "; target c; dense";
 }
 
 std::string nll_2d_backward(const Call& call) {
   const std::string gradient = call.tensor("grad_output")->dim() == 0 ? "" : "nhw";
-  return gradient + ", !nChw, !nhw, !C?, ! -> nChw; dense";
+  return gradient + ", !nchw, !nhw, !c?, ! -> nchw; target c; dense";
 }
 
 }  // namespace

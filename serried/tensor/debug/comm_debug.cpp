@@ -17,8 +17,8 @@
 namespace serried {
 namespace {
 
-constexpr std::array kNames{"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast",
-                            "reduce",     "send",       "recv",           "barrier"};
+constexpr std::array kNames{"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce",
+                            "gather",     "scatter",    "send",           "recv",       "barrier"};
 
 constinit thread_local CommDebugMode::State* newest = nullptr;
 

@@ -29,7 +29,7 @@ class CommDebugMode {
   CommDebugMode& operator=(const CommDebugMode&) = delete;
 
   /// Calls of this rank. ValueError for a name that is no collective's; names: all_reduce all_gather reduce_scatter
-  /// all_to_all broadcast reduce send recv barrier.
+  /// all_to_all broadcast reduce gather scatter send recv barrier.
   int64_t count(std::string_view name) const;
   int64_t count() const;
   /// Only those that were called.

@@ -67,7 +67,8 @@ constinit const TensorKind kDTensor{
     .to_plain = "to_local() or full_tensor()",
     .no_memory =
         "[data_ptr] a DTensor has no memory of its own\n"
-        "  fix: use to_local() for this rank's part, or full_tensor() for the whole, also for torch::save",
+        "  fix: use to_local() for this rank's part, or full_tensor() for the whole, also for torch::save; to "
+        "print it: std::cout << serried::DTensor(x)",
     .run = run_dtensors,
 };
 

@@ -11,6 +11,7 @@
 #include "serried/comm/collectives/watch.h"
 #include "serried/tensor/dispatch/arguments.h"
 #include "serried/tensor/dispatch/cached_plan.h"
+#include "serried/tensor/dispatch/composite_parts.h"
 #include "serried/tensor/dispatch/op_by_name.h"
 #include "serried/tensor/spec.h"
 
@@ -218,8 +219,11 @@ std::string explain(const spmd::Call& call, const std::vector<Placements>& place
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(schema.name().c_str(), schema.overload_name().c_str());
   const detail::OpInfo& info = detail::op_info(op);
   if (info.is_composite) {
-    return c10::str(schema.operator_name(),
-                    " decomposes into other ops: explain those, or see them with CommDebugMode({.ops = true})\n");
+    const detail::CompositeParts parts = detail::parts_of(op, call);
+    if (parts.is_complete && parts.names.empty()) return c10::str(schema.operator_name(), " runs no op on these\n");
+    return c10::str(
+        schema.operator_name(), " decomposes into ", parts.to_string(),
+        ": explain those; CommDebugMode({.ops = true}) shows them in a real call, which may choose by device\n");
   }
   return Explanation(info, call, placements, mesh).text();
 }

@@ -30,6 +30,7 @@ Handler find_handler(const c10::FunctionSchema& schema);
 std::vector<HandlerEntry> random_handlers();      // random/random_ops.cpp
 std::vector<HandlerEntry> host_read_handlers();   // handlers/host_reads.cpp: item, equal, is_same_size, ...
 std::vector<HandlerEntry> reduction_handlers();   // handlers/decompose_reductions.cpp: mean, var, std, norms
+std::vector<HandlerEntry> softmax_handlers();     // handlers/decompose_softmax.cpp: along a cut dim
 std::vector<HandlerEntry> loss_handlers();        // handlers/decompose_losses.cpp
 std::vector<HandlerEntry> batch_norm_handlers();  // handlers/batch_norm.cpp: statistics over the batch of all ranks
 std::vector<HandlerEntry> metadata_handlers();    // handlers/metadata_ops.cpp: as_strided, set_, resize_, ...

@@ -15,6 +15,7 @@
 #include "serried/tape/tape.h"
 #include "serried/tensor/debug/comm_notes.h"
 #include "serried/tensor/dispatch/cached_plan.h"
+#include "serried/tensor/dispatch/class_gathers.h"
 #include "serried/tensor/dispatch/copied_view.h"
 #include "serried/tensor/guards.h"
 #include "serried/tensor/random/random_fill.h"
@@ -33,20 +34,27 @@ void announce(const OpInfo& info, const CachedPlan& plan, const InputMove& move,
   const ExplicitRedistributionOptions options = ExplicitRedistribution::current();
   if (options.mode == HiddenCommunication::allow || (!move.communicates && !options.strict)) return;
   const int argument = plan.tensors[move.slot].argument;
+  const bool goes_back = info.is_written[argument] && !info.is_metadata_change;
+  const auto call_to = [](const Placements& to) {
+    return c10::str("redistribute(parse_placements(\"", to_string(to), "\"))");
+  };
   const ErrorText text{
       info.name,
       c10::str("argument ", argument, " \"", info.schema->arguments()[argument].name(), "\" ", from.to_string(),
-               " would be redistributed to ", to_string(move.to),
+               " would be redistributed to ", to_string(move.to), goes_back ? " and back" : "",
                plan.is_default ? ": the op has no sharding rule" : c10::str(" by the rule ", plan.plan.rule)),
-      c10::str("call redistribute(parse_placements(\"", to_string(move.to), "\")) before the op")};
+      c10::str("call ", call_to(move.to), " before the op",
+               goes_back ? ", and " + call_to(from.placements) + " on what it has written" : "")};
   if (options.mode == HiddenCommunication::forbid) raise<c10::ValueError>(text);
   if (options.mode == HiddenCommunication::warn) return log::warn_once(format_error(text));
   log::line(log::Topic::plan, format_error(text));
 }
 
-Locals gather_locals(const OpInfo& info, const CachedPlan& plan, const Arguments& arguments, const DeviceMesh& mesh) {
+Locals gather_locals(const OpInfo& info, const CachedPlan& plan, const Arguments& arguments, const spmd::Call& call,
+                     const DeviceMesh& mesh) {
   Locals locals;
   for (const TensorSlot& slot : arguments.tensors) locals.push_back(local_of(slot));
+  if (C10_UNLIKELY(class_gathers_forbidden())) check_class_gathers(plan, call, arguments, mesh);
   for (const InputMove& move : plan.moves) {
     const SpecPtr from = spec_of(arguments.tensors[move.slot], mesh);
     announce(info, plan, move, *from);
@@ -240,8 +248,29 @@ void write_back(const OpInfo& info, const CachedPlan& plan, const Arguments& arg
     if (!info.is_written[slot.argument]) continue;
     const Spec& from = *slot.meta->spec;
     const SpecPtr moved = with_placements(from, move.to);
+    comm_debug::note_redistribution(info.name, *moved, from.placements, /*implicit=*/true);
     slot.meta->local.copy_(run_steps(locals[move.slot], *moved, move.back));
   }
+}
+
+// Whether views of it, .data() or parts that were handed out share its memory.
+bool is_shared(const DTensorMeta& meta) {
+  auto* of_all = const_cast<DTensorMeta*>(&meta);
+  return c10::raw::intrusive_ptr::use_count(of_all) > 1 || meta.local.use_count() > 1 ||
+         meta.local.storage().use_count() > 1;
+}
+
+// A dim that goes must be whole first, so the tensor moves; who shares its memory would go on with the old one, and
+// nobody would tell them. Asked after the move, so that ranks stay in step.
+void check_may_move(const OpInfo& info, const CachedPlan& plan, const Arguments& arguments) {
+  const TensorSlot& self = arguments.tensors[0];
+  const auto moves = [](const InputMove& move) { return move.slot == 0 && !move.steps.empty(); };
+  if (std::none_of(plan.moves.begin(), plan.moves.end(), moves) || !is_shared(*self.meta)) return;
+  raise<c10::ValueError>(
+      {info.name,
+       c10::str("argument \"", info.schema->arguments()[self.argument].name(), "\" ", self.meta->spec->to_string(),
+                " would get new memory, and views of it or its to_local() keep the old one"),
+       "use the form that returns a new tensor, or redistribute before the views are taken"});
 }
 
 // squeeze_ and the like: the tensor itself gets the new sizes.
@@ -372,7 +401,9 @@ void run_planned(const c10::OperatorHandle& op, const OpInfo& info, const Cached
   }
   const SpecPtr first = held(arguments.first);
   const Wrapping wrapping = wrapping_of(info, plan, arguments, first->mesh);
-  Locals locals = gather_locals(info, plan, arguments, first->mesh);
+  const spmd::Call call(*info.schema, given, plan.tensors);
+  Locals locals = gather_locals(info, plan, arguments, call, first->mesh);
+  if (info.is_metadata_change) check_may_move(info, plan, arguments);
   if (nothing_to_write(info, plan, locals)) {
     write_back(info, plan, arguments, locals);
     torch::jit::drop(stack, info.num_arguments);
@@ -386,7 +417,6 @@ void run_planned(const c10::OperatorHandle& op, const OpInfo& info, const Cached
   for (const auto& [argument, value] : plan.replaced) stack[base + argument] = value;
   if (plan.is_default && info.takes_generator) put_rank_generator(*info.schema, stack, &first->mesh);
 
-  const spmd::Call call(*info.schema, given, plan.tensors);
   const spmd::LocalCall local_call{call, plan.plan, plan.position()};
   Stack local(stack.begin() + base, stack.end());
   for (const auto& [fixup, pattern] : plan.fixups) {

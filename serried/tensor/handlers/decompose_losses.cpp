@@ -2,8 +2,11 @@
 // finite only where all ranks' parts are.
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
 #include <ATen/ops/div.h>
+#include <ATen/ops/index.h>
 #include <ATen/ops/maximum.h>
+#include <ATen/ops/nll_loss2d_backward.h>
 #include <ATen/ops/nll_loss2d_forward.h>
+#include <ATen/ops/nll_loss_backward.h>
 #include <ATen/ops/nll_loss_forward.h>
 #include <ATen/ops/norm.h>
 #include <ATen/ops/sub.h>
@@ -13,6 +16,7 @@
 
 #include "serried/tensor/dispatch/copied_view.h"
 #include "serried/tensor/dispatch/handlers.h"
+#include "serried/tensor/handlers/part_reduction.h"
 #include "serried/tensor/making/like.h"
 #include "serried/tensor/meta.h"
 #include "serried/tensor/redistribute/redistribute.h"
@@ -39,27 +43,72 @@ at::Tensor replicated(const at::Tensor& t) {
   return wrap(redistribute_local(meta->local, *meta->spec, whole), with_placements(*meta->spec, whole));
 }
 
+bool has_cut_classes(const at::Tensor& scores) {
+  const DTensorMeta* meta = dtensor_meta(scores);
+  return meta != nullptr && detail::PartReduction::is_needed(*meta, {scores.dim() == 1 ? 0 : 1});
+}
+
+// What a mean divides by: the class weights of all targets that count. A rank knows all targets of its samples, so
+// where only classes are cut it need ask nobody.
+at::Tensor total_weight(const at::Tensor& scores, const at::Tensor& target, const std::optional<at::Tensor>& weight,
+                        int64_t ignore_index) {
+  const at::Tensor index = target.to(at::kLong);
+  const at::Tensor ignored = index.eq(ignore_index);
+  if (!weight.has_value() || !weight->defined()) return ignored.logical_not().sum().to(scores.scalar_type());
+  c10::List<std::optional<at::Tensor>> of_classes;
+  of_classes.push_back(index.masked_fill(ignored, 0));
+  return at::index(*weight, of_classes).masked_fill(ignored, 0).sum();
+}
+
 // Ignored targets and class weights make ranks count differently, so the mean of local means is not the mean.
 template <class Forward>
-bool nll_mean(Stack& stack, Forward forward) {
+bool nll_mean(const c10::OperatorHandle& op, Stack& stack, Forward forward) {
+  if (detail::OpCall(op, stack).has_out()) return false;
   const auto arguments = torch::jit::last(stack, 5);
   const at::Tensor self = arguments[0].toTensor();
   const at::Tensor target = arguments[1].toTensor();
   if (arguments[3].toInt() != kMean || (!is_cut(self) && !is_cut(target))) return false;
-  auto [sum, count] = forward(self, target, arguments[2].toOptional<at::Tensor>(), kSum, arguments[4].toInt());
-  const at::Tensor total = replicated(count);
+  const auto weight = arguments[2].toOptional<at::Tensor>();
+  const int64_t ignore_index = arguments[4].toInt();
+  auto [sum, count] = forward(self, target, weight, kSum, ignore_index);
+  const at::Tensor total = replicated(has_cut_classes(self) ? total_weight(self, target, weight, ignore_index) : count);
   const at::Tensor loss = at::div(sum, total);
   torch::jit::drop(stack, 5);
   torch::jit::push(stack, loss, total);
   return true;
 }
 
-bool nll_loss(const c10::OperatorHandle&, Stack& stack) {
-  return nll_mean(stack, [](auto&&... a) { return at::nll_loss_forward(a...); });
+bool nll_loss(const c10::OperatorHandle& op, Stack& stack) {
+  return nll_mean(op, stack, [](auto&&... a) { return at::nll_loss_forward(a...); });
 }
 
-bool nll_loss_2d(const c10::OperatorHandle&, Stack& stack) {
-  return nll_mean(stack, [](auto&&... a) { return at::nll_loss2d_forward(a...); });
+bool nll_loss_2d(const c10::OperatorHandle& op, Stack& stack) {
+  return nll_mean(op, stack, [](auto&&... a) { return at::nll_loss2d_forward(a...); });
+}
+
+// Only a mean was divided by the total weight: a pending one is not read, and need not be added up.
+template <class Backward>
+bool nll_backward(const c10::OperatorHandle& op, Stack& stack, Backward backward) {
+  if (detail::OpCall(op, stack).has_out()) return false;
+  const auto arguments = torch::jit::last(stack, 7);
+  const at::Tensor total = arguments[6].toTensor();
+  const DTensorMeta* meta = dtensor_meta(total);
+  if (arguments[4].toInt() == kMean || meta == nullptr || !is_cut(total)) return false;
+  const at::Tensor unread = wrap(meta->local, with_placements(*meta->spec, Placements(meta->spec->placements.size())));
+  const at::Tensor gradient =
+      backward(arguments[0].toTensor(), arguments[1].toTensor(), arguments[2].toTensor(),
+               arguments[3].toOptional<at::Tensor>(), arguments[4].toInt(), arguments[5].toInt(), unread);
+  torch::jit::drop(stack, 7);
+  torch::jit::push(stack, gradient);
+  return true;
+}
+
+bool nll_loss_backward(const c10::OperatorHandle& op, Stack& stack) {
+  return nll_backward(op, stack, [](auto&&... a) { return at::nll_loss_backward(a...); });
+}
+
+bool nll_loss_2d_backward(const c10::OperatorHandle& op, Stack& stack) {
+  return nll_backward(op, stack, [](auto&&... a) { return at::nll_loss2d_backward(a...); });
 }
 
 at::Tensor local_or_self(const at::Tensor& t) {
@@ -120,7 +169,9 @@ bool check_and_unscale(const c10::OperatorHandle&, Stack& stack) {
 std::vector<HandlerEntry> loss_handlers() {
   return {
       {"aten::_amp_foreach_non_finite_check_and_unscale_", check_and_unscale},
+      {"aten::nll_loss2d_backward", nll_loss_2d_backward},
       {"aten::nll_loss2d_forward", nll_loss_2d},
+      {"aten::nll_loss_backward", nll_loss_backward},
       {"aten::nll_loss_forward", nll_loss},
   };
 }

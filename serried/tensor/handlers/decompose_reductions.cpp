@@ -12,6 +12,7 @@
 namespace serried {
 namespace {
 
+using detail::accumulated;
 using detail::LocalOnly;
 using detail::OpCall;
 using detail::PartReduction;
@@ -27,10 +28,6 @@ std::optional<PartReduction> parts_of(const OpCall& call) {
   const bool in_range = dims.front() >= 0 && dims.back() < int64_t(meta->spec->sizes.size());
   if (!in_range || !PartReduction::is_needed(*meta, dims)) return std::nullopt;
   return PartReduction(*meta, std::move(dims));
-}
-
-at::ScalarType accumulated(at::ScalarType dtype) {
-  return c10::isReducedFloatingType(dtype) ? at::kFloat : dtype;
 }
 
 struct Moments {

@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 
 #include "serried/comm/collectives/collectives.h"
+#include "serried/comm/collectives/watch.h"
 #include "serried/tensor/dispatch/handlers.h"
 #include "serried/tensor/dispatch/local_only.h"
 #include "serried/tensor/making/like.h"
@@ -17,6 +18,7 @@ using torch::jit::Stack;
 bool run_item(const c10::OperatorHandle& op, Stack& stack) {
   const OpCall call(op, stack);
   const LocalOnly guard;
+  const watch::PartOf scope("item()");
   return detail::finish(op, stack, {detail::whole_local(*dtensor_meta(call.argument(0).toTensor())).item()});
 }
 
@@ -35,12 +37,14 @@ bool run_equal(const c10::OperatorHandle& op, Stack& stack) {
   const DTensorMeta* self = dtensor_meta(call.argument(0).toTensor());
   const DTensorMeta* other = dtensor_meta(call.argument(1).toTensor());
   if (self == nullptr || other == nullptr) return false;
+  const watch::PartOf scope("equal()");
   if (self->spec->sizes != other->spec->sizes) return detail::finish(op, stack, {false});
   return detail::finish(op, stack, {parts_are_equal(*self, *other)});
 }
 
 bool run_allclose(const c10::OperatorHandle& op, Stack& stack) {
   const OpCall call(op, stack);
+  const watch::PartOf scope("allclose()");
   const at::Tensor close = at::isclose(call.argument(0).toTensor(), call.argument(1).toTensor(),
                                        call.number("rtol", 1e-5), call.number("atol", 1e-8), call.flag("equal_nan"));
   return detail::finish(op, stack, {at::all(close).item<bool>()});

@@ -9,6 +9,11 @@
 
 namespace serried::detail {
 
+/// What sums of `dtype` are added up in.
+inline at::ScalarType accumulated(at::ScalarType dtype) {
+  return c10::isReducedFloatingType(dtype) ? at::kFloat : dtype;
+}
+
 /// One tensor and the dims to reduce, at least one of them cut. Partial inputs are reduced first.
 class PartReduction {
  public:

@@ -33,9 +33,10 @@ struct Rows {
   // Below that ATen's copy spends longer on preparing than on copying.
   bool is_small(const at::Tensor& x) const { return x.is_cpu() && rows * parts * bytes <= 64 << 10; }
 
-  // Calls visit(place in the rows, place in the parts).
+  // Calls visit(place in the rows, place in the parts). What is empty has no memory to be copied.
   template <class Visit>
   void each(Visit visit) const {
+    if (bytes == 0) return;
     for (int64_t part = 0; part < parts; ++part) {
       for (int64_t row = 0; row < rows; ++row) visit((row * parts + part) * bytes, (part * rows + row) * bytes);
     }

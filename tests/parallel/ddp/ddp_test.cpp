@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <optional>
+
 #include "serried/comm/collectives/collectives.h"
 #include "serried/parallel/ddp/reducer.h"
 #include "tests/support/close.h"
@@ -119,6 +121,69 @@ TEST_P(Ddp, NoSyncAddsUpAndTheNextBackwardSharesTheSum) {
         expect_same_gradients(*net, *plain);
       }
     }
+  });
+}
+
+TEST_P(Ddp, NoSyncTakesAConditionAndTheLastBatchNeedsNoBranch) {
+  on_ranks([&](const Group& group) {
+    Net plain = seeded_net(), net = seeded_net();
+    DistributedDataParallel ddp(net, {.process_group = group});
+    const int num_batches = 3;
+    for (int i = 0; i < num_batches; ++i) {
+      const at::Tensor batch = whole_batch(world_size(), i);
+      plain(batch).pow(2).mean().backward();
+      auto guard = ddp.no_sync(i + 1 < num_batches);
+      ddp(part_of(batch, group)).pow(2).mean().backward();
+    }
+    expect_same_gradients(*net, *plain);
+  });
+}
+
+TEST_P(Ddp, GuardsOfNoSyncMoveAndEndInAnyOrder) {
+  on_ranks([&](const Group& group) {
+    Net plain = seeded_net(), net = seeded_net();
+    DistributedDataParallel ddp(net, {.process_group = group});
+    int step = 0;
+    const auto run_both = [&] {
+      const at::Tensor batch = whole_batch(world_size(), step++);
+      plain(batch).pow(2).mean().backward();
+      ddp(part_of(batch, group)).pow(2).mean().backward();
+    };
+    std::optional<DataParallelBase::NoSync> first = ddp.no_sync();
+    auto second = std::make_optional(ddp.no_sync());
+    auto moved = std::move(*first);
+    first.reset();  // nothing: it was moved away
+    run_both();
+    { auto ends = std::move(moved); }
+    run_both();  // still inside the second
+    second = ddp.no_sync(false);
+    run_both();
+    expect_same_gradients(*net, *plain);
+  });
+}
+
+TEST(DdpMismatch, NamesTheBucketOrTheBuffersBeforeTheCollective) {
+  run_ranks(2, [](const Group& group) {
+    const auto error_of = [&](const Group& group, const std::function<void()>& call) {
+      const at::Tensor x = at::ones({7});
+      return error_text<c10::DistBackendError>([&] { group->getRank() == 0 ? all_reduce_(x, group) : call(); });
+    };
+    const Group first = split_group(group, {{0, 1}}), second = split_group(group, {{0, 1}});
+    torch::nn::Linear linear(4, 3);
+    DistributedDataParallel ddp(linear, {.process_group = first});
+    const at::Tensor loss = ddp(at::ones({2, 4})).sum();
+    EXPECT_THAT(
+        error_of(first, [&] { loss.backward(); }),
+        ::testing::ContainsRegex("rank 0 #[0-9]+ all_reduce f32\\[7\\] sum, rank 1 DDP bucket 0: #[0-9]+ all_reduce "
+                                 "f32\\[15\\] avg"));
+    torch::nn::BatchNorm1d norm(4);
+    DistributedDataParallel with_buffers(norm, {.process_group = second});
+    EXPECT_THAT(
+        error_of(second,
+                 [&] {
+                   with_buffers(at::ones({2, 4}));
+                 }),
+        ::testing::ContainsRegex("rank 0 #[0-9]+ all_reduce f32\\[7\\] sum, rank 1 DDP's buffers: #[0-9]+ broadcast "));
   });
 }
 

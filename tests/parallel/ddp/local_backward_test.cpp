@@ -240,15 +240,29 @@ TEST(LocalBackwardOptions, RanksWithoutInputAreNotToldOfIt) {
   });
 }
 
+// Ranks that all went through the wrapper are not sent to look for it.
+TEST(LocalBackwardErrors, BucketsThatDifferSayNothingOfTheWrapper) {
+  run_ranks(2, [](const Group& group) {
+    torch::nn::Linear net = seeded(1, [] { return torch::nn::Linear(3, 2); });
+    DistributedDataParallel ddp(net, {.process_group = group, .init_sync = false});
+    torch::nn::Linear other(3, 4);
+    DistributedDataParallel second(other, {.process_group = group, .init_sync = false});
+    const std::string text = error_text<c10::DistBackendError>(
+        [&] { (group->getRank() == 0 ? ddp : second)(rows_of_rank(0)).sum().backward(); });
+    EXPECT_THAT(text, ::testing::StartsWith("[all_reduce] ranks called different collectives: rank 0 DDP bucket 0: "));
+    EXPECT_THAT(text, ::testing::EndsWith("\n  in:  a backward of DistributedDataParallel"));
+  });
+}
+
 TEST(LocalBackwardErrors, ARankThatLeavesTheWrapperOutIsHintedAtByTheOthers) {
   run_ranks(2, [](const Group& group) {
     torch::nn::Linear net = seeded(1, [] { return torch::nn::Linear(3, 2); });
     DistributedDataParallel ddp(net, {.process_group = group});
     if (group->getRank() == 0) {
       EXPECT_EQ(error_text<c10::DistBackendError>([&] { ddp(rows_of_rank(0)).sum().backward(); }),
-                "[all_reduce] ranks called different collectives: rank 0 #4 all_reduce f32[8] avg, rank 1 #4 barrier\n"
-                "  fix: let all ranks of the group make the same calls in the same order, with the same shapes and "
-                "dtypes\n"
+                "[all_reduce] ranks called different collectives: rank 0 DDP bucket 0: #4 all_reduce f32[8] avg, "
+                "rank 1 #4 barrier\n"
+                "  fix: make every rank call the same collectives in the same order\n"
                 "  at:  rank 0/2\n"
                 "  in:  a backward of DistributedDataParallel; a rank that calls the module without its wrapper takes "
                 "no part in it");

@@ -8,6 +8,7 @@
 
 #include <sstream>
 
+#include "serried/comm/collectives/own_backend.h"
 #include "serried/comm/groups/ranks.h"
 #include "serried/parallel/ddp/ddp.h"
 
@@ -15,6 +16,30 @@ namespace serried {
 namespace {
 
 using ::testing::HasSubstr;
+
+TEST(DdpLoggingData, StepsAreCountedForThoseWhoLookFromOutside) {
+  run_ranks(2, [](const Group& group) {
+    torch::nn::Linear net(4, 3);
+    DistributedDataParallel ddp(net, {.process_group = group});
+    for (int step = 0; step < 3; ++step) ddp(at::ones({2, 4})).sum().backward();
+    {
+      const auto local = ddp.no_sync();  // gradients that are only collected are no step
+      ddp(at::ones({2, 4})).sum().backward();
+    }
+    EXPECT_EQ(detail::as_own(*group->getDefaultBackend())->page()->num_steps, 3u);
+    ddp(at::ones({2, 4})).sum().backward();
+    EXPECT_EQ(detail::as_own(*group->getDefaultBackend())->page()->num_steps, 4u);
+  });
+}
+
+TEST(DdpLoggingData, StepsOfAGroupWithoutADefaultBackendAreCounted) {
+  run_ranks(2, [](const Group& group) {
+    const auto plain = c10::make_intrusive<c10d::ProcessGroup>(group->getRank(), group->getSize());
+    plain->setBackend(at::kCPU, c10d::ProcessGroup::CUSTOM, group->getDefaultBackend());
+    detail::count_step(plain);
+    EXPECT_EQ(detail::as_own(*group->getDefaultBackend())->page()->num_steps, 1u);
+  });
+}
 
 TEST(DdpLoggingData, HasPytorchsKeys) {
   run_ranks(2, [](const Group& group) {

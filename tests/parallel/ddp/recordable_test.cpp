@@ -62,7 +62,7 @@ TEST(RecordableDdp, IsToldWhatChangesAStepWithoutAnOp) {
       ddp.set_process_group(group);
       EXPECT_NE(told.values(), before);
     }
-    EXPECT_EQ(told.values().size(), 3u) << "may be asked when the module is gone";
+    EXPECT_EQ(told.values().size(), 4u) << "may be asked when the module is gone";
   });
 }
 

@@ -6,7 +6,9 @@
 #include <sstream>
 
 #include "serried/comm/groups/ranks.h"
+#include "serried/mesh/mesh.h"
 #include "serried/parallel/zero.h"
+#include "serried/tensor/dtensor.h"
 #include "tests/support/close.h"
 #include "tests/support/errors.h"
 
@@ -279,6 +281,48 @@ TEST(ZeroErrors, ASparseGradientIsRefusedOnEveryRank) {
         "[ZeroRedundancyOptimizer] the gradient of parameter 0, f32[5,2], is sparse\n  fix: build its module with "
         ".sparse(false), or give it to an ordinary optimizer\n  at:  rank " +
             std::to_string(g->getRank()) + "/2");
+  });
+}
+
+TEST(ZeroErrors, ADTensorIsRefusedOnEveryRank) {
+  run_ranks(2, [](const Group& g) {
+    const DeviceMesh mesh = init_device_mesh("cpu", {2}, {"tp"}, {.group = g});
+    const at::Tensor part = distribute_tensor(at::ones({5, 3}), mesh, {Shard(0)}).detach().requires_grad_();
+    const auto told = [&](size_t index) {
+      return c10::str("[ZeroRedundancyOptimizer] parameter ", index,
+                      " is a DTensor, f32[5,3] S0 on mesh tp=2\n  fix: give DTensors to an ordinary optimizer, whose "
+                      "state lies as they do: Shard(0) over the mesh spreads both\n  at:  rank ",
+                      g->getRank(), "/2");
+    };
+    const std::vector<at::Tensor> plain = ramp_parameters();
+    EXPECT_EQ(error_text<c10::ValueError>([&] {
+                ZeroAdam(std::vector<at::Tensor>{plain[0], part}, 0.1, {.process_group = g});
+              }),
+              told(1));
+    ZeroAdam zero(plain, 0.1, {.process_group = g});
+    EXPECT_EQ(error_text<c10::ValueError>([&] { zero.add_param_group(OptimizerParamGroup({part})); }), told(5));
+  });
+}
+
+// What the message of the refusal says to do.
+TEST(ZeroErrors, AnOrdinaryOptimizerSpreadsTheStateOfADTensor) {
+  run_ranks(2, [](const Group& g) {
+    const DeviceMesh mesh = init_device_mesh("cpu", {2}, {"tp"}, {.group = g});
+    const at::Tensor whole = at::linspace(-1, 1, 15).view({5, 3}).requires_grad_();
+    const at::Tensor part = distribute_tensor(whole.detach().clone(), mesh, {Shard(0)}).detach().requires_grad_();
+    torch::optim::AdamW plain({whole}, 0.1), spread({part}, 0.1);
+    for (int step = 0; step < 3; ++step) {
+      plain.zero_grad();
+      spread.zero_grad();
+      whole.pow(2).sum().backward();
+      part.pow(2).sum().backward();
+      plain.step();
+      spread.step();
+    }
+    testing::expect_close(DTensor(part).full_tensor().detach(), whole.detach());
+    const auto& state =
+        static_cast<const torch::optim::AdamWParamState&>(*spread.state().at(part.unsafeGetTensorImpl()));
+    EXPECT_EQ(DTensor(state.exp_avg()).to_local().sizes(), at::IntArrayRef({g->getRank() == 0 ? 3 : 2, 3}));
   });
 }
 

@@ -41,7 +41,8 @@ TEST(CommDebugMode, RefusesNamesOfNoCollective) {
   const CommDebugMode comm;
   EXPECT_EQ(::serried::testing::error_text<c10::ValueError>([&] { comm.count("allreduce"); }),
             "[CommDebugMode::count] there is no collective \"allreduce\"; known: all_reduce, all_gather, "
-            "reduce_scatter, all_to_all, broadcast, reduce, send, recv, barrier\n  fix: pass one of the known names");
+            "reduce_scatter, all_to_all, broadcast, reduce, gather, scatter, send, recv, barrier\n  fix: pass one of "
+            "the known names");
 }
 
 TEST(CommDebugMode, NestedModesBothSeeWhatIsInsideThem) {
@@ -100,6 +101,21 @@ TEST(CommDebugMode, ShowsWhichOpRedistributedWhat) {
     EXPECT_FALSE(move.backward);
     EXPECT_EQ(move.bytes, 4 * 6 * 4 / 2 / 2);
     EXPECT_EQ(comm.count("all_to_all"), 1);
+  });
+}
+
+TEST(CommDebugMode, ShowsTheWayBackOfWhatWasWritten) {
+  run_ranks(2, [](const Group& group) {
+    const DTensor pending = DTensor::from_local(at::ones({4, 6}), line(group), {Partial("sum")});
+    const DTensor cut = distribute_tensor(at::ones({4, 6}), line(group), {Shard(0)});
+    CommDebugMode comm;
+    at::Tensor(pending).add_(cut);
+    EXPECT_EQ(comm.counts(), (Counts{{"all_gather", 1}, {"reduce_scatter", 1}}));
+    EXPECT_THAT(
+        comm.report(),
+        ::testing::AllOf(HasSubstr("aten::add_.Tensor f32[4,6] P -> S0, implicit, 48 B, forward of (no scope)\n"),
+                         HasSubstr("aten::add_.Tensor f32[4,6] S0 -> P, implicit, 48 B, forward of (no scope)\n")));
+    EXPECT_TRUE(at::equal(pending.full_tensor(), at::full({4, 6}, 3.f)));
   });
 }
 

@@ -81,10 +81,29 @@ TEST(Explain, TensorsAreSharedOutOverLists) {
   EXPECT_EQ(stack[1].toTensorVector()[0].size(0), 3);
 }
 
-TEST(Explain, CompositesSaySo) {
+TEST(Explain, CompositesNameTheirParts) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
-    const torch::jit::Stack stack{at::Tensor(distribute_tensor(at::ones({4, 6}), mesh, {Shard(0)})), 1, c10::IValue()};
-    EXPECT_THAT(explain("aten::softmax.int", stack), HasSubstr("aten::softmax.int decomposes into other ops"));
+    const at::Tensor x = distribute_tensor(at::ones({4, 6}), mesh, {Shard(0)});
+    const at::Tensor w = distribute_tensor(at::ones({5, 6}), mesh, {Replicate()});
+    const std::string ways =
+        ": explain those; CommDebugMode({.ops = true}) shows them in a real call, which may choose by device\n";
+    EXPECT_EQ(explain("aten::softmax.int", torch::jit::Stack{x, 1, c10::IValue()}),
+              "aten::softmax.int decomposes into aten::_softmax" + ways);
+    EXPECT_EQ(explain("aten::matmul", {x, w.t()}), "aten::matmul decomposes into aten::mm" + ways);
+    EXPECT_EQ(explain("aten::vstack", torch::jit::Stack{std::vector<at::Tensor>{x, x}}),
+              "aten::vstack decomposes into aten::cat" + ways);
+    EXPECT_EQ(explain("aten::dropout", torch::jit::Stack{x, 0.5, false}), "aten::dropout runs no op on these\n");
+  });
+}
+
+TEST(Explain, CompositesNameTheirPartsAsFarAsTheyRunWithoutData) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const at::Tensor x = distribute_tensor(at::ones({4, 6}), mesh, {Shard(0)});
+    EXPECT_THAT(explain("aten::argwhere", {x}),
+                ::testing::StartsWith("aten::argwhere decomposes into aten::nonzero and what follows: "));
+    const torch::jit::Stack stack{x, std::vector<int64_t>{6}, c10::IValue(), c10::IValue(), 1e-5, true};
+    EXPECT_THAT(explain("aten::layer_norm", stack),
+                HasSubstr(" decomposes into aten::native_layer_norm and what follows"));
   });
 }
 

@@ -34,7 +34,7 @@ std::ostream& operator<<(std::ostream& out, const Move& move) {
 
 // What a call did, or what its explanation promises.
 struct Account {
-  std::vector<Move> moves;  // of inputs that were moved first
+  std::vector<Move> moves;  // of inputs before the op, and of what it wrote back to where it lay
   std::map<std::string, int64_t> collectives;
   std::vector<std::string> results;
   std::string error;
@@ -63,18 +63,18 @@ Account promised(const std::string& op, const Stack& stack) {
   static const std::regex result(R"(result[ 0-9]*: (a list, each )?(.*))");
   std::istringstream lines(text);
   std::smatch match;
-  std::string argument;
+  std::string last_move;
   for (std::string line; std::getline(lines, line);) {
     if (std::regex_match(line, match, result)) account.results.push_back(match[2]);
     if (!std::regex_match(line, match, step)) continue;
     if (match[5] != "slice" && match[5] != "to_partial") ++account.collectives[match[5]];
-    if (match[1] == "write back") continue;
-    if (match[2] == argument) {
+    const std::string move = match[1].str() + match[2].str();
+    if (move == last_move) {
       account.moves.back().to = match[4];
     } else {
       account.moves.push_back({match[3], match[4]});
     }
-    argument = match[2];
+    last_move = move;
   }
   return account;
 }

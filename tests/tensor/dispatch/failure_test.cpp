@@ -67,11 +67,11 @@ TEST(Failure, HiddenCommunicationCanBeForbidden) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const DTensor x = place(at::ones({4, 4}), mesh, {Shard(1)});
     const ExplicitRedistribution guard;
-    const std::string text = error_text<c10::ValueError>([&] { at::softmax(x, 1); });
+    const std::string text = error_text<c10::ValueError>([&] { at::cumprod(x, 1); });
     EXPECT_THAT(text,
-                HasSubstr("[aten::_softmax] argument 0 \"self\" f32[4,4] S1 on mesh 2 would be redistributed to R"));
+                HasSubstr("[aten::cumprod] argument 0 \"self\" f32[4,4] S1 on mesh 2 would be redistributed to R"));
     EXPECT_THAT(text, HasSubstr("fix: call redistribute(parse_placements(\"R\")) before the op"));
-    expect_equal(full(at::softmax(x, 0)), at::softmax(at::ones({4, 4}), 0));
+    expect_equal(full(at::cumprod(x, 0)), at::cumprod(at::ones({4, 4}), 0));
   });
 }
 

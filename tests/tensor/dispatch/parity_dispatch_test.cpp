@@ -149,15 +149,32 @@ TEST(ExplicitRedistribution, ForbidsWhatAnOpWouldMoveByItself) {
     const DTensor b = place(quarters({6, 2}), mesh, {Replicate()});
     const ExplicitRedistribution forbidden;
     EXPECT_THAT(
-        error_text<c10::ValueError>([&] { at::softmax(a, 1); }),
-        HasSubstr("[aten::_softmax] argument 0 \"self\" f32[4,6] S1 on mesh 2 would be redistributed to R by the "
+        error_text<c10::ValueError>([&] { at::cumprod(a, 1); }),
+        HasSubstr("[aten::cumprod] argument 0 \"self\" f32[4,6] S1 on mesh 2 would be redistributed to R by the "
                   "rule !K@dim ... -> K@dim ...\n"
                   "  fix: call redistribute(parse_placements(\"R\")) before the op"));
-    EXPECT_NO_THROW(at::softmax(a, 0));
-    EXPECT_NO_THROW(at::softmax(a.redistribute({Replicate()}), 1)) << "asked for";
+    EXPECT_NO_THROW(at::cumprod(a, 0));
+    EXPECT_NO_THROW(at::cumprod(a.redistribute({Replicate()}), 1)) << "asked for";
     EXPECT_NO_THROW(at::mm(a, b)) << "b is cut where it lies: no bytes move";
     const ExplicitRedistribution strict({.strict = true});
     EXPECT_THAT(error_text<c10::ValueError>([&] { at::mm(a, b); }), HasSubstr("\"mat2\" f32[6,2] R"));
+  });
+}
+
+TEST(ExplicitRedistribution, NamesTheWayBackOfWhatIsWritten) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const DTensor pending = DTensor::from_local(quarters({4, 6}), mesh, {Partial("sum")});
+    const DTensor cut = place(quarters({4, 6}), mesh, {Shard(0)});
+    const ExplicitRedistribution forbidden;
+    EXPECT_THAT(
+        error_text<c10::ValueError>([&] { at::Tensor(pending).add_(cut); }),
+        HasSubstr("[aten::add_.Tensor] argument 0 \"self\" f32[4,6] P on mesh 2 would be redistributed to S0 and "
+                  "back by the rule ... + ... -> ...\n"
+                  "  fix: call redistribute(parse_placements(\"S0\")) before the op, and "
+                  "redistribute(parse_placements(\"P\")) on what it has written\n"));
+    const DTensor sum = pending.redistribute(parse_placements("S0"));
+    at::Tensor(sum).add_(cut);
+    expect_close(full(sum.redistribute(parse_placements("P"))), 3 * quarters({4, 6}));
   });
 }
 
@@ -169,15 +186,15 @@ TEST(ExplicitRedistribution, WarnsOrLogsInstead) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const DTensor a = place(quarters({3, columns}), mesh, {Shard(1)});
     const ExplicitRedistribution warned({.mode = HiddenCommunication::warn});
-    expect_close(full(at::softmax(a, 1)), at::softmax(quarters({3, columns}), 1));
+    expect_close(full(at::cumprod(a, 1)), at::cumprod(quarters({3, columns}), 1));
     const ExplicitRedistribution logged({.mode = HiddenCommunication::log});
-    at::log_softmax(a, 1);
+    at::logcumsumexp(a, 1);
   });
   log::set_topics("");
   const std::string text = ::testing::internal::GetCapturedStderr();
-  EXPECT_THAT(text, HasSubstr("[aten::_softmax] argument 0 \"self\" f32[3," + std::to_string(columns) +
+  EXPECT_THAT(text, HasSubstr("[aten::cumprod] argument 0 \"self\" f32[3," + std::to_string(columns) +
                               "] S1 on mesh 2 would be redistributed to R"));
-  EXPECT_THAT(text, HasSubstr("[aten::_log_softmax] argument 0 \"self\""));
+  EXPECT_THAT(text, HasSubstr("[aten::logcumsumexp] argument 0 \"self\""));
 }
 
 }  // namespace

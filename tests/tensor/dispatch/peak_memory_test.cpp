@@ -75,7 +75,9 @@ TEST(PeakMemory, IsResultsPlusWhatMovesPlusOneBuffer) {
                            {"mm that leaves a Partial", [&] { return at::mm(columns, rows); }, whole, 0},
                            {"mm, an input is gathered", [&] { return at::mm(rows, more_rows); }, half, whole},
                            {"add of rows and columns", [&] { return rows + columns; }, half, half},
-                           {"softmax along the cut", [&] { return at::softmax(columns, 1); }, whole, whole},
+                           {"softmax along the cut", [&] { return at::softmax(columns, 1); }, half, n * 4},
+                           {"log_softmax along the cut", [&] { return at::log_softmax(columns, 1); }, half, n * 4},
+                           {"cumprod along the cut", [&] { return at::cumprod(columns, 1); }, whole, whole},
                            {"S0 -> S1", [&] { return rows.redistribute({Shard(1)}); }, half, 0},
                            {"S1 -> R", [&] { return columns.redistribute({Replicate()}); }, whole, 0},
                            {"S0 -> R", [&] { return rows.redistribute({Replicate()}); }, whole, 0}}) {

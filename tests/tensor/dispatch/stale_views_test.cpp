@@ -332,5 +332,41 @@ TEST(StaleViews, SqueezeInPlaceKeepsTheMemoryAlongAxesOfOneRank) {
   });
 }
 
+// The dim has to be whole before it can go: the tensor moves, and what shares its memory would not.
+TEST(StaleViews, SqueezeInPlaceOfACutDimMovesOnlyWhatNobodyShares) {
+  const at::Tensor plain = at::arange(4, at::kDouble).view({1, 4});
+  on_mesh({2}, [&](const DeviceMesh& mesh) {
+    at::Tensor alone = place(plain, mesh, {Shard(0)});
+    alone.squeeze_(0);
+    alone.add_(1);
+    expect_close(full(alone), plain.squeeze(0) + 1);
+
+    for (const Named& copied : std::vector<Named>{
+             {"view", [](const at::Tensor& x) { return x.unsqueeze(0); }},
+             {"detach", [](const at::Tensor& x) { return x.detach(); }},
+         }) {
+      at::Tensor x = place(plain, mesh, {Shard(0)});
+      const at::Tensor view = copied.run(x);
+      x.squeeze_(0);
+      x.add_(1);
+      EXPECT_THROW(full(view), c10::ValueError) << copied.name;
+    }
+
+    const std::vector<Named> sharers = {
+        {"data", [](const at::Tensor& x) { return x.data(); }},
+        {"part", [](const at::Tensor& x) { return DTensor(x).to_local(); }},
+    };
+    for (const Named& sharer : sharers) {
+      at::Tensor x = place(plain, mesh, {Shard(0)});
+      const at::Tensor shares = sharer.run(x);
+      EXPECT_THAT(error_text<c10::ValueError>([&] { x.squeeze_(0); }),
+                  ::testing::HasSubstr("would get new memory, and views of it or its to_local() keep the old one"))
+          << sharer.name;
+      x.add_(1);
+      expect_close(full(x), plain + 1);
+    }
+  });
+}
+
 }  // namespace
 }  // namespace serried

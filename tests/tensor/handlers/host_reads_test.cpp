@@ -1,7 +1,10 @@
 // Values of DTensors that the host reads: the same on every rank.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "serried/comm/collectives/collectives.h"
+#include "tests/support/errors.h"
 #include "tests/support/on_mesh.h"
 
 namespace serried::testing {
@@ -21,6 +24,19 @@ TEST(HostReads, ItemReducesWhatIsPending) {
 TEST(HostReads, ItemOfASumOverShards) {
   on_mesh({4}, [](const DeviceMesh& mesh) {
     EXPECT_EQ(place(at::arange(6, at::kLong), mesh, {Shard(0)}).sum().item<int64_t>(), 15);
+  });
+}
+
+TEST(HostReads, AMismatchNamesItemBeforeItsCollective) {
+  run_ranks(2, [](const Group& group) {
+    const DeviceMesh mesh = init_device_mesh("cpu", {2}, {}, {.group = group});
+    const at::Tensor loss = DTensor::from_local(at::ones({}), mesh, {Partial()});
+    const at::Tensor x = at::ones({5});
+    const auto differ = [&] { group->getRank() == 0 ? void(loss.item<float>()) : all_reduce_(x, mesh.get_group(0)); };
+    EXPECT_THAT(
+        error_text<c10::DistBackendError>(differ),
+        ::testing::ContainsRegex("rank 0 item\\(\\): #[0-9]+ all_reduce f32\\[\\] sum, rank 1 #[0-9]+ all_reduce "
+                                 "f32\\[5\\] sum"));
   });
 }
 

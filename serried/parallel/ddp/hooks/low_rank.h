@@ -33,6 +33,7 @@ struct Parts {
 /// finds them.
 struct BucketMemory {
   std::vector<std::vector<int64_t>> sizes;  // of the stacks it was made for
+  at::ScalarType dtype = at::kFloat;        // of these
   at::Tensor right;                         // the right factors to start from, the same on every rank
   bool is_warm = false;                     // they are those of the last iteration; else to be drawn
   std::vector<at::Tensor> errors;           // per stack: what this rank's gradients had and the result had not

@@ -132,7 +132,7 @@ class PowerSGD : public std::enable_shared_from_this<PowerSGD> {
       parts = divide_(bucket, options_);
       counted.before = buffer.numel();
       counted.after = num_sent(parts);
-      if (!parts.stacks.empty()) memory = memory_for(bucket.getIndex(), parts);
+      if (!parts.stacks.empty()) memory = memory_for(bucket, parts);
     }
     count(counted, iteration);
     if (tape::is_recording()) repeat_at_replays(counted, memory);
@@ -151,14 +151,16 @@ class PowerSGD : public std::enable_shared_from_this<PowerSGD> {
     bool is_last = false;
   };
 
-  // A bucket that is cut differently from last time starts anew.
-  std::shared_ptr<BucketMemory> memory_for(size_t bucket, const Parts& parts) {
+  // A bucket that is cut differently from last time, or of another dtype, starts anew.
+  std::shared_ptr<BucketMemory> memory_for(const c10d::GradBucket& bucket, const Parts& parts) {
     std::vector<std::vector<int64_t>> sizes;
     for (const Stack& stack : parts.stacks) sizes.push_back(stack.sizes());
-    auto& memory = memories_[bucket];
-    if (memory && memory->sizes == sizes) return memory;
+    const at::ScalarType dtype = bucket.getBuffer().scalar_type();
+    auto& memory = memories_[bucket.getIndex()];
+    if (memory && memory->sizes == sizes && memory->dtype == dtype) return memory;
     memory = std::make_shared<BucketMemory>();
     memory->sizes = std::move(sizes);
+    memory->dtype = dtype;
     return memory;
   }
 
