@@ -2,7 +2,9 @@
 #include "serried/graph/capture.h"
 
 #include <algorithm>
+#include <atomic>
 #include <list>
+#include <map>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -11,6 +13,8 @@
 
 #include "serried/base/error.h"
 #include "serried/base/log.h"
+#include "serried/base/text.h"
+#include "serried/base/trace.h"
 #include "serried/graph/capture_states.h"
 #include "serried/graph/record/agree.h"
 #include "serried/graph/record/argument_watch.h"
@@ -18,6 +22,8 @@
 #include "serried/graph/record/handles.h"
 #include "serried/graph/record/hooks.h"
 #include "serried/graph/record/optimizer_steps.h"
+#include "serried/graph/text/report.h"
+#include "serried/graph/text/text.h"
 #include "serried/tape/facts.h"
 #include "serried/tensor/parts.h"
 
@@ -65,6 +71,22 @@ void check_numbers_read(const Recorder& recorder) {
        "the function reads a number from a tensor and returns values that are no tensors; a replay would "
        "return those of the recording",
        {"return the tensor, and read it outside"}});
+}
+
+bool reads_data(const HostRead& read) {
+  return read.op == "aten::_local_scalar_dense" || read.op == "aten::equal";
+}
+
+// Right where nobody minds that the number stays: it is the caller's, and no op has it.
+void warn_of_stale_numbers(const Recording& recording) {
+  const auto read = std::find_if(recording.host_reads.begin(), recording.host_reads.end(), reads_data);
+  if (read == recording.host_reads.end()) return;
+  const std::string after =
+      read->before_node == 0 ? "" : "\n  after: " + line_of(recording.graph, read->before_node - 1);
+  log::warn_once(c10::str("[capture] the function reads a tensor on the host (", read->op,
+                          read->op == "aten::equal" ? "" : ", which item() calls",
+                          "); replays do not, so what it read stays that of the recording", after,
+                          "\n  fix: return the tensor, and read it outside of the captured function"));
 }
 
 void check_options(const CaptureOptions& options) {
@@ -115,6 +137,11 @@ class PlainViews {
   const bool were_replayed_;
 };
 
+int64_t next_number() {
+  static std::atomic<int64_t> last = 0;
+  return ++last;
+}
+
 // Sets a flag while alive.
 class Busy {
  public:
@@ -142,6 +169,7 @@ struct CaptureState::Impl {
   bool is_busy = false;
   std::thread::id owner;
   FunctionNumbers function;
+  const int64_t number = next_number();  // in this process, for the log
   int64_t calls = 0;
   int64_t captures = 0;
   int64_t replays = 0;
@@ -149,6 +177,10 @@ struct CaptureState::Impl {
   std::string reason;
 
   void check_caller();
+  template <class... Parts>
+  void log_call(const Parts&... parts) const {
+    log::line(log::Topic::graph, "call ", calls, " of function ", number, " ", parts...);
+  }
   Entry* find(const CallArguments& arguments);
   void note_reason(const CallArguments& arguments);
   Outcome replay(Ready& ready, const CallArguments& arguments);
@@ -162,6 +194,7 @@ struct CaptureState::Impl {
   void keep_recorded(Entry& entry, Recorded recorded);
   std::optional<Ready> make_ready(const Recording& before, Attempt call);
   void put_ready(Entry& entry, Ready ready);
+  void log_graph(const Entry& entry) const;
   void drop_oldest();
   bool is_hopeless() const;
   void refuse(const CaptureError& error);
@@ -209,11 +242,14 @@ void CaptureState::Impl::note_reason(const CallArguments& arguments) {
     if (entry.ready() == nullptr) continue;
     const std::string why = entry.call_guards.why_not(arguments);
     reason = why.empty() ? entry.ready()->why_not(arguments) : why;
+    log_call("is recorded anew", reason.empty() ? "" : ": ", reason);
     return;
   }
 }
 
 CaptureState::Outcome CaptureState::Impl::replay(Ready& ready, const CallArguments& arguments) {
+  if (recordings_in_a_row > 0) log_call("replays its graph of ", ready.graph.nodes().size(), " ops, as later ones do");
+  const trace::Span span("replay", "replay");
   Outcome outcome{.is_replay = true, .outputs = ready.replay(arguments), .form = ready.form};
   ++replays;
   recordings_in_a_row = 0;
@@ -301,6 +337,8 @@ void CaptureState::Impl::record(Entry& entry, const CallArguments& arguments, co
     steps.repeat_at_replays(recorder);
     call.effects = Effects(recorder, call.before, arguments.tensors);
     call.recording = recorder.take();
+    log_call("was recorded: ", call.recording.graph.nodes().size(), " ops, ", call.recording.graph.collectives().size(),
+             " of them collectives");
     add(entry, std::move(call), std::move(handles), typed.make_form);
   } catch (const CaptureError&) {
     const bool stays_eager = options.when_refused == WhenRefused::run_eager;
@@ -327,6 +365,7 @@ void CaptureState::Impl::add(Entry& entry, Attempt call, HandleCounts handles, M
     if (std::optional<Ready> ready = make_ready(recorded->last.recording, call)) {
       ready->handles = std::move(handles);
       ready->form = make_form();
+      if (captures == 0) warn_of_stale_numbers(call.recording);
       return put_ready(entry, std::move(*ready));
     }
   } catch (const CaptureError& error) {
@@ -390,6 +429,18 @@ void CaptureState::Impl::put_ready(Entry& entry, Ready ready) {
     return true;
   });
   entry.state = std::move(ready);
+  if (log::enabled(log::Topic::graph)) log_graph(entry);
+}
+
+void CaptureState::Impl::log_graph(const Entry& entry) const {
+  const GraphReport costs = report(entry.ready()->graph);
+  std::map<std::string, int64_t> guards;  // a model has many parameters of one shape
+  for (const Guard& guard : entry.guards()) ++guards[guard.name + ": " + guard.expected];
+  std::string text;
+  for (const auto& [guard, count] : guards)
+    text += "\n  " + guard + (count == 1 ? "" : c10::str(", ", count, " times"));
+  log_call("gave a graph of ", costs.num_ops, " ops, which gives ",
+           serried::detail::bytes_text(costs.collective_bytes()), " to collectives and holds while these do:", text);
 }
 
 void CaptureState::Impl::refuse(const CaptureError& error) {
@@ -438,7 +489,10 @@ CaptureState::Outcome CaptureState::call(const CallArguments& arguments, const T
   ++self.calls;
   if (self.stage != Impl::Stage::capturing) {
     typed.run();
-    if (self.stage == Impl::Stage::first_call) self.stage = Impl::Stage::capturing;
+    if (self.stage == Impl::Stage::first_call) {
+      self.log_call("ran as it is");
+      self.stage = Impl::Stage::capturing;
+    }
     return {};
   }
   Entry* entry = self.find(arguments);
@@ -485,11 +539,7 @@ const Graph& CaptureState::graph() const {
 
 std::vector<Guard> CaptureState::guards() const {
   for (const Entry& entry : impl_->entries) {
-    if (entry.ready() == nullptr) continue;
-    std::vector<Guard> guards = entry.call_guards.list();
-    const std::vector<Guard> state = entry.ready()->state_guards.list();
-    guards.insert(guards.end(), state.begin(), state.end());
-    return guards;
+    if (entry.ready() != nullptr) return entry.guards();
   }
   return {};
 }

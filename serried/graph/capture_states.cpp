@@ -114,4 +114,11 @@ bool Entry::fits(const CallArguments& arguments) const {
   return found == nullptr || found->may_be_like_last(arguments);
 }
 
+std::vector<Guard> Entry::guards() const {
+  std::vector<Guard> guards = call_guards.list();
+  const std::vector<Guard> of_state = ready()->state_guards.list();
+  guards.insert(guards.end(), of_state.begin(), of_state.end());
+  return guards;
+}
+
 }  // namespace serried::graph

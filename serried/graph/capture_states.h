@@ -85,6 +85,8 @@ struct Entry {
   const Ready* ready() const { return std::get_if<Ready>(&state); }
   /// Null where there is none yet.
   const Recording* last_recording() const;
+  /// Of an entry that is ready: what has to hold for a replay.
+  std::vector<Guard> guards() const;
   /// Whether a call may replay this, or be one more recording of it.
   bool fits(const CallArguments& arguments) const;
 };

@@ -124,6 +124,27 @@ bool Node::is_collective() const {
   return !collective_name(op.operator_name().name).empty();
 }
 
+bool Node::is_wait() const {
+  const std::string& name = op.operator_name().name;
+  return name == "serried::wait" || name == "_c10d_functional::wait_tensor";
+}
+
+std::string_view phase_name(Phase phase) {
+  switch (phase) {
+    case Phase::forward: return "forward";
+    case Phase::backward: return "backward";
+    case Phase::collective: return "collective";
+    case Phase::optimizer: return "optimizer";
+    case Phase::other: break;
+  }
+  return "other";
+}
+
+Phase common_phase(c10::ArrayRef<Node> nodes) {
+  const auto differs = [&](const Node& node) { return node.phase != nodes[0].phase; };
+  return nodes.empty() || std::any_of(nodes.begin(), nodes.end(), differs) ? Phase::other : nodes[0].phase;
+}
+
 std::string Node::group_name() const {
   for (const Argument& argument : arguments) {
     if (argument.kind == Argument::Kind::group) return argument.constant.toStringRef();

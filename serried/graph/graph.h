@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
+#include <c10/util/ArrayRef.h>
 
 #include <cstdint>
 #include <string>
@@ -73,19 +74,38 @@ struct Argument {
   static Argument of_values(std::vector<ValueId> ids) { return {Kind::values, {}, std::move(ids)}; }
 };
 
+/// The part of a training step that a node belongs to.
+enum class Phase : uint8_t {
+  other,  // none of them, or not known
+  forward,
+  backward,
+  collective,  // communication, whatever part it is for: how a report counts it, never that of a node
+  optimizer,
+};
+
+/// "backward"
+std::string_view phase_name(Phase phase);
+
 struct Node {
   c10::OperatorHandle op;
   std::vector<Argument> arguments;
   /// Per return of the op. What was written in place keeps its id.
   std::vector<std::vector<ValueId>> results;
+  /// As the recording found it; passes keep it.
+  Phase phase = Phase::other;
 
   /// "all_reduce" for serried::all_reduce_, c10d::allreduce_, _c10d_functional::all_reduce; the op's name without
   /// namespace otherwise.
   std::string short_name() const;
   bool is_collective() const;
+  /// Whether it sleeps until a collective that was started is done.
+  bool is_wait() const;
   /// Of a collective, else empty.
   std::string group_name() const;
 };
+
+/// That of all `nodes`; other where they differ.
+Phase common_phase(c10::ArrayRef<Node> nodes);
 
 /// A node of the op `name`; arguments left out at the end have their defaults.
 Node make_node(const char* name, std::vector<Argument> arguments, std::vector<std::vector<ValueId>> results,

@@ -69,8 +69,11 @@ uint64_t hash_of(const torch::nn::Module& module, uint64_t hash) {
   for (const at::Tensor& t : module.parameters(/*recurse=*/false)) hash = mix_hash(hash, identity_of(t));
   hash = mix_hash(hash, 1);
   for (const at::Tensor& t : module.buffers(/*recurse=*/false)) hash = mix_hash(hash, identity_of(t));
+  // A member holder that becomes another module (net->layer = Linear(3, 2)) leaves the registered one, with a holder
+  // less.
   for (const auto& child : module.children()) {
-    hash = hash_of(*child, mix_hash(hash, uint64_t(reinterpret_cast<uintptr_t>(child.get()))));
+    hash = mix_hash(mix_hash(hash, uint64_t(reinterpret_cast<uintptr_t>(child.get()))), uint64_t(child.use_count()));
+    hash = hash_of(*child, hash);
   }
   return mix_hash(hash, 2);
 }
@@ -114,8 +117,11 @@ std::string fingerprint_text(uint64_t value) {
 }
 
 Fact training_mode(std::string name, const std::shared_ptr<torch::nn::Module>& module) {
-  const auto value = [modules = module->modules()] {
+  const auto value = [module = std::weak_ptr<torch::nn::Module>(module)]() -> uint64_t {
+    const auto alive = module.lock();
+    if (!alive) return 0;
     uint64_t which = 1, training = 0;
+    const auto modules = alive->modules();
     for (const auto& each : modules) {
       which = which * 31 + uint64_t(each->is_training());
       training += uint64_t(each->is_training());
@@ -128,7 +134,11 @@ Fact training_mode(std::string name, const std::shared_ptr<torch::nn::Module>& m
 
 Fact contents_of(const std::string& name, const std::shared_ptr<torch::nn::Module>& module) {
   return {.name = "tensors and modules in " + name,
-          .value = [module] { return hash_of(*module, 1); },
+          .value =
+              [module = std::weak_ptr<torch::nn::Module>(module)] {
+                const auto alive = module.lock();
+                return alive ? hash_of(*alive, 1) : 0;
+              },
           .subject = module.get(),
           .text = fingerprint_text};
 }

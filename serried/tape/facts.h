@@ -15,8 +15,9 @@ namespace serried::tape {
 /// Changes with train() and eval() of `module` and of all within it.
 Fact training_mode(std::string name, const std::shared_ptr<torch::nn::Module>& module);
 
-/// Changes when a parameter, a buffer or a module within `module` is registered, replaced or removed, and when a member
-/// of one of torch's own modules, such as Linear's `weight`, becomes another tensor.
+/// Changes when a parameter, a buffer or a module within `module` is registered, replaced or removed, when a member
+/// of one of torch's own modules, such as Linear's `weight`, becomes another tensor, and with the number of holders of
+/// a module within: one that gets another module lets go of the registered one.
 Fact contents_of(const std::string& name, const std::shared_ptr<torch::nn::Module>& module);
 
 /// Changes with the parameters of an optimizer's groups and with its options: of torch::optim's and of serried's own

@@ -4,6 +4,7 @@
 
 #include <functional>
 
+#include "serried/comm/collectives/own_backend.h"
 #include "serried/comm/groups/ranks.h"
 #include "serried/graph/capture.h"
 #include "serried/optim/adam.h"
@@ -172,6 +173,22 @@ TEST(CapturedTraining, InTensorParallelIsThatOfEagerForFiftySteps) {
       };
       expect_same_end(run(false), run(true), name);
     }
+  });
+}
+
+TEST(Training, CapturedStepsAreCountedForThoseWhoLookFromOutside) {
+  run_ranks(2, [](const Group& group) {
+    torch::nn::Linear net(4, 3);
+    DistributedDataParallel ddp(net, {.process_group = group});
+    auto step = capture([&](const at::Tensor& x) {
+      net->zero_grad();
+      at::Tensor loss = ddp(x).sum();
+      loss.backward();
+      return loss;
+    });
+    for (int i = 0; i < 9; ++i) step(at::ones({2, 4}));
+    EXPECT_GT(step.replays(), 0);
+    EXPECT_EQ(detail::as_own(*group->getDefaultBackend())->page()->num_steps, 9u);
   });
 }
 

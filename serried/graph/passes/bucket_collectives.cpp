@@ -39,10 +39,18 @@ class BucketWriter {
       case Kind::reduce_scatter: write_reduce_scatter(); break;
       case Kind::none: break;
     }
+    const Phase phase = phase_of_members();
+    for (Node& node : nodes_) node.phase = phase;
     return std::move(nodes_);
   }
 
  private:
+  Phase phase_of_members() const {
+    std::vector<Node> nodes;
+    for (const Member& member : members_) nodes.push_back(member.node);
+    return common_phase(nodes);
+  }
+
   ValueId add_value(c10::DimVector sizes, int32_t storage) {
     TensorMeta meta = graph_.value(members_[0].collective.operand).meta;
     meta.strides = c10::contiguous_strides(sizes);

@@ -91,6 +91,7 @@ class StartsAndWaits {
     for_each_result(*ours, [&](ValueId id) { is_dropped_[makers_.at(id)] = true; });
     replacements_[i] = {*ours};
     if (ours->results.size() == 1 && ours->results[0].size() > 1) replacements_[i] = gathered_and_split(*ours);
+    for (Node& replacement : replacements_[i]) replacement.phase = node.phase;
   }
 
   static bool is_ours(const Node& node) { return node.op.operator_name().name.starts_with(kStart); }

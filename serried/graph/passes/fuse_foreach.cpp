@@ -119,6 +119,7 @@ class Clusters {
 Node fused(const std::vector<Node>& members) {
   const ListOp& target = *list_op_of(members[0]);
   Node node{c10::Dispatcher::singleton().findSchemaOrThrow(target.name, target.overload), members[0].arguments, {}};
+  node.phase = common_phase(members);
   for (size_t k = 0; k < node.arguments.size(); ++k) {
     if (node.arguments[k].kind != Argument::Kind::value) continue;
     std::vector<ValueId> ids;

@@ -77,7 +77,7 @@ class Overlapping {
     size_t place = placed_.size();
     while (place > 0 && !stays_ahead(placed_[place - 1], node, access)) --place;
     const ValueId work = graph_.add_value({.kind = ValueKind::work});
-    Node started{*start_of(node), {}, node.results};
+    Node started{*start_of(node), {}, node.results, node.phase};
     started.results.push_back({work});
     for (const c10::Argument& wanted : started.op.schema().arguments()) {
       started.arguments.push_back(node.arguments[size_t(*node.op.schema().argumentIndexWithName(wanted.name()))]);

@@ -69,11 +69,16 @@ std::optional<size_t> changed_argument(const Recording& first, const Recording& 
   return std::nullopt;
 }
 
+// Not equal() and its kin, which modules of torch::nn call too: a yes or no is no number that differs.
+bool gives_number(const HostRead& read) {
+  return read.op == "aten::_local_scalar_dense";
+}
+
 [[noreturn]] void raise_changed(const Recording& first, const Recording& second, size_t i, size_t k) {
   const Node& node = second.graph.nodes()[i];
   const HostRead* read = nullptr;
   for (const HostRead& candidate : second.host_reads) {
-    if (candidate.before_node <= i) read = &candidate;
+    if (candidate.before_node <= i && gives_number(candidate)) read = &candidate;
   }
   const std::string op = c10::toString(node.op.operator_name());
   throw CaptureError(
@@ -137,7 +142,7 @@ const std::string kKeepIt = "keep one tensor, and copy_ into it";
   const std::string values = is_number ? c10::str(": it was ", before.item().toDouble(), " in one call and ",
                                                   now.item().toDouble(), " in the next")
                                        : ": its data differs from call to call";
-  const bool was_read = !second.host_reads.empty();
+  const bool was_read = std::any_of(second.host_reads.begin(), second.host_reads.end(), gives_number);
   raise_for(second, id, "was made without an op (from numbers on the host, or outside of the function)" + values,
             {kPassIt, "fill a tensor that lives longer than the call, with copy_ or fill_"},
             was_read && is_number ? CaptureErrorKind::host_read : CaptureErrorKind::off_tape_tensor);

@@ -42,12 +42,20 @@ const void* address_of(const WeakGenerator& generator) {
   return generator._unsafe_get_target();
 }
 
-// Effects guard these; buckets and hooks take and drop handles of them as they like.
+bool is_part_of_bucket(const at::Tensor& grad) {
+  const at::Tensor part = part_of(grad);
+  return storage_of(part) == nullptr || !owns_storage(part);
+}
+
+// Effects guard these; buckets and hooks take and drop handles of them as they like. One that somebody else holds
+// before the call may be what the function found there.
 std::unordered_set<const c10::TensorImpl*> gradients_of_leaves(const Recording& recording) {
   std::unordered_set<const c10::TensorImpl*> gradients;
   for (const OuterTensor& outer : recording.outer_tensors) {
     const at::Tensor t = outer.tensor.lock();
-    if (t.defined() && t.is_leaf() && t.grad().defined()) gradients.insert(t.grad().unsafeGetTensorImpl());
+    if (!t.defined() || !t.is_leaf() || !t.grad().defined()) continue;
+    const bool is_held_elsewhere = t.grad().use_count() > 1 && !is_part_of_bucket(t.grad());
+    if (!is_held_elsewhere) gradients.insert(t.grad().unsafeGetTensorImpl());
   }
   return gradients;
 }

@@ -31,6 +31,10 @@ const c10::StorageImpl* storage_of(const at::Tensor& t) {
   return impl->has_storage() ? impl->unsafe_storage().unsafeGetStorageImpl() : nullptr;
 }
 
+bool owns_storage(const at::Tensor& t) {
+  return t.storage().nbytes() == t.nbytes();
+}
+
 int64_t byte_offset_of(const at::Tensor& t) {
   const c10::TensorImpl* impl = part_impl(t);
   return impl->has_storage() ? impl->storage_offset() * int64_t(impl->itemsize()) : 0;

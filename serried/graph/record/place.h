@@ -44,6 +44,8 @@ struct InputPlace {
 
 /// Null where `t` is undefined or has none; of a DTensor that of its part.
 const c10::StorageImpl* storage_of(const at::Tensor& t);
+/// Whether `t`, which is dense, is all of its storage: no view of a bucket.
+bool owns_storage(const at::Tensor& t);
 /// In bytes, from the begin of its storage.
 int64_t byte_offset_of(const at::Tensor& t);
 

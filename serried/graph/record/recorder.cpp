@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "serried/graph/record/hooks.h"
+#include "serried/graph/record/phases.h"
 #include "serried/graph/record/recorded_work.h"
 #include "serried/graph/text/custom_class.h"
 #include "serried/tensor/parts.h"
@@ -19,22 +20,6 @@ namespace {
 using c10::IValue;
 using torch::jit::Stack;
 
-// Same memory, seen the same way: SavedVariable and .data() make such copies without an op.
-std::string layout_key(const at::Tensor& t) {
-  std::string key;
-  if (t.layout() != at::kStrided || !t.has_storage()) return key;
-  key.reserve(sizeof(int64_t) * size_t(5 + 2 * t.dim()));
-  const auto put = [&](int64_t number) { key.append(reinterpret_cast<const char*>(&number), sizeof(number)); };
-  put(reinterpret_cast<int64_t>(t.storage().unsafeGetStorageImpl()));
-  put(t.storage_offset());
-  put(int64_t(t.scalar_type()));
-  put(int64_t(t.is_conj()) * 2 + int64_t(t.is_neg()));
-  put(t.dim());
-  for (int64_t size : t.sizes()) put(size);
-  for (int64_t stride : t.strides()) put(stride);
-  return key;
-}
-
 bool has_layout(const at::Tensor& t) {
   return t.layout() == at::kStrided && t.has_storage();
 }
@@ -42,6 +27,11 @@ bool has_layout(const at::Tensor& t) {
 // c10d's gather and scatter take lists of lists.
 bool is_nested_list(const IValue& value) {
   return value.isList() && !value.toListRef().empty() && value.toListRef()[0].isTensorList();
+}
+
+// Whether autograd runs on this thread: its own ops, and those of hooks.
+bool is_in_backward() {
+  return torch::autograd::get_current_graph_task_id() != -1;
 }
 
 // That of an op about to run, undefined where it draws nothing.
@@ -82,8 +72,18 @@ Recorder::~Recorder() {
   link_->wait = nullptr;
 }
 
+// Same memory, seen the same way: SavedVariable and .data() make such copies without an op.
+Recorder::Layout Recorder::layout_of(const at::Tensor& t) {
+  if (!has_layout(t)) return {};
+  Layout layout = {reinterpret_cast<int64_t>(t.storage().unsafeGetStorageImpl()), t.storage_offset(),
+                   int64_t(t.scalar_type()), int64_t(t.is_conj()) * 2 + int64_t(t.is_neg()), t.dim()};
+  layout.append(t.sizes().begin(), t.sizes().end());
+  layout.append(t.strides().begin(), t.strides().end());
+  return layout;
+}
+
 void Recorder::remember(const at::Tensor& t, ValueId id) {
-  const std::string layout = layout_key(t);
+  const Layout layout = layout_of(t);
   by_impl_.insert_or_assign(t.unsafeGetTensorImpl(), Known{id, layout});
   impls_.emplace_back(t);
   if (!has_layout(t)) return;
@@ -103,7 +103,7 @@ bool Recorder::has_memory_of(const at::Tensor& t, ValueId id) const {
 
 // An op such as t_() has given a tensor another layout: what lies as it did before is not this value any more.
 void Recorder::note_layout(const at::Tensor& t, Known& known) {
-  std::string layout = layout_key(t);
+  Layout layout = layout_of(t);
   if (layout == known.layout) return;
   const auto before = by_layout_.find(known.layout);
   if (before != by_layout_.end() && before->second == known.id) by_layout_.erase(before);
@@ -114,7 +114,7 @@ void Recorder::note_layout(const at::Tensor& t, Known& known) {
 ValueId Recorder::find_known(const at::Tensor& t) const {
   if (!t.defined()) return kNoValue;
   const auto same = by_impl_.find(t.unsafeGetTensorImpl());
-  const std::string layout = layout_key(t);
+  const Layout layout = layout_of(t);
   // set_data() gives a tensor another layout without an op.
   if (same != by_impl_.end() && same->second.layout == layout) return same->second.id;
   if (!has_layout(t)) return kNoValue;
@@ -124,7 +124,7 @@ ValueId Recorder::find_known(const at::Tensor& t) const {
 
 bool Recorder::is_as_ops_left(const at::Tensor& t) const {
   const auto known = by_impl_.find(t.unsafeGetTensorImpl());
-  return known != by_impl_.end() && known->second.layout == layout_key(t);
+  return known != by_impl_.end() && known->second.layout == layout_of(t);
 }
 
 ValueId Recorder::find(const at::Tensor& t) {
@@ -146,10 +146,10 @@ ValueId Recorder::find(const at::Tensor& t) {
 ValueId Recorder::restride(ValueId base, const at::Tensor& t) {
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::as_strided", "");
   const ValueId id = graph().add_value({.kind = ValueKind::computed, .meta = meta_of(t)});
-  graph().add_node({op,
-                    {Argument::of_value(base), Argument::of(t.sizes().vec()), Argument::of(t.strides().vec()),
-                     Argument::of(t.storage_offset())},
-                    {{id}}});
+  append({op,
+          {Argument::of_value(base), Argument::of(t.sizes().vec()), Argument::of(t.strides().vec()),
+           Argument::of(t.storage_offset())},
+          {{id}}});
   remember(t, id);
   recording_.views.push_back(id);
   note_outer(t.unsafeGetTensorImpl(), id);  // mostly: one that lives shorter is gone when outer tensors are looked at
@@ -319,16 +319,21 @@ void Recorder::run(const c10::OperatorHandle& op, Stack& stack) {
   if (generator.defined()) refuse_generator(generators_.change_of(generator));
   check_supported(op, node);
   adopt_operands(node);
-  recording_.ran_backward |= torch::autograd::get_current_graph_task_id() != -1;
+  recording_.ran_backward |= is_in_backward();
   tape::run_unrecorded(op, stack);
   if (generator.defined()) generators_.note(generator);
   note_writes(node);
   if (keep_results(node, stack)) {
-    graph().add_node(std::move(node));
+    append(std::move(node));
   } else {
     recording_.host_reads.push_back({c10::toString(op.operator_name()), graph().nodes().size()});
   }
   running_.reset();
+}
+
+void Recorder::append(Node node) {
+  if (is_in_backward()) node.phase = Phase::backward;
+  graph().add_node(std::move(node));
 }
 
 // False where the op gave the host a number and nothing else.
@@ -346,7 +351,7 @@ bool Recorder::keep_results(Node& node, Stack& stack) {
 
 void Recorder::note_wait(ValueId work) {
   static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("serried::wait", "");
-  graph().add_node({op, {Argument::of_value(work)}, {}});
+  append({op, {Argument::of_value(work)}, {}});
   std::erase(on_their_way_, work);
 }
 
@@ -422,10 +427,24 @@ void Recorder::note_hooks_left() {
   for (const HookedTensor& hooked : hooked_) {
     const at::Tensor t = hooked.tensor.lock();
     if (!t.defined() || !t.is_leaf() || num_user_hooks(t) <= hooked.num_hooks) continue;
-    const auto is_it = [&](const MadeTensor& made) { return made.tensor.address() == t.unsafeGetTensorImpl(); };
+    const at::Tensor part = part_of(t);
+    const auto is_it = [&](const MadeTensor& made) { return made.tensor.address() == part.unsafeGetTensorImpl(); };
     if (arguments_.count(t.unsafeGetTensorImpl()) > 0 || std::any_of(made_.begin(), made_.end(), is_it)) continue;
     recording_.hook_left_on = meta_of(t).to_string();
   }
+}
+
+StepMemory Recorder::step_memory() const {
+  StepMemory memory;
+  for (const OuterTensor& outer : recording_.outer_tensors) {
+    // Activations are met under second names too.
+    if (!outer.required_grad || outer.is_alias || outer.value == kNoValue || value(outer.value).storage < 0) continue;
+    memory.parameters.insert(value(outer.value).storage);
+    const at::Tensor t = outer.tensor.lock();
+    const ValueId grad = t.defined() && t.is_leaf() ? find_known(part_of(t.grad())) : kNoValue;
+    if (grad != kNoValue && value(grad).storage >= 0) memory.gradients.insert(value(grad).storage);
+  }
+  return memory;
 }
 
 Recording Recorder::take() {
@@ -436,6 +455,7 @@ Recording Recorder::take() {
   raise_refusal();
   wait_for_all();
   adopt_results();
+  find_phases(graph(), step_memory());
   check_hooks_of_inputs();
   note_hooks_left();
   rely_on_hooks();

@@ -1,12 +1,14 @@
 // Writes down what a function does to tensors while it runs.
 #pragma once
 
+#include <c10/util/SmallVector.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
@@ -16,6 +18,7 @@
 #include "serried/graph/graph.h"
 #include "serried/graph/record/generator_watch.h"
 #include "serried/graph/record/hooks.h"
+#include "serried/graph/record/phases.h"
 #include "serried/graph/record/place.h"
 #include "serried/tape/recorder.h"
 #include "serried/tensor/weak_tensor.h"
@@ -158,13 +161,23 @@ class Recorder final : public tape::Recorder {
   bool ran_backward() const { return recording_.ran_backward; }
 
  private:
+  /// Storage, offset, dtype, flags, dims, sizes and strides in a row; empty where there is none to speak of. Numbers of
+  /// up to three dims need no memory of their own: this is made for every operand of every op.
+  using Layout = c10::SmallVector<int64_t, 11>;
+  struct HashOfLayout {
+    size_t operator()(const Layout& layout) const {
+      return std::hash<std::string_view>()(
+          {reinterpret_cast<const char*>(layout.data()), layout.size() * sizeof(int64_t)});
+    }
+  };
   struct Known {
     ValueId id;
-    std::string layout;  // when an op gave it
+    Layout layout;  // when an op gave it
   };
   struct Link;  // what a recorded Work keeps of us
   class RecordedWork;
 
+  static Layout layout_of(const at::Tensor& t);
   Argument argument_of(const c10::IValue& value);
   Argument argument_of(const at::Generator& generator);
   bool has_memory_of(const at::Tensor& t, ValueId id) const;
@@ -190,6 +203,8 @@ class Recorder final : public tape::Recorder {
   void note_outer(c10::TensorImpl* impl, ValueId value);
   bool is_made_inside(ValueId id) const;
   std::vector<ValueId> find_all(const std::vector<at::Tensor>& tensors);
+  void append(Node node);
+  StepMemory step_memory() const;
   bool keep_results(Node& node, torch::jit::Stack& stack);
   void check_supported(const c10::OperatorHandle& op, const Node& node);
   void note_wait(ValueId work);
@@ -200,7 +215,7 @@ class Recorder final : public tape::Recorder {
 
   Recording recording_;
   std::unordered_map<const c10::TensorImpl*, Known> by_impl_;
-  std::unordered_map<std::string, ValueId> by_layout_;
+  std::unordered_map<Layout, ValueId, HashOfLayout> by_layout_;
   std::unordered_map<const c10::StorageImpl*, ValueId> by_storage_;
   std::unordered_set<const c10::TensorImpl*> seen_outer_;
   std::unordered_map<const c10::TensorImpl*, int> arguments_;

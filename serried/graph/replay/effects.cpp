@@ -16,13 +16,18 @@ bool is_parameter(const at::Tensor& t) {
   return t.defined() && t.requires_grad() && t.is_leaf();
 }
 
+size_t num_handles_of(const at::Tensor& grad) {
+  const DTensorMeta* meta = grad.defined() ? dtensor_meta(grad) : nullptr;
+  return std::max(grad.use_count(), meta != nullptr ? meta->local.use_count() : 1);
+}
+
 GradientState state_of(const WeakTensor& parameter, bool had_grad, const at::Tensor& grad) {
   const at::Tensor part = part_of(grad);
   GradientState state{parameter, had_grad, grad, part, spec_of(grad)};
   if (storage_of(part) == nullptr || part.layout() != at::kStrided) return state;
   state.storage = part.storage().getWeakStorageImpl();
   state.meta = meta_of(part);
-  state.owns_memory = part.storage().nbytes() == part.nbytes();
+  state.owns_memory = owns_storage(part);
   return state;
 }
 
@@ -46,6 +51,21 @@ std::set<int32_t> shared_storages(const Graph& graph) {
     for_each_result(node, [&](ValueId id) { shared.insert(graph.value(id).storage); });
   }
   return shared;
+}
+
+// Others in whose hands the function met the value, such as `snapshot = p.grad().detach()`. What nobody holds at the
+// end but the graph, or as the gradient `after`, was made inside, as zero_grad() does.
+std::vector<WeakTensor> sharers_of(const Recorder& recorder, ValueId id, const GradientState& state,
+                                   const at::Tensor& after) {
+  const at::Tensor& in_graph = recorder.value(id).tensor;
+  std::vector<WeakTensor> sharers;
+  for (const OuterTensor& outer : recorder.outer_tensors()) {
+    const c10::TensorImpl* met = outer.tensor.address();
+    if (outer.value != id || met == state.grad.address() || met == state.part.address()) continue;
+    const size_t explained = size_t(met == in_graph.unsafeGetTensorImpl()) + size_t(met == after.unsafeGetTensorImpl());
+    if (outer.is_of_surroundings() && outer.tensor.num_handles() > explained) sharers.push_back(outer.tensor);
+  }
+  return sharers;
 }
 
 // Whether another tensor may take its place.
@@ -91,7 +111,10 @@ std::vector<GradientState> gradients_of(const std::vector<OuterTensor>& outer_te
   std::vector<GradientState> states;
   for (const OuterTensor& outer : outer_tensors) {
     const at::Tensor t = outer.tensor.lock();
-    if (is_parameter(t)) states.push_back(state_of(t, t.grad().defined(), t.grad()));
+    if (!is_parameter(t)) continue;
+    const size_t num_handles = num_handles_of(t.grad());
+    states.push_back(state_of(t, t.grad().defined(), t.grad()));
+    states.back().num_handles = num_handles;
   }
   return states;
 }
@@ -148,7 +171,8 @@ void Effects::add_gradient(Recorder& recorder, const Leaf& leaf, const GradientS
   const at::Tensor after = leaf.tensor.lock().grad();
   const bool is_added = input >= 0;
   const bool was_used = before.defined() && recorder.find_known(part_of(before)) != kNoValue;
-  if (!state.had_grad || (was_used && !is_added && after.is_same(before))) expected_.push_back({leaf, before});
+  if (!state.had_grad || (was_used && !is_added && after.is_same(before)))
+    expected_.push_back({leaf, before.defined(), before});
   if (after.is_same(before) && before.defined() == state.had_grad) return;
   Given given{.leaf = leaf};
   if (after.defined()) {
@@ -178,8 +202,9 @@ int Effects::add_input(Recorder& recorder, const Leaf& leaf, const GradientState
   const at::Tensor part = state.remaining_part();
   const ValueId id = recorder.find_known(part);
   if (id == kNoValue || !is_exchangeable(recorder.graph().value(id), state, shared)) return -1;
+  std::vector<WeakTensor> sharers = sharers_of(recorder, id, state, leaf.tensor.lock().grad());
+  added_.push_back({leaf, meta_of(part), state.spec, std::move(sharers), state.num_handles});
   recorder.make_input(id, part);
-  added_.push_back({leaf, meta_of(part), state.spec});
   return int(first_added_ + added_.size()) - 1;
 }
 
@@ -219,16 +244,26 @@ bool Effects::Shared::holds(const std::vector<at::Tensor>& arguments) const {
 
 bool Effects::Expected::holds(const std::vector<at::Tensor>& arguments) const {
   const at::Tensor t = leaf.in(arguments);
-  return t.defined() && t.grad().is_same(grad);
+  return t.defined() && t.grad().defined() == is_defined &&
+         (!is_defined || t.grad().unsafeGetTensorImpl() == grad.address());
 }
 
 bool Effects::Added::holds(const std::vector<at::Tensor>& arguments) const {
   if (!is_used) return true;
   const at::Tensor t = leaf.in(arguments);
   if (!t.defined() || !t.grad().defined() || spec_of(t.grad()) != spec) return false;
-  const at::Tensor& part = part_of(t.grad());
+  if (!is_held_as_before(t.grad())) return false;  // first: the part is one more handle
+  const at::Tensor part = part_of(t.grad());
   return part.layout() == at::kStrided && part.sizes() == c10::IntArrayRef(meta.sizes) &&
          part.strides() == c10::IntArrayRef(meta.strides) && part.scalar_type() == meta.dtype;
+}
+
+bool Effects::Added::is_held_as_before(const at::Tensor& grad) const {
+  if (num_handles > 1 && num_handles_of(grad) != num_handles) return false;
+  return std::all_of(sharers.begin(), sharers.end(), [&](const WeakTensor& sharer) {
+    const at::Tensor other = sharer.lock();
+    return storage_of(other) == storage_of(grad) && byte_offset_of(other) == byte_offset_of(grad);
+  });
 }
 
 bool Effects::hold(const std::vector<at::Tensor>& arguments) const {
@@ -246,10 +281,14 @@ std::string Effects::why_not(const std::vector<at::Tensor>& arguments) const {
     return gradient + (parameter.grad().defined() ? " is another tensor than before" : " was defined and is undefined");
   };
   for (const Expected& expected : expected_) {
-    if (!expected.holds(arguments)) return text(expected.leaf, expected.grad.defined());
+    if (!expected.holds(arguments)) return text(expected.leaf, expected.is_defined);
   }
   for (const Added& added : added_) {
-    if (!added.holds(arguments)) return text(added.leaf, true);
+    if (added.holds(arguments)) continue;
+    const at::Tensor parameter = added.leaf.in(arguments);
+    const bool is_there = parameter.defined() && parameter.grad().defined();
+    if (!is_there || added.is_held_as_before(parameter.grad())) return text(added.leaf, true);
+    return "gradient of the parameter " + meta_of(parameter).to_string() + " is held by others than before";
   }
   for (const Shared& shared : shared_) {
     if (!shared.holds(arguments)) return text(shared.leaf, true);

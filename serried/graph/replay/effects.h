@@ -22,6 +22,7 @@ struct GradientState {
   c10::weak_intrusive_ptr<c10::StorageImpl> storage{c10::intrusive_ptr<c10::StorageImpl>()};
   TensorMeta meta = {};
   bool owns_memory = false;  // all of its storage: no view of a bucket
+  size_t num_handles = 1;    // more than its parameter's: the function may have met it in other hands
 
   /// The part, or what an op was given of it before it went: undefined where nobody keeps its memory.
   at::Tensor remaining_part() const;
@@ -83,7 +84,8 @@ class Effects {
   /// A gradient that the call reads, or that must be missing when it begins.
   struct Expected {
     Leaf leaf;
-    at::Tensor grad;
+    bool is_defined;
+    WeakTensor grad;
 
     bool holds(const std::vector<at::Tensor>& arguments) const;
   };
@@ -92,9 +94,13 @@ class Effects {
     Leaf leaf;
     TensorMeta meta;
     SpecPtr spec = {};
+    // The function may have found it by them: they must come along.
+    std::vector<WeakTensor> sharers;  // in its memory
+    size_t num_handles = 1;           // of it, when the call began
     bool is_used = true;
 
     bool holds(const std::vector<at::Tensor>& arguments) const;
+    bool is_held_as_before(const at::Tensor& grad) const;
   };
   /// A gradient that lies in the memory of an argument.
   struct Shared {

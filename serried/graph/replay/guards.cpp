@@ -108,12 +108,6 @@ std::string input_difference(size_t i, const InputFacts& before, const InputFact
   if (before.is_defined != now.is_defined) {
     return changed(input, before.is_defined ? "defined" : "undefined", now.is_defined ? "defined" : "undefined");
   }
-  if (spec_text(before.spec) != spec_text(now.spec)) {
-    return changed("placement of " + input, spec_text(before.spec), spec_text(now.spec));
-  }
-  if (before.spec.get() != now.spec.get() && before.meta.sizes == now.meta.sizes) {
-    return "mesh of " + input + " was re-created: " + spec_text(before.spec);
-  }
   if (before.meta.dtype != now.meta.dtype) {
     return changed("dtype of " + input, c10::toString(before.meta.dtype), c10::toString(now.meta.dtype));
   }
@@ -123,9 +117,14 @@ std::string input_difference(size_t i, const InputFacts& before, const InputFact
   if (before.meta.sizes != now.meta.sizes) {
     return changed("shape of " + input, text_of(before.meta.sizes), text_of(now.meta.sizes));
   }
+  // Behind what a layout says as well.
+  if (spec_text(before.spec) != spec_text(now.spec)) {
+    return changed("placement of " + input, spec_text(before.spec), spec_text(now.spec));
+  }
   if (before.meta.strides != now.meta.strides) {
     return changed("strides of " + input, text_of(before.meta.strides), text_of(now.meta.strides));
   }
+  if (before.spec.get() != now.spec.get()) return "mesh of " + input + " was re-created: " + spec_text(before.spec);
   if (before.requires_grad != now.requires_grad) {
     return changed("requires_grad of " + input, on_off(before.requires_grad), on_off(now.requires_grad));
   }

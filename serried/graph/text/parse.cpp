@@ -181,7 +181,16 @@ class GraphReader {
       node.arguments.push_back(read_argument(in, declared));
     }
     in.expect(")");
+    if (in.accept("phase ")) node.phase = read_phase(in);
     graph_.add_node(std::move(node));
+  }
+
+  static Phase read_phase(Cursor& in) {
+    const std::string_view word = in.word();
+    for (Phase phase : {Phase::forward, Phase::backward, Phase::optimizer}) {
+      if (word == phase_name(phase)) return phase;
+    }
+    in.fail(c10::str("unknown phase \"", word, "\""));
   }
 
   void read_results(Cursor& in, std::vector<std::vector<ValueId>>& results) {

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <numeric>
+#include <set>
 
 #include "serried/base/text.h"
 #include "serried/graph/text/text.h"
@@ -77,20 +79,40 @@ class Memories {
   std::vector<size_t> of_value_;
 };
 
-void find_peak(const Graph& graph, const Memories& memories, GraphReport& result) {
-  std::vector<int64_t> change(graph.nodes().size() + 2);
+std::vector<int64_t> live_bytes(const Graph& graph, const Memories& memories) {
+  std::vector<int64_t> live(graph.nodes().size() + 2);
   for (const Memory& memory : memories.all()) {
     if (memory.owner != ValueKind::computed || memory.first > memory.last) continue;
-    change[memory.first] += memory.bytes;
-    change[memory.last + 1] -= memory.bytes;
+    live[memory.first] += memory.bytes;
+    live[memory.last + 1] -= memory.bytes;
   }
-  int64_t live = 0;
-  for (size_t i = 0; i < graph.nodes().size(); ++i) {
-    live += change[i];
-    if (live <= result.peak_bytes) continue;
-    result.peak_bytes = live;
-    result.peak_node = i;
+  std::partial_sum(live.begin(), live.end(), live.begin());
+  live.resize(graph.nodes().size());
+  return live;
+}
+
+void find_peak(const Graph& graph, const Memories& memories, GraphReport& result) {
+  const std::vector<int64_t> live = live_bytes(graph, memories);
+  const auto peak = std::max_element(live.begin(), live.end());
+  if (peak == live.end()) return;
+  result.peak_bytes = *peak;
+  result.peak_node = size_t(peak - live.begin());
+}
+
+std::vector<PhaseUse> phases_of(const Graph& graph) {
+  std::vector<PhaseUse> uses;
+  for (Phase phase : {Phase::forward, Phase::backward, Phase::collective, Phase::optimizer, Phase::other}) {
+    uses.push_back({.phase = phase});
   }
+  for (const Node& node : graph.nodes()) {
+    const Phase phase = reported_phase(node);
+    PhaseUse& use =
+        *std::find_if(uses.begin(), uses.end(), [&](const PhaseUse& candidate) { return candidate.phase == phase; });
+    ++use.count;
+    use.bytes += written_bytes(graph, node);
+  }
+  std::erase_if(uses, [](const PhaseUse& use) { return use.count == 0; });
+  return uses;
 }
 
 std::string padded(const std::string& text, size_t width, bool to_the_right = false) {
@@ -116,6 +138,21 @@ std::string collectives_table(const GraphReport& report) {
     calls += use.count;
   }
   return text + row("total", "", std::to_string(calls), bytes_text(report.collective_bytes()));
+}
+
+bool is_known(const PhaseUse& use) {
+  return use.phase != Phase::other && use.phase != Phase::collective;
+}
+
+std::string phases_table(const GraphReport& report) {
+  const auto row = [](std::string_view phase, const std::string& count, const std::string& bytes) {
+    return "  " + padded(std::string(phase), 12) + padded(count, 8, true) + padded(bytes, 13, true) + "\n";
+  };
+  std::string text = row("phase", "ops", "written");
+  for (const PhaseUse& use : report.phases) {
+    text += row(phase_name(use.phase), std::to_string(use.count), bytes_text(use.bytes));
+  }
+  return text;
 }
 
 std::string memory_table(const GraphReport& report) {
@@ -155,7 +192,9 @@ int64_t GraphReport::collective_bytes() const {
 
 std::string GraphReport::to_string() const {
   const std::string communication = collectives.empty() ? "" : collectives_table(*this) + "\n";
-  return communication + memory_table(*this) + "\n" + ops_table(*this);
+  const bool knows_phases = std::any_of(phases.begin(), phases.end(), is_known);
+  const std::string parts = knows_phases ? phases_table(*this) + "\n" : "";
+  return communication + parts + memory_table(*this) + "\n" + ops_table(*this);
 }
 
 GraphReport report(const Graph& graph) {
@@ -183,7 +222,31 @@ GraphReport report(const Graph& graph) {
   result.persistent_bytes = memories.bytes_of(ValueKind::persistent);
   result.constant_bytes = memories.bytes_of(ValueKind::constant);
   find_peak(graph, memories, result);
+  result.phases = phases_of(graph);
   return result;
+}
+
+Phase reported_phase(const Node& node) {
+  return node.is_collective() || node.is_wait() ? Phase::collective : node.phase;
+}
+
+int64_t written_bytes(const Graph& graph, const Node& node) {
+  std::set<ValueId> written;
+  for_each_written(node, [&](ValueId id) { written.insert(id); });
+  std::set<int32_t> read;  // whose memory a view has
+  for_each_operand(node, [&](ValueId id) { read.insert(graph.value(id).storage); });
+  for_each_result(node, [&](ValueId id) {
+    const int32_t storage = graph.value(id).storage;
+    const bool is_seen = storage >= 0 ? read.count(storage) > 0 : is_view(node.op.schema());
+    if (!is_seen && graph.value(id).kind != ValueKind::work) written.insert(id);
+  });
+  int64_t bytes = 0;
+  for (ValueId id : written) bytes += graph.value(id).meta.num_bytes();
+  return bytes;
+}
+
+std::vector<int64_t> live_bytes(const Graph& graph) {
+  return live_bytes(graph, Memories(graph));
 }
 
 }  // namespace serried::graph

@@ -18,8 +18,16 @@ struct CollectiveUse {
   int64_t bytes = 0;  // that this rank gives; that it gets, for recv
 };
 
+/// The nodes of one phase.
+struct PhaseUse {
+  Phase phase = Phase::other;
+  int64_t count = 0;
+  int64_t bytes = 0;  // that they write; views write none
+};
+
 struct GraphReport {
   std::vector<CollectiveUse> collectives;            // most bytes first
+  std::vector<PhaseUse> phases;                      // forward, backward, collective, optimizer, other: which there are
   std::vector<std::pair<std::string, int64_t>> ops;  // by name, most frequent first; collectives included
   int64_t num_ops = 0;
 
@@ -38,5 +46,14 @@ struct GraphReport {
 };
 
 GraphReport report(const Graph& graph);
+
+/// How a report counts the node: collectives and waits for them as such, others by their own phase.
+Phase reported_phase(const Node& node);
+
+/// Bytes of what the node makes or writes, views of what was there not counted.
+int64_t written_bytes(const Graph& graph, const Node& node);
+
+/// During each node, the bytes of computed values that live: what `peak_bytes` is the most of.
+std::vector<int64_t> live_bytes(const Graph& graph);
 
 }  // namespace serried::graph

@@ -53,6 +53,11 @@ std::string layout_lines(std::string_view word, const std::vector<ValueId>& ids,
   return text;
 }
 
+// Nothing where it is not known: so it was before there were phases. Nor of a collective, which its op shows.
+std::string phase_text(Phase phase) {
+  return phase == Phase::other || phase == Phase::collective ? "" : c10::str(" phase ", phase_name(phase));
+}
+
 void check_has_text(const Node& node) {
   for (size_t k = 0; k < node.arguments.size(); ++k) {
     const Argument& argument = node.arguments[k];
@@ -142,7 +147,7 @@ std::string to_text(const Graph& graph) {
   text += layout_lines("input ", graph.inputs(), graph.input_layouts());
   for (size_t i = 0; i < graph.nodes().size(); ++i) {
     check_has_text(graph.nodes()[i]);
-    text += "node " + line_of(graph, i, LineStyle::complete) + "\n";
+    text += "node " + line_of(graph, i, LineStyle::complete) + phase_text(graph.nodes()[i].phase) + "\n";
   }
   for (const Gradient& gradient : graph.gradients()) {
     text += "gradient " + id_text(gradient.value) + " of " + quoted_text(gradient.parameter) + "\n";

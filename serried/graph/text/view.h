@@ -11,8 +11,10 @@ namespace serried::graph {
 ///     std::ofstream("step.dot") << to_dot(step.graph());        // dot -Tsvg step.dot > step.svg
 std::string to_dot(const Graph& graph);
 
-/// One page without anything else: the report, and the ops in order beside arcs for what they take from each other.
-/// Hovering shows the line and where its operands come from and its results go.
+/// One page for a browser, that loads nothing: the ops in order, coloured by phase, with bytes of what they write and
+/// give, arcs for what they take from each other, collectives from their start to their wait, and memory; phases can be
+/// hidden, and ops found by name, tensor, shape and group. Stays quick with tens of thousands of ops.
+///     std::ofstream("step.html") << to_html(step.graph());
 std::string to_html(const Graph& graph);
 
 }  // namespace serried::graph

@@ -344,5 +344,29 @@ TEST_P(CaptureHooksOnRanks, GetDTensors) {
   });
 }
 
+TEST_P(CaptureHooksOnRanks, OnADTensorThatTheFunctionMakesAreItsOwn) {
+  on_ranks([](const Group& group) {
+    const DeviceMesh mesh = init_device_mesh("cpu", {group->getSize()}, {"tp"}, {.group = group});
+    int calls = 0;
+    auto step = capture([&](const at::Tensor& x) {
+      at::Tensor leaf = (DTensor::from_local(x, mesh, {Shard(0)}) * 2).detach().requires_grad_();
+      leaf.register_hook([&](const at::Tensor& grad) {
+        ++calls;
+        return grad * 3;
+      });
+      leaf.square().sum().backward();
+      return std::vector<at::Tensor>{leaf, leaf.grad()};
+    });
+    for (int i = 0; i < 6; ++i) {
+      const at::Tensor x = torch::full({2, 3}, float(i));
+      const std::vector<at::Tensor> results = step(x);
+      EXPECT_TRUE(at::equal(DTensor(results[0]).to_local(), x * 2)) << i;
+      EXPECT_TRUE(at::equal(DTensor(results[1]).to_local(), x * 12)) << i;
+    }
+    EXPECT_EQ(calls, 6);
+    EXPECT_EQ(step.replays(), 3);
+  });
+}
+
 }  // namespace
 }  // namespace serried

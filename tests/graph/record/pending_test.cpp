@@ -44,6 +44,70 @@ TEST_P(CapturedPendings, GiveWhatTheyGiveOutside) {
   });
 }
 
+at::Tensor rooted(const at::Tensor& x, const Group& g) {
+  const int n = g->getSize(), last = n - 1;
+  const Pending sum = async::reduce(x, g, {.dst = last});
+  const PendingTensors parts = async::gather(x.sin().narrow(0, 0, 1 + g->getRank()), g);
+  const bool sends = g->getRank() == last;
+  const Pending mine = async::scatter(sends ? x.cos().tensor_split(n) : std::vector<at::Tensor>(), g, {.src = last});
+  const at::Tensor meanwhile = x.exp();
+  at::Tensor all = reduce(meanwhile, g) + sum.wait() + mine.wait().sum();
+  for (const at::Tensor& part : parts.wait()) all = all + part.sum();
+  for (const at::Tensor& part : gather(all, g, {.dst = last})) all = all + part;
+  return all + scatter(sends ? std::vector<at::Tensor>(size_t(n), all) : std::vector<at::Tensor>(), g, {.src = last});
+}
+
+TEST_P(CapturedPendings, ThoseOfOneRankGiveWhatTheyGiveOutside) {
+  std::vector<Pass> early{passes::reuse_collectives(), passes::bucket_collectives(1), passes::overlap()};
+  for (const Pass& pass : passes::defaults()) early.push_back(pass);
+  for (const std::vector<Pass>& list : {passes::defaults(), early}) {
+    on_ranks([&](const Group& g) {
+      auto step = capture([&](const at::Tensor& x) { return rooted(x, g); }, {.passes = list});
+      for (int i = 0; i < 6; ++i) {
+        const at::Tensor x = sample({5, 3}, g->getRank(), at::kDouble, i) / 64;
+        const at::Tensor expected = rooted(x, g);
+        expect_equal(step(x), expected, c10::str("call ", i));
+      }
+      EXPECT_GE(step.replays(), 3);
+    });
+  }
+}
+
+// What all ranks do together, on one process.
+at::Tensor loss_of_all(const std::vector<at::Tensor>& ys) {
+  return testing::sum_of(ys).pow(2).sum() + at::cat(ys).pow(3).sum() + ys[0].sin().sum();
+}
+
+TEST_P(CapturedPendings, AreTrainedThroughOneRank) {
+  on_ranks([](const Group& g) {
+    const int n = g->getSize(), me = g->getRank();
+    std::vector<at::Tensor> plain;
+    for (int r = 0; r < n; ++r) plain.push_back(sample({3}, r, at::kDouble).div(64).requires_grad_());
+    const at::Tensor w = plain[size_t(me)].detach().clone().requires_grad_();
+    auto step = capture([&](const at::Tensor& x) {
+      const at::Tensor y = w * x;
+      const at::Tensor sum = reduce(y, g, {.dst = n - 1});
+      const std::vector<at::Tensor> parts = gather(y, g);
+      const at::Tensor mine = scatter(me == 0 ? y.tensor_split(n) : std::vector<at::Tensor>(), g);
+      (sum.pow(2).sum() + at::cat(parts).pow(3).sum() + mine.sin().sum()).backward();
+      const at::NoGradGuard no_grad;
+      w.sub_(w.grad(), 0.125);
+      w.mutable_grad().reset();
+    });
+    for (int i = 0; i < 6; ++i) {
+      const at::Tensor x = sample({3}, i, at::kDouble) / 64;
+      step(x);
+      std::vector<at::Tensor> ys;
+      for (const at::Tensor& each : plain) ys.push_back(each * x);
+      const std::vector<at::Tensor> grads = torch::autograd::grad({loss_of_all(ys)}, plain);
+      const at::NoGradGuard no_grad;
+      for (size_t r = 0; r < plain.size(); ++r) plain[r].sub_(grads[r], 0.125);
+      testing::expect_close(w.detach(), plain[size_t(me)].detach(), c10::str("call ", i));
+    }
+    EXPECT_GE(step.replays(), 3);
+  });
+}
+
 TEST(CapturedPending, IsAStartAndAWait) {
   run_ranks(2, [](const Group& g) {
     auto step = capture(
@@ -56,6 +120,15 @@ TEST(CapturedPending, IsAStartAndAWait) {
     for (int i = 0; i < 3; ++i) step(at::full({4}, double(i)));
     EXPECT_EQ(step.graph().count("serried::start_all_reduce"), 1) << step.graph().to_string();
     EXPECT_EQ(step.graph().count("serried::wait"), 1) << step.graph().to_string();
+  });
+  run_ranks(2, [](const Group& g) {
+    auto step = capture([&](const at::Tensor& x) { return rooted(x, g); }, {.passes = {}});
+    for (int i = 0; i < 3; ++i) step(at::full({5, 3}, double(i)));
+    for (const char* name : {"reduce", "gather", "scatter"}) {
+      EXPECT_EQ(step.graph().count(c10::str("serried::start_", name)), 1) << step.graph().to_string();
+      EXPECT_EQ(step.graph().count(c10::str("serried::", name)), 1) << step.graph().to_string();
+    }
+    EXPECT_EQ(step.graph().count("serried::wait"), 3) << step.graph().to_string();
   });
 }
 

@@ -52,6 +52,42 @@ TEST(CaptureRefusal, NamesTheHostReadThatFeedsTheGraph) {
   EXPECT_FALSE(report.hints.empty());
 }
 
+// Attention of torch::nn compares its arguments: that is no read of a number.
+TEST(CaptureRefusal, DoesNotBlameAComparisonForANumber) {
+  int calls = 0;
+  auto scaled = capture([&](const at::Tensor& x) { return torch::equal(x, x) ? x * ++calls : x; });
+  EXPECT_EQ(refusal(scaled, ones()).kind, CaptureErrorKind::changing_scalar);
+}
+
+TEST(CaptureRefusal, ANumberReadForTheLogIsWarnedOfOnce) {
+  std::vector<double> logged;
+  auto step = capture([&](const at::Tensor& x) {
+    const at::Tensor loss = x.mul(3).sum();
+    logged.push_back(loss.item<double>());
+    return loss;
+  });
+  ::testing::internal::CaptureStderr();
+  for (int i = 0; i < 6; ++i) EXPECT_EQ(step(ones() * i).item<double>(), 9. * i);
+  const std::string text = ::testing::internal::GetCapturedStderr();
+  EXPECT_GT(step.replays(), 0);
+  EXPECT_EQ(logged.size(), 6 - step.replays());
+  const std::string warning =
+      "[capture] the function reads a tensor on the host (aten::_local_scalar_dense, which item() calls); replays do "
+      "not, so what it read stays that of the recording\n"
+      "  after: %2 = sum(%1)  # f32[]\n"
+      "  fix: return the tensor, and read it outside of the captured function\n";
+  EXPECT_THAT(text, HasSubstr(warning));
+  EXPECT_EQ(text.find("warning] "), text.rfind("warning] ")) << text;
+}
+
+TEST(CaptureRefusal, WhatReadsNoDataIsNotWarnedOf) {
+  auto step = capture([&](const at::Tensor& x) { return x.is_same_size(ones()) && x.dim() == 1 ? x * 2 : x; });
+  ::testing::internal::CaptureStderr();
+  for (int i = 0; i < 6; ++i) step(ones());
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
+  EXPECT_GT(step.replays(), 0);
+}
+
 TEST(CaptureRefusal, NamesAScalarThatChanges) {
   double scale = 1;
   auto step = capture([&](const at::Tensor& x) { return at::clamp_max(x, scale += 0.5); });

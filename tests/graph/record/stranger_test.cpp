@@ -21,7 +21,7 @@ TEST(CaptureStrangers, AreRefusedByTheNameOfTheKey) {
   testing::each_rank(2, [&](int rank) {
     const at::NoGradGuard no_grad;
     const auto store = c10::make_intrusive<detail::SignedStore>(exposed, signer);
-    const Group group = new_group("shm", {.timeout = 5s, .store = store, .rank = rank, .world_size = 2});
+    const Group group = new_group("shm", {.timeout = 30s, .store = store, .rank = rank, .world_size = 2});
     auto step = capture([&](const at::Tensor& x) { return all_reduce(x, group); });
     const std::string error = testing::error_text<c10::Error>([&] {
       for (int i = 0; i < 4; ++i) step(torch::ones({3}));
@@ -35,7 +35,7 @@ TEST(CaptureStrangers, AreFoundByWhatTheySayWhereTheJobHasNoSecret) {
   const auto exposed = c10::make_intrusive<testing::MeddlingStore>("capture/", "nonsense");
   testing::each_rank(2, [&](int rank) {
     const at::NoGradGuard no_grad;
-    const Group group = new_group("shm", {.timeout = 5s, .store = exposed, .rank = rank, .world_size = 2});
+    const Group group = new_group("shm", {.timeout = 30s, .store = exposed, .rank = rank, .world_size = 2});
     auto step = capture([&](const at::Tensor& x) { return all_reduce(x, group); });
     const std::string error = testing::error_text<c10::DistBackendError>([&] {
       for (int i = 0; i < 4; ++i) step(torch::ones({3}));

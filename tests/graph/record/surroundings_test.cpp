@@ -340,5 +340,98 @@ TEST(CaptureHandles, AReplacedSubmoduleOfAListedModuleIsNoticed) {
   EXPECT_GE(step.replays(), 8);
 }
 
+// Every way to give a module another part; all the old ones live on, so that nothing is gone.
+struct PartsImpl : torch::nn::Module {
+  PartsImpl() {
+    layer = register_module("layer", torch::nn::Linear(3, 3));
+    inner = register_module("inner", TwoLayers());
+    list = register_module("list", torch::nn::ModuleList(torch::nn::Linear(2, 2)));
+    gain = register_parameter("gain", torch::ones({2}));
+    act = register_module("act", torch::nn::Functional(torch::relu));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return act(list[0]->as<torch::nn::Linear>()->forward(inner(layer(x)))) * gain;
+  }
+  torch::nn::Linear layer{nullptr};
+  TwoLayers inner{nullptr};
+  torch::nn::ModuleList list{nullptr};
+  torch::nn::Functional act{nullptr};
+  at::Tensor gain;
+  std::vector<std::shared_ptr<torch::nn::Module>> old;
+};
+TORCH_MODULE(Parts);
+
+using Replacement = std::function<void(Parts&)>;
+
+const std::vector<std::pair<const char*, Replacement>> kReplacements = {
+    {"replace_module",
+     [](Parts& net) {
+       net->old.push_back(net->layer.ptr());
+       net->layer = net->replace_module("layer", torch::nn::Linear(3, 3));
+     }},
+    {"a member holder alone", [](Parts& net) { net->layer = torch::nn::Linear(3, 3); }},
+    {"a member holder of a part", [](Parts& net) { net->inner->layer = torch::nn::Linear(3, 2); }},
+    {"a part with parts",
+     [](Parts& net) {
+       net->old.push_back(net->inner.ptr());
+       net->inner = net->replace_module("inner", TwoLayers());
+     }},
+    {"replace_module of a part", [](Parts& net) { net->inner->replace(); }},
+    {"a part without parameters",
+     [](Parts& net) {
+       net->old.push_back(net->act.ptr());
+       net->act = net->replace_module("act", torch::nn::Functional(torch::tanh));
+     }},
+    {"one of a ModuleList",
+     [](Parts& net) {
+       net->old.push_back(net->list->ptr(0));
+       net->list->replace_module("0", std::shared_ptr<torch::nn::Module>(torch::nn::Linear(2, 2).ptr()));
+     }},
+    {"a weight of a Linear",
+     [](Parts& net) {
+       net->layer->weight = torch::randn({3, 3});
+     }},
+    {"a parameter of the module", [](Parts& net) { net->gain = torch::full({2}, 2.f); }},
+    {"values", [](Parts& net) { net->gain.fill_(3); }},
+    {"other memory",
+     [](Parts& net) {
+       net->layer->weight.set_data(torch::randn({3, 3}));
+     }},
+    {"load",
+     [](Parts& net) {
+       std::stringstream file;
+       torch::save(torch::nn::Linear(3, 3), file);
+       torch::load(net->layer, file);
+     }},
+};
+
+TEST(CaptureHandles, WhateverAListedModuleIsMadeOfIsNoticed) {
+  const at::NoGradGuard no_grad;
+  for (const auto& [name, replace] : kReplacements) {
+    Parts net;
+    auto step = capture([&](const at::Tensor& x) { return net(x); }, {.modules = {net.ptr()}});
+    for (int i = 0; i < 14; ++i) {
+      if (i == 5) replace(net);
+      const at::Tensor x = counted({2, 3}, float(i));
+      EXPECT_TRUE(at::equal(step(x), net(x))) << name << " " << i;
+    }
+    EXPECT_GE(step.replays(), 6) << name;
+  }
+}
+
+TEST(CaptureHandles, APartThatIsListedTooAndHoldersThatComeAndGoEndInReplays) {
+  const at::NoGradGuard no_grad;
+  Parts net;
+  auto step = capture([&](const at::Tensor& x) { return net(x); },
+                      {.modules = {net.ptr(), net->inner.ptr(), net->layer.ptr()}});
+  for (int i = 0; i < 30; ++i) {
+    const auto taken = i % 2 == 0 ? net->modules() : std::vector<std::shared_ptr<torch::nn::Module>>();
+    const at::Tensor x = counted({2, 3}, float(i));
+    EXPECT_TRUE(at::equal(step(x), net(x))) << i;
+  }
+  EXPECT_LE(step.captures(), 2);
+  EXPECT_GE(step.replays(), 22);
+}
+
 }  // namespace
 }  // namespace serried

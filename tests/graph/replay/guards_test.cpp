@@ -3,6 +3,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <regex>
+
+#include "serried/base/log.h"
 #include "serried/comm/groups/ranks.h"
 #include "serried/graph/capture.h"
 #include "serried/tensor/dtensor.h"
@@ -199,6 +202,43 @@ TEST(CaptureGuards, PlacementAndMeshOfADTensorCount) {
     settle_on(step, distribute_tensor(whole, again, {Shard(1)}));
     EXPECT_EQ(step.captures(), 3);
   });
+}
+
+TEST(CaptureGuards, AnotherShapeOrDtypeOfADTensorIsCalledThat) {
+  run_ranks(2, [](const Group& group) {
+    const DeviceMesh mesh = init_device_mesh("cpu", {2}, {"tp"}, {.group = group});
+    auto step = capture([](const at::Tensor& x) { return x * 2; });
+    settle_on(step, distribute_tensor(torch::ones({4, 2}), mesh, {Shard(0)}));
+    settle_on(step, distribute_tensor(torch::ones({5, 2}), mesh, {Shard(0)}));
+    EXPECT_EQ(step.last_recapture_reason(), "shape of input 0 was [4, 2] and is [5, 2]");
+    settle_on(step, distribute_tensor(torch::ones({5, 2}, at::kDouble), mesh, {Shard(0)}));
+    EXPECT_EQ(step.last_recapture_reason(), "dtype of input 0 was Float and is Double");
+    settle_on(step, distribute_tensor(torch::ones({5, 2}, at::kDouble), mesh, {Replicate()}));
+    EXPECT_EQ(step.last_recapture_reason(),
+              "placement of input 0 was f64[5,2] S0 on mesh tp=2 and is f64[5,2] R on mesh tp=2");
+  });
+}
+
+TEST(CaptureLog, SaysWhatBecomesOfEachCall) {
+  log::set_topics("graph");
+  ::testing::internal::CaptureStderr();
+  auto step = capture([](const at::Tensor& x) { return x * 2; });
+  for (const int64_t rows : {2, 4}) {
+    for (int i = 0; i < 5; ++i) step(torch::ones({rows, 3}));
+  }
+  log::set_topics("none");
+  const std::string text = ::testing::internal::GetCapturedStderr();
+  const std::string one_line = std::regex_replace(text, std::regex("function [0-9]+|\\[serried[^\\]]*\\] "), "");
+  EXPECT_THAT(one_line, ::testing::StartsWith("call 1 of  ran as it is\n"
+                                              "call 2 of  was recorded: 1 ops, 0 of them collectives\n"
+                                              "call 3 of  was recorded: 1 ops, 0 of them collectives\n"
+                                              "call 3 of  gave a graph of 1 ops, which gives 0 B to collectives and "
+                                              "holds while these do:\n"));
+  EXPECT_THAT(one_line, HasSubstr("\n  input 0: f32[2, 3]\n"));
+  EXPECT_THAT(one_line, HasSubstr("\ncall 4 of  replays its graph of 1 ops, as later ones do\n"
+                                  "call 6 of  is recorded anew: shape of input 0 was [2, 3] and is [4, 3]\n"
+                                  "call 6 of  was recorded: 1 ops, 0 of them collectives\n"));
+  EXPECT_THAT(one_line, HasSubstr("\ncall 8 of  replays its graph of 1 ops, as later ones do\n"));
 }
 
 TEST(CaptureGuards, AreListedWithWhatTheyExpect) {

@@ -1,6 +1,7 @@
 // What a graph costs, against sums done by hand.
 #include "serried/graph/text/report.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -84,6 +85,43 @@ TEST(GraphReport, CountsBuffersByTheirArena) {
   g.set_arena_bytes(64);
   EXPECT_EQ(report(g).arena_bytes, 64);
   EXPECT_EQ(report(g).peak_bytes, 0);
+}
+
+TEST(GraphReport, CountsWhatNodesWrite) {
+  const Graph g = sample_graph();
+  const std::vector<int64_t> expected = {4 * 8, 4 * 8, 4 * 8, /*a view*/ 0, 4 * 6, /*in place*/ 4 * 6};
+  for (size_t i = 0; i < expected.size(); ++i) EXPECT_EQ(written_bytes(g, g.nodes()[i]), expected[i]) << i;
+}
+
+TEST(GraphReport, SumsPerPhaseAndCountsCommunicationApart) {
+  Graph g = sample_graph();
+  const std::vector<Phase> phases = {Phase::forward,  Phase::forward,  Phase::forward,
+                                     Phase::backward, Phase::backward, Phase::optimizer};
+  for (size_t i = 0; i < phases.size(); ++i) g.nodes()[i].phase = phases[i];
+  const GraphReport r = report(g);
+  ASSERT_EQ(r.phases.size(), 4);
+  const std::vector<PhaseUse> expected = {{Phase::forward, 2, 2 * 4 * 8},
+                                          {Phase::backward, 2, 4 * 6},
+                                          {Phase::collective, 1, 4 * 8},
+                                          {Phase::optimizer, 1, 4 * 6}};
+  for (size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_EQ(r.phases[i].phase, expected[i].phase);
+    EXPECT_EQ(r.phases[i].count, expected[i].count);
+    EXPECT_EQ(r.phases[i].bytes, expected[i].bytes);
+  }
+  EXPECT_THAT(r.to_string(), ::testing::HasSubstr("\n"
+                                                  "  phase            ops      written\n"
+                                                  "  forward            2         64 B\n"
+                                                  "  backward           2         24 B\n"
+                                                  "  collective         1         32 B\n"
+                                                  "  optimizer          1         24 B\n"
+                                                  "\n"
+                                                  "  memory\n"));
+}
+
+TEST(GraphReport, KnowsWhatLivesDuringEachOp) {
+  // The product until it is scaled, that until it is reduced, the result and the gradient to the end.
+  EXPECT_EQ(live_bytes(sample_graph()), (std::vector<int64_t>{32, 64, 64, 32, 56, 56}));
 }
 
 // A captured step of rank 0, without its peers.

@@ -55,6 +55,11 @@ Graph round_trip(const Graph& g) {
   return read;
 }
 
+Graph with_phase(Graph g, size_t node, Phase phase) {
+  g.nodes()[node].phase = phase;
+  return g;
+}
+
 const IValue& constant_of(const Graph& g, size_t k, size_t node = 0) {
   return g.nodes()[node].arguments[k].constant;
 }
@@ -95,6 +100,33 @@ TEST(GraphSerialize, ArgumentsThatOpsHaveGotSinceHaveTheirDefaults) {
   const std::string added = ", timeout_ms=none";
   older.erase(older.find(added), added.size());
   EXPECT_EQ(to_text(parse_graph(older)), text);
+}
+
+TEST(GraphSerialize, KeepsPhasesAndReadsTextWithoutThem) {
+  Graph g = sample_graph();
+  g.nodes()[0].phase = Phase::forward;
+  g.nodes()[2].phase = Phase::backward;
+  g.nodes()[5].phase = Phase::optimizer;
+  EXPECT_EQ(to_text(with_phase(g, 3, Phase::collective)), to_text(g)) << "no phase of a node";
+  const std::string text = to_text(g);
+  EXPECT_THAT(text, HasSubstr("node %3 = aten::mm(%0, %1) phase forward\n"));
+  EXPECT_THAT(text, HasSubstr("node %6 = aten::t(%0)\n"));
+  EXPECT_THAT(text, HasSubstr("alpha=-0.1) phase optimizer\n"));
+  const Graph read = parse_graph(text);
+  for (size_t i = 0; i < g.nodes().size(); ++i) EXPECT_EQ(read.nodes()[i].phase, g.nodes()[i].phase) << i;
+  EXPECT_EQ(parse_graph(to_text(sample_graph())).nodes()[0].phase, Phase::other);
+}
+
+TEST(GraphSerialize, RefusesAPhaseThatThereIsNot) {
+  Graph g = sample_graph();
+  g.nodes()[0].phase = Phase::forward;
+  for (const char* word : {"sideward", "collective", "other"}) {
+    std::string text = to_text(g);
+    text.replace(text.find("phase forward"), 13, std::string("phase ") + word);
+    EXPECT_EQ(error_text<c10::ValueError>([&] { parse_graph(text); }),
+              std::string("[graph] line 11: unknown phase \"") + word +
+                  "\"\n  fix: give it what serried::graph::to_text wrote, unchanged and whole");
+  }
 }
 
 TEST(GraphSerialize, ReadsWhatItWrote) {
