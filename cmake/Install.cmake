@@ -6,10 +6,14 @@ set(serried_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/serried)
 
 # What the command finds beside itself; it would otherwise have to load LibTorch to start ranks.
 set(serried_commands serried_doctor serried_explain serried_plan)
-# CMake leaves out libraries inside the build folder, where the set-up puts LibTorch, so their folder is named here.
-set_target_properties(serried PROPERTIES INSTALL_RPATH "${TORCH_INSTALL_PREFIX}/lib")
-set_target_properties(${serried_commands} PROPERTIES
-                      INSTALL_RPATH "$ORIGIN/../../${CMAKE_INSTALL_LIBDIR};${TORCH_INSTALL_PREFIX}/lib")
+# Where an installed library looks for LibTorch: in a folder libtorch of its own prefix, then beside that, then where it
+# was at build time. CMake leaves out libraries inside the build folder, where the set-up puts LibTorch.
+set(serried_torch_folders "libtorch/lib" "../libtorch/lib")
+list(TRANSFORM serried_torch_folders PREPEND "$ORIGIN/../" OUTPUT_VARIABLE library_rpath)
+list(TRANSFORM serried_torch_folders PREPEND "$ORIGIN/../../" OUTPUT_VARIABLE command_rpath)
+list(PREPEND command_rpath "$ORIGIN/../../${CMAKE_INSTALL_LIBDIR}")
+set_target_properties(serried PROPERTIES INSTALL_RPATH "${library_rpath};${TORCH_INSTALL_PREFIX}/lib")
+set_target_properties(${serried_commands} PROPERTIES INSTALL_RPATH "${command_rpath};${TORCH_INSTALL_PREFIX}/lib")
 
 # `cmake --install` builds nothing by itself, and `make demo` builds less than is installed: what is missing is built now.
 add_custom_target(serried_installed DEPENDS serried serried_cli ${serried_commands})
@@ -60,5 +64,22 @@ install(EXPORT serriedTargets NAMESPACE serried:: DESTINATION ${serried_package_
 configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/serriedConfig.cmake.in serriedConfig.cmake
                               INSTALL_DESTINATION ${serried_package_dir})
 write_basic_package_version_file(serriedConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/serriedBuiltWith.cmake
+     "# The LibTorch of the machine that serried was built on.\nlist(APPEND serried_torch_folders \"${TORCH_INSTALL_PREFIX}\")\n")
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/serriedConfig.cmake ${CMAKE_CURRENT_BINARY_DIR}/serriedConfigVersion.cmake
+              ${CMAKE_CURRENT_BINARY_DIR}/serriedBuiltWith.cmake ${CMAKE_CURRENT_LIST_DIR}/Precompile.cmake
         DESTINATION ${serried_package_dir})
+
+# Half a gigabyte, so only where it is asked for: make install LIBTORCH=copy. One among the system's files is no folder to
+# copy.
+if(TORCH_INSTALL_PREFIX MATCHES "^/usr(/local)?$")
+  install(CODE "message(FATAL_ERROR \"LibTorch is in ${TORCH_INSTALL_PREFIX}, among other files: leave out LIBTORCH=copy\")"
+          COMPONENT libtorch EXCLUDE_FROM_ALL)
+  include(Package)
+  return()
+endif()
+install(DIRECTORY ${TORCH_INSTALL_PREFIX}/lib ${TORCH_INSTALL_PREFIX}/include ${TORCH_INSTALL_PREFIX}/share
+        DESTINATION libtorch COMPONENT libtorch EXCLUDE_FROM_ALL USE_SOURCE_PERMISSIONS
+        PATTERN "libtorch_python.so" EXCLUDE)
+
+include(Package)

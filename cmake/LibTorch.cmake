@@ -15,3 +15,7 @@ if(NOT Torch_FOUND)
                       "  fix: run scripts/setup.sh, or pass -DTorch_DIR=<LibTorch>/share/cmake/Torch")
 endif()
 message(STATUS "LibTorch ${Torch_VERSION}: ${TORCH_INSTALL_PREFIX}")
+
+# LibTorch's headers give some classes other members where NDEBUG is missing (at::RecordFunction), and the LibTorch that is
+# linked was built with it.
+add_compile_definitions($<$<CONFIG:Debug>:NDEBUG>)

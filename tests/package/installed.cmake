@@ -9,7 +9,9 @@ endfunction()
 
 # As after `make demo`, which builds less than is installed.
 file(REMOVE ${BUILD}/bin/serried-plan)
-run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${prefix})
+run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${work}/installed)
+# What is installed may be moved.
+file(RENAME ${work}/installed ${prefix})
 foreach(private pch.h launch tape comm/backends graph/record/recorder.h)
   if(EXISTS ${prefix}/include/serried/${private})
     message(FATAL_ERROR "include/serried/${private} is private but was installed")
@@ -33,5 +35,5 @@ run(${CMAKE_COMMAND} -S ${SOURCE}/installed -B ${work}/build -G Ninja -DCMAKE_BU
     -DCMAKE_PREFIX_PATH=${prefix} -DTorch_DIR=${TORCH_DIR} -DCMAKE_CXX_COMPILER=${COMPILER}
     ${launcher} -DSANITIZE=${SANITIZE})
 run(${CMAKE_COMMAND} --build ${work}/build)
-run(${work}/build/consumer)
+run(env -i ${work}/build/consumer)
 run(${prefix}/bin/serried run -n 2 ${work}/build/consumer)
