@@ -23,6 +23,16 @@ inline std::string bytes_text(int64_t bytes) {
   return text;
 }
 
+/// `text` with all that is no plain letter as '?': names from files and other processes hold anything, escape sequences
+/// for a terminal too.
+inline std::string printable(std::string_view text) {
+  std::string result(text);
+  for (char& letter : result) {
+    if (letter < ' ' || letter > '~') letter = '?';
+  }
+  return result;
+}
+
 /// `text` inside HTML and SVG: with < > & " replaced.
 inline std::string escaped(std::string_view text) {
   std::string result;

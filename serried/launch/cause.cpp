@@ -3,6 +3,8 @@
 
 #include <signal.h>
 
+#include <algorithm>
+#include <iterator>
 #include <stdexcept>
 
 #include "serried/launch/error.h"
@@ -38,7 +40,19 @@ std::string rank_report(const Cause& cause, int world_size, int num_nodes) {
   return text + "  fix: " + fix_text(cause) + "\n";
 }
 
+// How errors of groups speak of other ranks' failures.
+constexpr const char* kOfOthers[] = {"group is unusable since: ", " has left the group",     " have left the group",
+                                     " died while rank ",         " died or left the group", "the process of rank"};
+
 }  // namespace
+
+bool only_suffers(const Cause& cause) {
+  if (cause.kind != Cause::Kind::rank_failed || cause.signal == SIGKILL) return false;
+  return std::any_of(cause.tail.begin(), cause.tail.end(), [](const std::string& line) {
+    return std::any_of(std::begin(kOfOthers), std::end(kOfOthers),
+                       [&](const char* words) { return line.find(words) != std::string::npos; });
+  });
+}
 
 std::string describe(const Cause& cause, int world_size, int num_nodes) {
   const std::string ended =

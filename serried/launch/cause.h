@@ -20,6 +20,9 @@ struct Cause {
   std::string text = {};               // launch_failed: the error
 };
 
+/// Whether the last words of a failed rank say that another one was first to fail.
+bool only_suffers(const Cause& cause);
+
 /// The report every node prints, in the house format. `world_size` 0: no rank had started.
 std::string describe(const Cause& cause, int world_size, int num_nodes);
 

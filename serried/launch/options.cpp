@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "serried/launch/error.h"
+#include "serried/launch/torchrun.h"
 
 namespace serried::launch {
 namespace {
@@ -44,6 +45,9 @@ void check(const Options& options) {
     usage("no program to run", "serried run -n 4 ./train --steps 100");
   }
   if (options.command[0][0] == '-') {
+    if (const std::string instead = instead_of_torchrun(options.command[0]); !instead.empty()) {
+      usage(options.command[0] + " is an option of torchrun", instead);
+    }
     usage("unknown option \"" + options.command[0] + "\"",
           "serried run --help lists the options; those of the program come after the program");
   }

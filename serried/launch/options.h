@@ -12,6 +12,9 @@ using Seconds = std::chrono::duration<double>;
 /// A launcher that has waited so long for others says for whom.
 inline constexpr Seconds kNoticeAfter{2};
 
+/// So long after the start, and after twice, four times as long, it says which ranks others wait for in new_group.
+inline constexpr Seconds kLateAfter{5};
+
 /// "0.3 s"
 std::string to_text(Seconds seconds);
 
@@ -26,6 +29,7 @@ struct Options {
   Seconds grace{5};             // from SIGTERM to SIGKILL
   Seconds join_timeout{300};
   std::string log_dir = {};
+  bool says_who_is_late = true;
 };
 
 /// LaunchError that says which option is wrong and how to fix it.

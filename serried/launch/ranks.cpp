@@ -94,6 +94,15 @@ class LocalRank {
 
 namespace {
 
+// A rank that fails is left by its group before its process ends: its peers may well be seen to end first.
+constexpr Seconds kCulpritPatience{2};
+
+// Of ranks that fail together: one that was killed makes its peers fail, seldom the other way round.
+int blame(const Cause& cause) {
+  if (only_suffers(cause)) return 0;
+  return cause.signal != 0 ? 2 : 1;
+}
+
 std::string attempt_folder(const Options& options, int attempt) {
   if (options.log_dir.empty()) return "";
   const std::filesystem::path folder = std::filesystem::path(options.log_dir) / ("attempt_" + std::to_string(attempt));
@@ -137,17 +146,35 @@ void LocalRanks::watch(std::vector<Watch>& watches) {
 }
 
 void LocalRanks::look() {
-  const LocalRank* culprit = nullptr;
   for (const auto& rank : ranks_) {
     if (!rank->look() || !rank->failed()) continue;
-    // Found dead together: a killed rank makes its peers fail, seldom the other way round.
-    if (culprit == nullptr || (rank->by_signal && !culprit->by_signal)) culprit = rank.get();
+    Cause cause = rank->cause();
+    if (!suspect_ || blame(cause) > blame(*suspect_)) suspect_ = std::move(cause);
   }
-  if (culprit != nullptr && !failure_) failure_ = culprit->cause();
+  if (suspect_ && decide_at_ == kNever) decide_at_ = after(kCulpritPatience);
+  decide();
+}
+
+void LocalRanks::decide() {
+  if (failure_ || !suspect_) return;
+  if (only_suffers(*suspect_) && !all_ended() && Clock::now() < decide_at_) return;
+  failure_ = suspect_;
+}
+
+Time LocalRanks::deadline() const {
+  return failure_ ? kNever : decide_at_;
 }
 
 bool LocalRanks::all_ended() const {
   return std::all_of(ranks_.begin(), ranks_.end(), [](const auto& rank) { return rank->ended; });
+}
+
+std::map<int, pid_t> LocalRanks::pids() const {
+  std::map<int, pid_t> result;
+  for (const auto& rank : ranks_) {
+    if (!rank->ended) result[rank->rank] = rank->child.pid;
+  }
+  return result;
 }
 
 bool LocalRanks::has(pid_t pid) const {

@@ -3,6 +3,7 @@
 
 #include <sys/types.h>
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -41,10 +42,18 @@ class LocalRanks {
   /// Takes note of ranks that have ended; call it on SIGCHLD.
   void look();
 
-  /// The first rank that ended with anything but 0, noted by `look`. Unset while there is none.
+  /// The rank to blame: the first that ended with anything but 0, noted by `look`. One whose last words are about
+  /// another's failure is blamed only if none other ends within a moment. Unset while there is none.
   const std::optional<Cause>& failure() const { return failure_; }
 
+  /// Ends that moment when it is over; call it at `deadline`.
+  void decide();
+  Time deadline() const;
+
   bool all_ended() const;
+
+  /// Processes of the ranks that run, by rank.
+  std::map<int, pid_t> pids() const;
 
   /// Whether `pid` is one of the ranks.
   bool has(pid_t pid) const;
@@ -55,6 +64,8 @@ class LocalRanks {
  private:
   std::vector<std::unique_ptr<LocalRank>> ranks_;
   Screen& screen_;
+  std::optional<Cause> suspect_;  // of those that have failed so far
+  Time decide_at_ = kNever;
   std::optional<Cause> failure_;
 };
 

@@ -14,6 +14,7 @@
 #include <variant>
 
 #include "serried/launch/error.h"
+#include "serried/launch/latecomers.h"
 #include "serried/launch/leader.h"
 #include "serried/launch/member.h"
 #include "serried/launch/orphans.h"
@@ -64,6 +65,7 @@ class Job {
   void end_ranks(int signal);
   bool end_orphans();
   void kill_late();
+  void tell_who_is_late();
   Orphans::IsKept kept() const;
   void report();
   void show_rest();
@@ -82,6 +84,8 @@ class Job {
   int num_interrupts_ = 0;
   bool ending_ = false;  // the ranks have been told to end
   Time kill_at_ = kNever;
+  Time tell_at_ = kNever;  // who is late at the start
+  Seconds tell_after_{};
   bool grace_is_over_ = false;  // of this attempt: ranks and what they leave behind have one between them
 };
 
@@ -106,9 +110,11 @@ void Job::turn() {
   if (ranks_) ranks_->watch(watches);
   with_link([&](auto& link) { link.watch(watches); });
   const Time deadline = with_link([](auto& link) { return link.deadline(); });
-  poll_once(watches, std::min(deadline, kill_at_));
+  poll_once(watches, std::min({deadline, kill_at_, tell_at_, ranks_ ? ranks_->deadline() : kNever}));
+  if (ranks_) ranks_->decide();
   if (screen_.reader_gone() && num_interrupts_ == 0) interrupt(SIGPIPE);
   kill_late();
+  tell_who_is_late();
 }
 
 // Draws the conclusions from the ranks' state; true if something was told to the link.
@@ -150,6 +156,8 @@ void Job::start(const Assignment& assignment) {
   assignment_ = assignment;
   ending_ = false;
   grace_is_over_ = false;
+  tell_after_ = kLateAfter;
+  tell_at_ = options_.says_who_is_late ? after(tell_after_) : kNever;
   if (assignment.attempt > 0) {
     screen_.write(Stream::err, "[run] restart " + std::to_string(assignment.attempt) + " of " +
                                    std::to_string(assignment.max_restarts) + ": all ranks start again\n");
@@ -219,6 +227,15 @@ void Job::kill_late() {
   screen_.write(Stream::err, "[run] not all " + who + " ended within " + to_text(options_.grace) + ": killing them\n");
   ranks_->send(SIGKILL);
   if (ranks_->all_ended()) orphans_->kill(kept());
+}
+
+// Ever more seldom: a group may also be made late.
+void Job::tell_who_is_late() {
+  if (Clock::now() < tell_at_) return;
+  const std::string who = ranks_ && !ending_ ? latecomers_text(ranks_->pids()) : "";
+  if (!who.empty()) screen_.write(Stream::err, "[run] after " + to_text(tell_after_) + ": " + who + "\n");
+  tell_at_ = after(tell_after_);
+  tell_after_ *= 2;
 }
 
 Orphans::IsKept Job::kept() const {

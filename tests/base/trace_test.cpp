@@ -1,6 +1,10 @@
 // Spans, the JSON made of them, and files of several ranks joined.
 #include "serried/base/trace.h"
 
+#include <pthread.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <filesystem>
 #include <fstream>
 #include <thread>
@@ -60,6 +64,78 @@ TEST_F(Trace, SpansBecomeChromeEventsOfTheirRank) {
   EXPECT_GE(outer["dur"].get<double>(), inner["dur"].get<double>());
 }
 
+TEST_F(Trace, SpansSayMoreByNotes) {
+  {
+    trace::Span span("load", "data", 7);
+    span.note("file", "a.bin");
+    span.note("records", 12);
+  }
+  trace::write(file_of("notes.json"));
+  EXPECT_EQ(find(read(file_of("notes.json")), "load")["args"],
+            (json{{"bytes", 7}, {"file", "a.bin"}, {"records", 12}}));
+}
+
+TEST_F(Trace, AFileSaysWhoseItIs) {
+  trace::write(file_of("head.json"));
+  const json head = read(file_of("head.json"))["otherData"];
+  for (const char* key : {"job", "host", "clock", "world_size", "realtime_ns", "monotonic_ns"}) {
+    EXPECT_TRUE(head.contains(key)) << key;
+  }
+}
+
+TEST_F(Trace, RowsAreNumberedFromOneAndNamed) {
+  std::thread([] {
+    const ThreadRankLabel label({.rank = 1, .world_size = 4});
+    ::pthread_setname_np(::pthread_self(), "loader");
+    trace::Span span("work");
+  }).join();
+  trace::write(file_of("threads.json"));
+  std::vector<std::string> names;
+  const json trace = read(file_of("threads.json"));
+  for (const json& event : trace["traceEvents"]) {
+    if (event["name"] != "thread_name" || event["pid"] != 1) continue;
+    EXPECT_EQ(event["tid"], find(trace, "work")["tid"]);
+    EXPECT_EQ(event["tid"], 1);  // viewers take 0 for the system's own
+    names.push_back(event["args"]["name"]);
+  }
+  EXPECT_EQ(names, std::vector<std::string>{"loader"});
+}
+
+TEST_F(Trace, NamesThatAreNoUtf8DoNotBreakTheFile) {
+  {
+    trace::Span span("work");
+    span.note("file", "caf\xe9");
+  }
+  trace::write(file_of("names.json"));
+  EXPECT_FALSE(find(read(file_of("names.json")), "work").is_null());
+}
+
+TEST_F(Trace, AForkedChildBeginsAnew) {
+  { trace::Span span("of the parent"); }
+  const std::string path = file_of("child.json");
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const bool is_off = !trace::enabled();
+    trace::start();
+    { trace::Span span("of the child"); }
+    trace::write(path);
+    ::_exit(is_off ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_FALSE(find(read(path), "of the child").is_null());
+  EXPECT_TRUE(find(read(path), "of the parent").is_null());
+  trace::write(file_of("parent.json"));
+  EXPECT_FALSE(find(read(file_of("parent.json")), "of the parent").is_null());
+}
+
+TEST_F(Trace, AFullDiskIsNamed) {
+  EXPECT_EQ(testing::error_text<c10::ValueError>([] { trace::write("/dev/full"); }),
+            "[trace] cannot write all of \"/dev/full\": No space left on device\n"
+            "  fix: make room on its disk, or trace fewer steps: trace::start() and trace::stop()");
+}
+
 TEST_F(Trace, EachRankHasANamedProcessRow) {
   {
     ThreadRankLabel label({.rank = 3, .world_size = 4});
@@ -69,9 +145,11 @@ TEST_F(Trace, EachRankHasANamedProcessRow) {
   std::vector<std::string> names;
   const json trace = read(file_of("rows.json"));
   for (const json& event : trace["traceEvents"]) {
-    if (event["ph"] == "M" && event["pid"] == 3) names.push_back(event["args"]["name"]);
+    if (event["name"] == "process_name" && event["pid"] == 3) names.push_back(event["args"]["name"]);
   }
-  EXPECT_EQ(names, std::vector<std::string>{"rank 3"});
+  const std::string end = ", pid " + std::to_string(::getpid()) + ")";
+  ASSERT_EQ(names.size(), 1U);
+  EXPECT_THAT(names[0], ::testing::AllOf(::testing::StartsWith("rank 3 ("), ::testing::EndsWith(end)));
 }
 
 TEST_F(Trace, NothingIsRecordedWhenStopped) {

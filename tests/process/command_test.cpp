@@ -40,12 +40,65 @@ TEST(LaunchCommand, MistakesInOptionsExitWith2) {
       {{"run", "--nnodes", "2", "true"}, "[run] --nnodes is 2, but --rendezvous is missing\n  fix: "},
       {{"run", "--nnodes", "2", "--node-rank", "5", "--rendezvous", "a:1", "true"},
        "[run] --node-rank is 5 of --nnodes 2"},
+      {{"run", "--nproc-per-node", "gpu", "true"},
+       "[run] -n is gpu, and the launcher counts no devices\n  fix: pass their number, for example -n 4\n"},
+      {{"run", "--nnodes", "1:4", "true"},
+       "[run] --nnodes is 1:4, and jobs whose number of nodes changes are not there yet\n"
+       "  fix: pass one number; --max-restarts starts the same nodes again\n"},
   };
   for (const auto& [arguments, text] : cases) {
     const Result result = serried(arguments);
     EXPECT_EQ(result.exit_code, 2) << text;
     EXPECT_THAT(result.err, HasSubstr(text));
     EXPECT_EQ(result.out, "");
+  }
+}
+
+TEST(LaunchCommand, NamesOfTorchrunAreTaken) {
+  for (const std::string option : {"--nproc-per-node", "--nproc_per_node"}) {
+    const Result result =
+        serried({"run", "--nnodes=1", "--node_rank=0", "--max_restarts=0", option + "=2", "echo", "a"});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    std::vector<std::string> lines = lines_of(result.out);
+    std::sort(lines.begin(), lines.end());
+    EXPECT_EQ(lines, lines_of("[rank 0] a\n[rank 1] a\n"));
+  }
+  const std::string port = std::to_string(free_port());
+  EXPECT_EQ(serried({"run", "--master_port", port, "sh", "-c", "echo $MASTER_PORT"}).out, "[rank 0] " + port + "\n");
+  for (const std::string option : {"--rdzv-endpoint", "--rdzv_endpoint"}) {
+    EXPECT_THAT(
+        serried({"run", "--nnodes", "2", "--node-rank", "1", option, "nowhere", "true"}).err,
+        StartsWith("[run] --rendezvous \"nowhere\" is not host:port\n  fix: for example --rendezvous node0:29500\n"));
+  }
+}
+
+TEST(LaunchCommand, AsManyRanksAsCores) {
+  for (const char* word : {"auto", "cpu"}) {
+    EXPECT_EQ(
+        serried({"run", "-n", word, "sh", "-c", "test $LOCAL_WORLD_SIZE = $(env -u OMP_NUM_THREADS nproc)"}).exit_code,
+        0)
+        << word;
+  }
+  // Cores that this process may not use do not count.
+  const Result bound =
+      serried({"run", "taskset", "-c", "0", SERRIED_BINARY, "run", "-n", "auto", "sh", "-c", "echo $LOCAL_WORLD_SIZE"});
+  EXPECT_EQ(bound.out, "[rank 0] [rank 0] 1\n") << bound.err;
+}
+
+TEST(LaunchCommand, OtherOptionsOfTorchrunAreAnswered) {
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"--standalone", "leave it out: one node needs no rendezvous"},
+      {"--rdzv_backend=c10d", "leave it out: node 0's launcher is the rendezvous, at --rendezvous host:port"},
+      {"--rdzv-id=7", "leave it out: each --rendezvous host:port is one job"},
+      {"--master_addr=head", "pass --rendezvous host:port, where host is node 0; one node needs none"},
+      {"--no-python", "leave it out: the program is an executable"},
+      {"-m", "leave it out: the program is an executable"},
+      {"--tee=3", "pass --log-dir: output is shown and kept"},
+  };
+  for (const auto& [option, instead] : cases) {
+    const Result result = serried({"run", "--nproc-per-node", "2", option, "true"});
+    EXPECT_EQ(result.exit_code, 2);
+    EXPECT_EQ(result.err, "[run] " + option + " is an option of torchrun\n  fix: " + instead + "\n");
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include <poll.h>
 #include <signal.h>
+#include <sys/stat.h>
 
 #include <chrono>
 #include <cstdlib>
@@ -126,6 +127,20 @@ TEST(LaunchOrphans, ThatDoNotEndAreKilledAfterTheGrace) {
   const Result result = serried(shell({"--grace", "0.4"}, with_child(folder, kDeafChild, "exit 0")));
   EXPECT_EQ(result.exit_code, 0);
   EXPECT_EQ(result.err, "[run] not all processes that ranks started ended within 0.4 s: killing them\n");
+}
+
+// A deaf rank has used up the grace; its deaf child gets none of its own.
+TEST(LaunchOrphans, HaveOneGraceWithTheirRanks) {
+  TemporaryFolder folder;
+  const std::string gate = folder.path() + "/gate";
+  ASSERT_EQ(::mkfifo(gate.c_str(), 0600), 0);
+  const std::string deaf =
+      with_child(folder, kDeafChild, "trap \"\" TERM; echo > " + gate + "; while :; do sleep 1; done");
+  const Result result = serried(
+      shell({"-n", "2", "--grace", "0.4"}, "if [ $RANK = 1 ]; then read x < " + gate + "; exit 5; fi\n" + deaf));
+  EXPECT_EQ(result.exit_code, 5);
+  EXPECT_THAT(result.err, ::testing::HasSubstr("[run] not all ranks ended within 0.4 s: killing them\n"));
+  EXPECT_THAT(result.err, ::testing::Not(::testing::HasSubstr("processes that ranks started")));
 }
 
 TEST(LaunchOrphans, AreKilledAtOnceByASecondCtrlC) {

@@ -126,6 +126,30 @@ std::string wait_for_state(const std::string& state) {
   return "; until grep -q '^State:.*" + state + "' /proc/$pid/status; do sleep 0.01; done; ";
 }
 
+// Rank 0 ends first, with the words of an error of its group; rank 1, whose fault it is, ends when that has been seen.
+TEST(LaunchRun, ARankThatOnlySuffersIsNotTheCulprit) {
+  for (const std::string words : {"[all_reduce] the group is unusable since: rank 1 called abort()",
+                                  "[barrier] rank 1 has left the group while rank 0 was in #3 barrier",
+                                  "[barrier] rank 1 (pid 7) died while rank 0 was in #3 barrier"}) {
+    TemporaryFolder folder;
+    const std::string fifo = make_fifo(folder);
+    const Result result = serried(shell({"-n", "2"}, "if [ $RANK = 0 ]; then echo $$ > " + fifo + "; echo '" + words +
+                                                         "' >&2; exit 1; fi\n" + "read pid < " + fifo +
+                                                         wait_for_state("Z") + "echo out of disk >&2; exit 9"));
+    EXPECT_EQ(result.exit_code, 9) << result.err;
+    EXPECT_THAT(result.err, ContainsRegex("\\[run\\] rank 1 of 2 \\(pid [0-9]+\\) exited with code 9\n"
+                                          "  its last lines of stderr:\n    out of disk\n"));
+  }
+}
+
+TEST(LaunchRun, ARankThatSuffersAloneIsQuoted) {
+  const Result result = serried(shell({"-n", "2"}, R"sh(
+    if [ $RANK = 1 ]; then exec sleep 100; fi
+    echo 'the group is unusable since: rank 1 called abort()' >&2; exit 3)sh"));
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_THAT(result.err, HasSubstr("[run] rank 0 of 2 "));
+}
+
 TEST(LaunchRun, RankThatExitsEarlyWithZeroEndsNothing) {
   TemporaryFolder folder;
   const std::string fifo = make_fifo(folder);

@@ -52,7 +52,7 @@ int exec_external_command(const std::string& command, char** arguments) {
     return launch::kExitNotExecutable;
   }
   const std::string external = list_external_commands();
-  std::cerr << "[serried] unknown command \"" << command << "\"; known: run"
+  std::cerr << "[serried] unknown command \"" << command << "\"; known: run, top, trace"
             << (external == "none found" ? "" : ", " + external) << "\n  fix: serried --help, or serried run -n 4 "
             << command << " to start a program\n";
   return launch::kExitUsage;

@@ -10,14 +10,16 @@
 #include "serried/launch/error.h"
 #include "tools/serried/external.h"
 #include "tools/serried/run_command.h"
+#include "tools/serried/top_command.h"
+#include "tools/serried/trace_command.h"
 
 namespace {
 
 using serried::launch::kExitUsage;
 
-int parse_error(const CLI::App& app, const CLI::ParseError& error) {
+int parse_error(const CLI::App& app, const CLI::ParseError& error, const std::string& command) {
   if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
-  std::cerr << "[serried] " << error.what() << "\n  fix: serried run --help lists the options\n";
+  std::cerr << "[serried] " << error.what() << "\n  fix: serried " << command << " --help lists the options\n";
   return kExitUsage;
 }
 
@@ -27,20 +29,26 @@ int run_serried(int argc, char** argv) {
   app.footer("Other commands: " + serried::tools::list_external_commands());
   app.require_subcommand(0, 1);
   serried::tools::RunCommand run(app);
+  serried::tools::TopCommand top(app);
+  const serried::tools::TraceCommand trace(app);
   if (argc < 2) {
     std::cout << app.help();
     return 0;
   }
   const std::string command = argv[1];
-  if (command[0] != '-' && command != serried::tools::RunCommand::kName) {
+  const auto is_it = [&](CLI::App* ours) { return ours->get_name() == command; };
+  if (command[0] != '-' && app.get_subcommands(is_it).empty()) {
     return serried::tools::exec_external_command(command, argv + 1);
   }
   char** const end = std::find(argv + 1, argv + argc, std::string_view("--"));
   try {
     app.parse(static_cast<int>(end - argv), argv);
   } catch (const CLI::ParseError& error) {
-    return parse_error(app, error);
+    const std::string asked = trace.chosen() ? "trace merge" : top.chosen() ? "top" : "run";
+    return parse_error(app, error, asked);
   }
+  if (top.chosen()) return top.execute();
+  if (trace.chosen()) return trace.execute();
   return run.chosen() ? run.execute({end, argv + argc}) : 0;
 }
 

@@ -7,11 +7,13 @@
 #include "serried/base/error.h"
 #include "serried/graph/text/view.h"
 #include "tools/serried/plan_gpt.h"
+#include "tools/serried/progress_option.h"
 
 namespace {
 
 using serried::tools::Plan;
 using serried::tools::PlanWords;
+using serried::tools::Progress;
 
 constexpr const char* kExamples =
     "Examples:\n"
@@ -24,6 +26,11 @@ void write(const std::string& path, const std::string& content) {
   out << content;
   out.close();
   if (!out) serried::raise<c10::ValueError>({"plan", "cannot write " + path, "give a file in a folder that exists"});
+}
+
+Plan plan_with_progress(const PlanWords& words, Progress::Mode mode) {
+  Progress progress("planning", serried::tools::kPlanStages, mode);
+  return serried::tools::make_plan(words, [&](int64_t done, std::string_view next) { progress.at(done, next); });
 }
 
 void print(const PlanWords& words, const Plan& plan) {
@@ -42,7 +49,7 @@ int main(int argc, char** argv) {
       "costs each rank: bytes per collective, memory, ops.",
       "serried plan");
   PlanWords words;
-  std::string graph_file, html_file;
+  std::string graph_file, html_file, progress_word;
   app.add_option("--ranks", words.ranks, "Ranks in all")->capture_default_str();
   app.add_option("--tensor-parallel", words.tensor_parallel, "Ranks that share one copy of the model")
       ->capture_default_str();
@@ -54,10 +61,11 @@ int main(int argc, char** argv) {
   app.add_option("--batch", words.batch, "Sequences per data-parallel rank")->capture_default_str();
   app.add_option("--graph", graph_file, "File for the graph as text");
   app.add_option("--html", html_file, "File for the graph as a page");
+  serried::tools::add_progress_option(app, progress_word);
   app.footer(kExamples);
   try {
     app.parse(argc, argv);
-    const Plan plan = serried::tools::make_plan(words);
+    const Plan plan = plan_with_progress(words, *Progress::mode_of(progress_word));
     print(words, plan);
     write(graph_file, plan.graph.to_string());
     write(html_file, serried::graph::to_html(plan.graph));

@@ -143,11 +143,13 @@ int64_t count_elements(const nn::Module& module) {
 
 }  // namespace
 
-Plan make_plan(const PlanWords& words) {
+Plan make_plan(const PlanWords& words, const OnStage& on_stage) {
   check(words);
+  on_stage(0, "groups of the mesh");
   const Group world = new_group("fake", {.rank = 0, .world_size = int(words.ranks)});
   const DeviceMesh mesh = init_device_mesh("cpu", {words.ranks / words.tensor_parallel, words.tensor_parallel},
                                            {"dp", "tp"}, {.group = world});
+  on_stage(1, "the model");
   torch::manual_seed(1);
   Gpt net(words);
   Plan plan{.graph = {}, .report = {}, .mesh = mesh.to_string(), .num_parameters = count_elements(*net)};
@@ -166,10 +168,12 @@ Plan make_plan(const PlanWords& words) {
     optimizer.step();
     return loss;
   });
+  on_stage(2, "calls of the step, until it is captured");
   for (int i = 0; i < kMaxCalls && step.captures() == 0; ++i) {
     const auto letters = [&] { return at::randint(words.vocabulary, {words.batch, words.context}, at::kLong); };
     step(letters(), letters());
   }
+  on_stage(3, "the report");
   plan.graph = step.graph();
   name_axes(plan.graph, mesh);
   plan.report = report(plan.graph);

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <string_view>
 
 #include "serried/graph/graph.h"
 #include "serried/graph/text/report.h"
@@ -28,8 +30,12 @@ struct Plan {
   int64_t num_parameters = 0;
 };
 
+/// Told before each of the stages: how many are done, and what comes next.
+using OnStage = std::function<void(int64_t done, std::string_view next)>;
+inline constexpr int64_t kPlanStages = 4;
+
 /// Captures a step of rank 0: forward, backward, gradients averaged over "dp", AdamW; blocks cut over "tp". ValueError
 /// where the numbers do not fit together.
-Plan make_plan(const PlanWords& words);
+Plan make_plan(const PlanWords& words, const OnStage& on_stage);
 
 }  // namespace serried::tools

@@ -19,6 +19,7 @@
 #include <functional>
 #include <thread>
 
+#include "serried/base/cores.h"
 #include "serried/launch/fd.h"
 
 namespace serried::tools {
@@ -28,11 +29,8 @@ using launch::Fd;
 constexpr uint64_t kPattern = 0x5e771ed5e771ed00;
 
 Probe probe_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  const bool known = ::sched_getaffinity(0, sizeof set, &set) == 0;
-  const int usable = known ? CPU_COUNT(&set) : static_cast<int>(std::thread::hardware_concurrency());
-  return {"cores", true, std::to_string(usable) + " usable of " + std::to_string(::sysconf(_SC_NPROCESSORS_ONLN))};
+  return {"cores", true,
+          std::to_string(num_usable_cores()) + " usable of " + std::to_string(::sysconf(_SC_NPROCESSORS_ONLN))};
 }
 
 Probe probe_memory() {

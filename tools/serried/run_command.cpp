@@ -1,9 +1,13 @@
 // Options of `serried run`. Everything from the program's name on belongs to the program.
 #include "tools/serried/run_command.h"
 
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 
 #include "serried/launch/run.h"
+#include "serried/launch/torchrun.h"
+#include "tools/serried/progress_option.h"
 
 namespace serried::tools {
 namespace {
@@ -37,20 +41,28 @@ RunCommand::RunCommand(CLI::App& app)
   run.prefix_command();
   run.formatter_fn(help_text);
   run.footer(kExamples);
-  run.add_option("-n,--nproc", options_.num_ranks, "Ranks on this node")->capture_default_str();
-  run.add_option("--nnodes", options_.num_nodes, "Nodes of the job; start one launcher on each")->capture_default_str();
-  run.add_option("--node-rank", options_.node_rank, "Which node this is; ranks are numbered in node order")
+  // Names of torchrun's for the same thing stand behind ours, also with its underscores.
+  run.add_option("-n,--nproc,--nproc-per-node,--nproc_per_node", options_.num_ranks,
+                 "Ranks on this node; auto: one for each core")
+      ->capture_default_str()
+      ->transform(launch::number_of_ranks);
+  run.add_option("--nnodes", options_.num_nodes, "Nodes of the job; start one launcher on each")
+      ->capture_default_str()
+      ->transform(launch::number_of_nodes);
+  run.add_option("--node-rank,--node_rank", options_.node_rank, "Which node this is; ranks are numbered in node order")
       ->capture_default_str();
-  run.add_option("--rendezvous", options_.rendezvous, "host:port where node 0's launcher meets the others");
-  run.add_option("--max-restarts", options_.max_restarts,
+  run.add_option("--rendezvous,--rdzv-endpoint,--rdzv_endpoint", options_.rendezvous,
+                 "host:port where node 0's launcher meets the others");
+  run.add_option("--max-restarts,--max_restarts", options_.max_restarts,
                  "How often all ranks start again after one failed; node 0's value counts")
       ->capture_default_str();
-  run.add_option("--log-dir", options_.log_dir, "Also write attempt_<k>/rank_<r>.out and .err there");
+  run.add_option("--log-dir,--log_dir", options_.log_dir, "Also write attempt_<k>/rank_<r>.out and .err there");
   run.add_option("--grace", grace_seconds_,
                  "Seconds between asking ranks, and what they leave behind, to end and killing them")
       ->capture_default_str();
   run.add_option("--join-timeout", join_seconds_, "Seconds to wait for the other nodes")->capture_default_str();
-  run.add_option("--master-port", options_.master_port,
+  add_progress_option(run, progress_);
+  run.add_option("--master-port,--master_port", options_.master_port,
                  "A port that rank 0 opens by itself, for programs that do not use serried; default: a free port, "
                  "opened by the launcher and inherited by rank 0");
 }
@@ -62,6 +74,9 @@ bool RunCommand::chosen() const {
 int RunCommand::execute(const std::vector<std::string>& rest) {
   options_.grace = launch::Seconds(grace_seconds_);
   options_.join_timeout = launch::Seconds(join_seconds_);
+  const auto progress = Progress::mode_of(progress_);
+  options_.says_who_is_late =
+      progress == Progress::Mode::always || (progress == Progress::Mode::automatic && ::isatty(STDERR_FILENO) == 1);
   options_.command = command_->remaining();
   // After a program it is one of its arguments.
   const bool ends_our_options = options_.command.empty() && !rest.empty();

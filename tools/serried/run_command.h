@@ -31,6 +31,7 @@ class RunCommand {
   launch::Options options_;
   double grace_seconds_;
   double join_seconds_;
+  std::string progress_;
 };
 
 }  // namespace serried::tools

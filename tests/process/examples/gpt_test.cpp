@@ -50,7 +50,7 @@ TEST(Gpt, ShowsSamplesAndProgressAndWritesOneTraceOfAllRanks) {
     spans.emplace(event["pid"].get<int>(), event["name"].get<std::string>());
   }
   for (int rank : {0, 1}) {
-    for (const char* name : {"forward", "backward", "optimizer", "all_reduce"}) {
+    for (const char* name : {"forward", "backward", "optimizer", "all_reduce: DDP bucket 0"}) {
       EXPECT_EQ(spans.count({rank, name}), 1u) << "rank " << rank << ": " << name;
     }
   }

@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -14,6 +15,7 @@
 #include <ATen/Parallel.h>
 
 #include "serried/comm/collectives/collectives.h"
+#include "serried/comm/collectives/watch.h"
 #include "serried/comm/groups/group.h"
 
 namespace {
@@ -60,6 +62,9 @@ void use_as_child(const Group& group, const c10::intrusive_ptr<c10d::Work>& open
   say("child: " + error_of([&] { serried::split_group(group, {{0}, {1}}); }));
   say("child: " + error_of([&] { serried::new_group("gloo"); }));
   say("child: " + error_of([&] { open->wait(); }));
+  // Finding one ends a group, but not that of the parent.
+  serried::watch::set_nan_check(group, serried::watch::NanCheck::raise);
+  say("child: " + error_of([&] { serried::all_reduce_(at::full({5}, NAN), group); }));
 }
 
 /// Every rank forks amid a receive that is open; the child ends as `how` says, and the parent goes on.

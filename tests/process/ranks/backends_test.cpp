@@ -40,9 +40,9 @@ class ForkedChildren : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(ForkedChildren, AreToldWhoseGroupItIs) {
   const Result result = serried(backend_worker("2", {"fork", GetParam(), "use"}));
-  EXPECT_EQ(count_of(result.out, "child: ["), 18) << result.out << result.err;
-  EXPECT_EQ(count_of(result.out, " is a fork of process "), 18) << result.out << result.err;
-  EXPECT_EQ(count_of(result.out, ", to which the group belongs"), 18) << result.out << result.err;
+  EXPECT_EQ(count_of(result.out, "child: ["), 20) << result.out << result.err;
+  EXPECT_EQ(count_of(result.out, " is a fork of process "), 20) << result.out << result.err;
+  EXPECT_EQ(count_of(result.out, ", to which the group belongs"), 20) << result.out << result.err;
 }
 
 INSTANTIATE_TEST_SUITE_P(On, ForkedChildren, Values("shm", "gloo"),

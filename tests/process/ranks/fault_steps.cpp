@@ -60,7 +60,10 @@ FaultStep reduce_step(const Group& g) {
     c10d::ReduceOptions options;
     options.rootRank = step % g->getSize();
     g->reduce(tensors, options)->wait();
-    if (g->getRank() == options.rootRank) expect(tensors[0], sum_at(g, step), "reduce");
+    const bool is_root = g->getRank() == options.rootRank;
+    if (is_root) expect(tensors[0], sum_at(g, step), "reduce");
+    const at::Tensor sum = reduce(values_at(g, step), g, {.dst = int(options.rootRank)});
+    expect(sum, is_root ? sum_at(g, step) : 0, "functional reduce");
   };
 }
 FaultStep gather_step(const Group& g) {
@@ -74,6 +77,8 @@ FaultStep gather_step(const Group& g) {
     for (int r = 0; is_root && r < g->getSize(); ++r) outputs[0].push_back(torch::empty({kSize}));
     g->gather(outputs, inputs, options)->wait();
     for (int r = 0; is_root && r < g->getSize(); ++r) expect(outputs[0][size_t(r)], r + 1 + step, "gather");
+    const std::vector<at::Tensor> parts = gather(values_at(g, step), g, {.dst = int(options.rootRank)});
+    for (int r = 0; r < g->getSize(); ++r) expect(parts[size_t(r)], is_root ? r + 1 + step : 0, "functional gather");
   };
 }
 FaultStep scatter_step(const Group& g) {
@@ -85,6 +90,9 @@ FaultStep scatter_step(const Group& g) {
     if (g->getRank() == options.rootRank) inputs.emplace_back(size_t(g->getSize()), values_at(g, step));
     g->scatter(outputs, inputs, options)->wait();
     expect(outputs[0], options.rootRank + 1 + step, "scatter");
+    const std::vector<at::Tensor> list = inputs.empty() ? std::vector<at::Tensor>() : inputs[0];
+    const at::Tensor mine = scatter(list, g, {.src = int(options.rootRank)});
+    expect(mine, options.rootRank + 1 + step, "functional scatter");
   };
 }
 FaultStep barrier_step(const Group& g) {

@@ -18,6 +18,7 @@
 #include "serried/base/trace.h"
 #include "serried/comm/collectives/collectives.h"
 #include "serried/comm/groups/group.h"
+#include "serried/comm/groups/ranks.h"
 #include "tests/support/listening.h"
 
 namespace {
@@ -92,12 +93,12 @@ void die_in(const std::string& name, const std::string& death_note) {
 
 /// Rank 1 stops; the others time out and say who is missing.
 void stop() {
-  const Group group = serried::new_group("shm", {.timeout = 500ms});
+  const Group group = serried::new_group("shm");
   serried::barrier(group);
   if (group->getRank() == 1) raise(SIGSTOP);
   at::Tensor x = at::ones({512});
   try {
-    serried::all_reduce_(x, group);
+    serried::all_reduce_(x, group, {.timeout = 500ms});
   } catch (const c10::DistBackendError& error) {
     say(c10::str("raised: ", error.msg()));
     // Else the launcher would wait for the stopped rank.
@@ -134,6 +135,52 @@ void fail_once() {
   say(c10::str("sum ", x[0].item<float>()));
 }
 
+/// All meet, then all but `absent` come to an all_reduce.
+void leave_out(const std::string& backend, int absent) {
+  const Group group = serried::new_group(backend);
+  serried::barrier(group);
+  say("ready");
+  if (group->getRank() == absent) pause();
+  at::Tensor x = at::ones({512});
+  serried::all_reduce_(x, group);
+}
+
+/// All but `absent` make a group.
+void stay_away(const std::string& absent) {
+  say("ready");
+  if (std::getenv("RANK") == absent) pause();
+  serried::new_group();
+}
+
+/// Rank 0 waits for what rank 1 does not send.
+void receive(const std::string& backend) {
+  const Group group = serried::new_group(backend);
+  say("ready");
+  if (group->getRank() == 1) pause();
+  at::Tensor x = at::ones({3});
+  serried::recv(x, group, {.peer = 1});
+}
+
+/// Ranks of one process; the last does not come.
+void leave_out_a_thread() {
+  serried::run_ranks(3, [](const Group& group) {
+    if (group->getRank() == 2) pause();
+    serried::barrier(group);
+  });
+}
+
+/// The group fails, and its ranks live on.
+void fail_and_stay() {
+  const Group group = serried::new_group("shm");
+  at::Tensor x = at::ones({3 + group->getRank()});
+  try {
+    serried::all_reduce_(x, group);
+  } catch (const c10::DistBackendError&) {
+    say("ready");
+    pause();
+  }
+}
+
 void run_for_ever() {
   const Group group = serried::new_group();
   at::Tensor x = at::ones({1000});
@@ -152,7 +199,7 @@ std::string attempt(const std::function<void()>& call) {
 
 /// A stranger writes to the store while rank 0 reads `pipe`; then the ranks use what they have and make new groups.
 void meet_a_stranger(const std::string& pipe) {
-  const serried::GroupOptions options{.timeout = 3s};
+  const serried::GroupOptions options{.timeout = 30s};
   const Group world = serried::new_group("shm", options);
   const Group gloo = serried::new_group("gloo", options);
   serried::split_group(world, {{0, 1, 2}});
@@ -202,6 +249,11 @@ int main(int argc, char** argv) {
     if (mode == "leave_early") leave_early();
     if (mode == "fail_once") fail_once();
     if (mode == "run_for_ever") run_for_ever();
+    if (mode == "leave_out") leave_out(argv[2], std::stoi(argv[3]));
+    if (mode == "stay_away") stay_away(argv[2]);
+    if (mode == "receive") receive(argv[2]);
+    if (mode == "leave_out_a_thread") leave_out_a_thread();
+    if (mode == "fail_and_stay") fail_and_stay();
     if (mode == "trace") trace();
     if (mode == "meet_a_stranger") meet_a_stranger(argv[2]);
     if (mode == "listening") listening(argv[2]);
