@@ -2,7 +2,9 @@
 BUILD := build
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 BENCH ?= all
-RANKS ?= 2
+# The demo trains on 2 ranks, to leave a core free on small machines; most examples want 4.
+RANKS ?= $(if $(filter run,$(MAKECMDGOALS)),4,2)
+EXAMPLE ?= 06_gpt
 MINUTES ?= 30
 SECONDS ?= 300
 PREFIX ?= /usr/local
@@ -15,12 +17,14 @@ TSAN_TESTS = serried_tests $(if $(filter all,$(LAYERS)),serried_parallel_tests s
 export CMAKE_COLOR_DIAGNOSTICS := ON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-bench setup-fuzz configure demo test install soak sanitize asan tsan fuzz bench format docs clean
+.PHONY: help setup setup-bench setup-fuzz configure demo run test install package soak sanitize asan tsan fuzz bench bench-build format docs clean
 
 help:
 	@echo 'make demo          build, check every collective, print bandwidths beside Gloo, train a GPT; RANKS=2 train it'
+	@echo 'make run           build and start one of examples/: EXAMPLE=$(EXAMPLE) on RANKS=4'
 	@echo 'make test          build everything and run all tests'
-	@echo 'make install       build what a project of yours needs and install it to PREFIX=$(PREFIX)'
+	@echo 'make install       build what a project of yours needs and install it to PREFIX=$(PREFIX); LIBTORCH=copy adds LibTorch'
+	@echo 'make package       make an archive and a Debian package, for machines with a LibTorch of their own, in $(BUILD)/packages'
 	@echo 'make soak          run random programs beside plain LibTorch for MINUTES=$(MINUTES), split evenly over their kinds'
 	@echo 'make sanitize      run the tests under the address, undefined-behaviour and thread sanitizers; one of them: make asan, make tsan'
 	@echo 'make fuzz          give every parser random inputs for SECONDS=$(SECONDS) each; what breaks one is kept in tests/fuzz/found'
@@ -50,15 +54,26 @@ demo: configure
 	@cmake --build $(BUILD) -j $(JOBS) --target serried_demo serried_cli 06_gpt
 	@$(BUILD)/bin/serried run -n 4 $(BUILD)/bin/serried_demo
 	@$(BUILD)/bin/serried run -n $(RANKS) $(BUILD)/bin/06_gpt --trace $(BUILD)/gpt_trace.json
-	@echo 'Next: docs/quickstart.md, a training program of your own in five minutes.'
+	@cat examples/demo/next.txt
+
+run: configure
+	@cmake --build $(BUILD) -j $(JOBS) --target serried_cli $(EXAMPLE)
+	@$(BUILD)/bin/serried run -n $(RANKS) $(BUILD)/bin/$(EXAMPLE)
 
 test: configure
 	@cmake --build $(BUILD) -j $(JOBS)
 	@ctest --test-dir $(BUILD) -j 2 --output-on-failure
 
+INSTALL_PREFIX = $(patsubst ~/%,$(HOME)/%,$(PREFIX))
+
 install: configure
 	@cmake --build $(BUILD) -j $(JOBS) --target serried_installed
-	@cmake --install $(BUILD) --prefix "$(patsubst ~/%,$(HOME)/%,$(PREFIX))"
+	@cmake --install $(BUILD) --prefix "$(INSTALL_PREFIX)"
+	@$(if $(filter copy,$(LIBTORCH)),cmake --install $(BUILD) --prefix "$(INSTALL_PREFIX)" --component libtorch >/dev/null && echo 'LibTorch is in $(INSTALL_PREFIX)/libtorch')
+
+package: configure
+	@cmake --build $(BUILD) -j $(JOBS) --target serried_installed
+	@cd $(BUILD) && cpack
 
 soak: configure
 	@cmake --build $(BUILD) -j $(JOBS) --target serried_random_tests serried_random_faults_tests
@@ -82,9 +97,11 @@ fuzz: setup-fuzz configure
 	@cmake --build $(BUILD)/fuzz -j $(JOBS)
 	@scripts/fuzz.py $(BUILD)/fuzz/serried_fuzz --seconds $(SECONDS) --jobs $(JOBS)
 
-bench: setup-bench
+bench-build: setup-bench
 	@$(call CONFIGURE,bench)
-	@cmake --build $(BUILD) -j $(JOBS) --target serried_bench serried_cli
+	@cmake --build $(BUILD) -j $(JOBS) --target serried_bench
+
+bench: bench-build
 	@benchmarks/run.sh $(BUILD) $(BENCH)
 
 format: setup
@@ -93,7 +110,8 @@ format: setup
 docs: configure
 	@scripts/check_docs.py links
 	@scripts/check_parity.py
-	@cmake --build $(BUILD) -j $(JOBS) --target serried_docs
+	@cmake --build $(BUILD) -j $(JOBS) --target serried_docs serried_installed
+	@scripts/docs_programs.py run $(BUILD)/tests/checks/serried_docs $(BUILD)/bin/serried
 
 clean:
 	@find $(BUILD) -mindepth 1 -maxdepth 1 ! -name deps -exec rm -rf {} + 2>/dev/null || true

@@ -87,7 +87,11 @@ fi
 
 mkdir -p "$build/bench"
 rm -f "$results"
+count=0
 for name in "${names[@]}"; do
+  count=$((count + 1))
+  # Those who watch see how far it is; a log has the headings.
+  if [[ $wanted == all && -t 2 ]]; then printf '\n[bench] %d/%d: %s, %d min so far\n' $count ${#names[@]} "$name" $((SECONDS / 60)) >&2; fi
   if [[ $wanted == all || $wanted == "$name" ]]; then "bench_$name"; fi
 done
 say "results: $results"

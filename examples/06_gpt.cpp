@@ -177,19 +177,12 @@ double train(Gpt model, const Text& text, const Arguments& arguments, const Grou
     if (!arguments.trace.empty() && step == std::max(0, arguments.steps - kTracedSteps)) serried::trace::start();
     const Span whole("step", "gpt");
     const at::Tensor batch = batch_of(text, step, world);
-    at::Tensor loss;
-    {
-      const Span span("forward", "gpt");
-      const at::Tensor logits = ddp(batch.slice(1, 0, kContext));
-      loss = torch::cross_entropy_loss(logits.flatten(0, 1), batch.slice(1, 1).flatten());
-      loss = serried::scale_loss(loss, batch.size(0), world);
-    }
+    const at::Tensor logits = ddp(batch.slice(1, 0, kContext));
+    at::Tensor loss = torch::cross_entropy_loss(logits.flatten(0, 1), batch.slice(1, 1).flatten());
+    loss = serried::scale_loss(loss, batch.size(0), world);
     optimizer.zero_grad();
-    {
-      const Span span("backward", "gpt");
-      loss.backward();
-    }
-    const Span span("optimizer", "gpt");
+    loss.backward();
+    const Span span("optimizer", serried::trace::kOptimizer);
     for (auto& group : optimizer.param_groups()) group.options().set_lr(learning_rate(step, arguments.steps));
     nn::utils::clip_grad_norm_(ddp.parameters(), 1.0);  // a jump would make rounding errors grow
     optimizer.step();

@@ -1,53 +1,24 @@
 #!/usr/bin/env python3
-"""Checks README and docs: `links` that links lead somewhere and tables match the source; `environment` rewrites that table; `blocks OUT` gathers all C++ blocks into one source to compile."""
+"""Checks README and docs: `links` that links lead somewhere, shell lines and the end of the demo name what exists and tables match the source; `environment` rewrites that table."""
 
 import pathlib
 import re
 import sys
 
+import docs_programs
+from docs_programs import FENCE
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
-FENCE = re.compile(r"^\s*```\s*(\S*)\s*(.*)$")
 FUNCTION = re.compile(r"`(serried/[\w/]+\.(?:h|cpp)):(\w+)`")
 VARIABLE = re.compile(r'\{\s*"([A-Z]\w+)"\s*,\s*"([^"]*)"\s*,\s*"([^"]*)"\s*\}')
 VARIABLE_ROW = re.compile(r"^\| `[A-Z]\w+` \|")
 
-# A function at the margin: such a block stands at namespace scope, any other inside a function.
-DEFINITION = re.compile(r"^(?!for\b|if\b|while\b|switch\b|return\b|else\b|do\b)[A-Za-z_][\w:<>,&* ]* [&*]?\w+\([^=\[]*\)\s*\{")
-
-# Names that blocks may use without declaring them; a block that declares its own hides these.
-PREAMBLE = """\
-// All C++ blocks of README and docs, each in a namespace of its own: compiled, never run.
-#include <serried/serried.h>
-#include <chrono>
-#include <iostream>
-
-using namespace std::chrono_literals;
-using serried::Group;
-[[maybe_unused]] static Group world;
-[[maybe_unused]] static at::Tensor x;
-"""
-
+OPTION = re.compile(r"(?<![\w-])(--?[a-z][a-z-]*)")
 
 def pages():
     return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-
-
-def blocks(page):
-    """(line of the first content line, language, text) of each fenced block."""
-    language, start, body = None, 0, []
-    for number, line in enumerate(page.read_text().splitlines(), 1):
-        fence = FENCE.match(line)
-        if fence and language is None:
-            language, start, body = fence[1], number + 1, []
-        elif fence:
-            yield start, language, body
-            language = None
-        elif language is not None:
-            body.append(line)
-    if language is not None:
-        raise SystemExit(f"{page.relative_to(ROOT)}:{start}: block is not closed")
 
 
 def prose(page):
@@ -118,31 +89,74 @@ def write_environment():
     return 0
 
 
+def shell_lines(page):
+    """(line, command) of each command in the page's shell blocks, comments left out."""
+    for block in docs_programs.blocks(page, ROOT):
+        if block.language != "sh":
+            continue
+        for number, line in enumerate(block.lines, block.start):
+            for command in re.split(r"\s&&\s", line.partition(" #")[0].strip()):
+                if command:
+                    yield number, command
+
+
+def shell_problem(command):
+    """What a command names that this tree does not have; None if it has all of it."""
+    words = command.split()
+    while words and re.match(r"^[A-Za-z_]\w*=", words[0]):
+        words.pop(0)
+    if words[:1] == ["make"]:
+        targets = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.M)[1].split()
+        if missing := [word for word in words[1:] if "=" not in word and word not in targets]:
+            return f"make has no target {missing[0]}"
+        words = [word.replace("EXAMPLE=", "build/bin/") for word in words]
+    for word in words:
+        program = re.fullmatch(r"(?:\./)?build/bin/(\w+)", word)
+        if program and program[1] != "serried" and not (ROOT / f"examples/{program[1]}.cpp").is_file():
+            return f"examples/{program[1]}.cpp does not exist"
+    if words[1:2] == ["run"] and words[0].endswith("serried"):
+        declared = re.findall(r'"(-[\w,-]+)"', (ROOT / "tools/serried/run_command.cpp").read_text())
+        known = {option for options in declared for option in options.split(",")}
+        return next((f"serried run has no option {option}" for option in run_options(words[2:]) if option not in known), None)
+    return None
+
+
+def run_options(words):
+    """The options among the arguments of `serried run`: those before the program, each of which takes a value."""
+    while words and OPTION.fullmatch(words[0]):
+        yield words[0]
+        words = words[2:]
+
+
+def check_shell():
+    for page in pages():
+        for number, command in shell_lines(page):
+            if problem := shell_problem(command):
+                yield f"{page.relative_to(ROOT)}:{number}: {problem}"
+
+
+def check_next_steps():
+    """What `make demo` ends with: one screen that names every example, and nothing that does not exist."""
+    path = ROOT / "examples/demo/next.txt"
+    lines = path.read_text().splitlines()
+    if len(lines) > 24 or any(len(line) > 80 for line in lines):
+        yield "examples/demo/next.txt: more than a screen of 24 lines of 80 characters"
+    for number, line in enumerate(lines, 1):
+        if command := re.search(r"\bmake .*$", line):
+            if problem := shell_problem(command[0]):
+                yield f"examples/demo/next.txt:{number}: {problem}"
+        for page in re.findall(r"docs/\w+\.md", line):
+            if not (ROOT / page).is_file():
+                yield f"examples/demo/next.txt:{number}: {page} does not exist"
+    for example in sorted((ROOT / "examples").glob("*.cpp")):
+        if f"EXAMPLE={example.stem} " not in path.read_text().replace("\n", " "):
+            yield f"examples/demo/next.txt: does not say how to start {example.stem}"
+
+
 def links():
-    problems = [*check_links(), *check_functions(), *check_environment()]
+    problems = [*check_links(), *check_functions(), *check_environment(), *check_shell(), *check_next_steps()]
     print("\n".join(problems) if problems else "docs: links and tables fine")
     return 1 if problems else 0
-
-
-def write_blocks(out):
-    headers, bodies = [], []
-    for page in pages():
-        for start, language, body in blocks(page):
-            if language != "cpp":
-                continue
-            headers += [line for line in body if line.startswith("#include")]
-            code = ["" if line.startswith("#include") else line for line in body]
-            at_namespace_scope = any(DEFINITION.match(line) for line in code)
-            opening, closing = ("", "") if at_namespace_scope else ("[[maybe_unused]] static void block() {", "}")
-            name = f"block_{len(bodies)}"
-            place = f'#line {start} "{page.relative_to(ROOT).as_posix()}"'
-            bodies.append("\n".join([f"namespace {name} {{", opening, place, *code, closing, f"}}  // namespace {name}"]))
-    text = PREAMBLE + "\n".join(dict.fromkeys(headers)) + "\n\n" + "\n".join(bodies) + "\n"
-    path = pathlib.Path(out)
-    # Unchanged text keeps its time stamp, so an edit of prose compiles nothing.
-    if not path.exists() or path.read_text() != text:
-        path.write_text(text)
-    return 0
 
 
 def main():
@@ -150,9 +164,7 @@ def main():
         return links()
     if sys.argv[1:] == ["environment"]:
         return write_environment()
-    if len(sys.argv) == 3 and sys.argv[1] == "blocks":
-        return write_blocks(sys.argv[2])
-    print("usage: check_docs.py links | environment | blocks OUT", file=sys.stderr)
+    print("usage: check_docs.py links | environment", file=sys.stderr)
     return 2
 
 

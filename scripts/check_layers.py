@@ -17,7 +17,7 @@ SCRIPTS = ["scripts", "cmake"]
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
 TORCH = re.compile(r"^(torch|ATen|c10|caffe2)/")
-LAUNCHER = "serried/launch/"
+TORCH_FREE = ("serried/launch/", "serried/base/traces/")  # what the launcher is made of
 
 
 def layer_of(path):
@@ -79,7 +79,7 @@ def check_includes(root, name):
     for number, included in includes_of(root, name):
         if problem := check_include(name, included):
             yield f"{name}:{number}: {problem}"
-        if name.startswith(LAUNCHER) and (header := torch_header_behind(root, included, set())):
+        if name.startswith(TORCH_FREE) and (header := torch_header_behind(root, included, set())):
             yield f"{name}:{number}: includes {included}, which brings {header}; the launcher runs before LibTorch is loaded"
 
 

@@ -9,6 +9,8 @@ import re
 import subprocess
 import sys
 
+from progress import Progress, add_progress_option
+
 INPUTS = pathlib.Path(__file__).resolve().parent.parent / "tests" / "fuzz"
 # An input of some bytes must not ask for more memory than this.
 LARGEST_ALLOCATION_MB = 256
@@ -39,13 +41,15 @@ def main():
     parser.add_argument("--seconds", type=int, default=300, help="per target")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--targets", nargs="*", default=sorted(folder.name for folder in (INPUTS / "corpus").iterdir()))
+    add_progress_option(parser)
     options = parser.parse_args()
     scratch = options.program.resolve().parent / "corpus"
 
     failed, total = [], 0
-    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool, Progress("fuzz", len(options.targets), options.progress) as progress:
         runs = {target: pool.submit(run, options.program.resolve(), target, options.seconds, scratch) for target in options.targets}
-        for target, future in runs.items():
+        for number, (target, future) in enumerate(runs.items()):
+            progress.at(number, target)
             output, is_good = future.result()
             inputs = last_number(r"stat::number_of_executed_units: *(\d+)", output)
             branches = last_number(r"cov: (\d+)", output)

@@ -20,6 +20,7 @@
 #include "benchmarks/support/results.h"
 #include "serried/comm/collectives/collectives.h"
 #include "serried/graph/capture.h"
+#include "serried/graph/replay/guards.h"
 
 namespace {
 

@@ -92,6 +92,38 @@ bool broadcast_with_gradient(const Group& g) {
   return gradient(x, y, g).eq(expected).all().item<bool>();
 }
 
+bool reduce_with_gradient(const Group& g) {
+  const int dst = g->getSize() - 1;
+  const at::Tensor x = leaf(g, {3, 5});
+  const at::Tensor y = serried::reduce(x, g, {.dst = dst});
+  const at::Tensor sum = sum_of_samples(g->getSize(), {3, 5});
+  if (!y.equal(g->getRank() == dst ? sum : torch::zeros({3, 5}))) return false;
+  return gradient(x, y, g).eq(dst + 1).all().item<bool>();  // the factor of the rank that has the sum
+}
+
+bool gather_with_gradient(const Group& g) {
+  const at::Tensor x = leaf(g, {2, g->getRank() + 1});
+  const std::vector<at::Tensor> parts = serried::gather(x, g, {.dst = 1});
+  for (int rank = 0; rank < g->getSize(); ++rank) {
+    const at::Tensor expected = sample(rank, {2, rank + 1});
+    if (!parts[rank].equal(g->getRank() == 1 ? expected : torch::zeros_like(expected))) return false;
+  }
+  return gradient(x, torch::cat(parts, 1), g).eq(2).all().item<bool>();
+}
+
+bool scatter_with_gradient(const Group& g) {
+  const at::Tensor x = leaf(g, {10, 2});
+  std::vector<at::Tensor> rows;
+  for (int rank = 0; g->getRank() == 1 && rank < g->getSize(); ++rank) rows.push_back(shard(x, rank, g->getSize()));
+  const at::Tensor y = serried::scatter(rows, g, {.src = 1});
+  if (!y.equal(shard(sample(1, {10, 2}), g->getRank(), g->getSize()))) return false;
+  // Each row's gradient is the factor of the rank that it went to.
+  at::Tensor expected = torch::zeros({10, 2});
+  for (int rank = 0; rank < g->getSize(); ++rank) shard(expected, rank, g->getSize()).fill_(rank + 1);
+  const at::Tensor grad = gradient(x, y, g);
+  return g->getRank() == 1 ? grad.equal(expected) : !grad.defined();
+}
+
 bool all_reduce_in_place(const Group& g) {
   at::Tensor x = sample(g->getRank(), {70001});
   serried::all_reduce_(x, g);
@@ -146,6 +178,9 @@ std::vector<Check> serried_checks() {
       {"all_to_all", "split dim 0, concat dim 1, and its gradient", all_to_all},
       {"all_to_all", "with split sizes", all_to_all_split_sizes},
       {"broadcast", "from the last rank, and its gradient", broadcast_with_gradient},
+      {"reduce", "to the last rank, and its gradient", reduce_with_gradient},
+      {"gather", "to rank 1, sizes differ, and its gradient", gather_with_gradient},
+      {"scatter", "from rank 1, uneven pieces, and its gradient", scatter_with_gradient},
       {"all_reduce_", "in place", all_reduce_in_place},
       {"broadcast_", "in place, from rank 1", broadcast_in_place},
       {"send, recv", "around the ring, with a tag", send_and_recv},

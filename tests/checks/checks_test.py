@@ -9,6 +9,7 @@ import unittest
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "scripts"))
 sys.dont_write_bytecode = True
 import check_docs  # noqa: E402
+import docs_programs  # noqa: E402
 import check_layers  # noqa: E402
 import check_parity  # noqa: E402
 import check_tests  # noqa: E402
@@ -152,13 +153,71 @@ class Docs(TreeTest):
         self.assertEqual(list(check_docs.check_environment()), [])
         self.assertTrue((self.root / "docs/environment.md").read_text().endswith("| `SERRIED_NEW` |  | y |\n\nEnd.\n"))
 
-    def test_blocks_stand_where_they_belong(self):
-        self.write("docs/a.md", "```cpp\n#include <map>\nint main() {\n}\n```\n\n```cpp\nfor (int i : {1}) {\n}\n```\n\n```sh\nmake test\n```\n")
-        check_docs.write_blocks(self.root / "out.cpp")
-        text = (self.root / "out.cpp").read_text()
-        self.assertIn('namespace block_0 {\n\n#line 2 "docs/a.md"\n\nint main() {', text)
-        self.assertIn('static void block() {\n#line 8 "docs/a.md"\nfor (int i', text)
-        self.assertNotIn("make test", text)
+    def test_shell_lines_that_name_what_is_missing_are_found(self):
+        self.write("Makefile", ".PHONY: demo test\n")
+        self.write("examples/01_sum.cpp", "")
+        self.write("tools/serried/run_command.cpp", 'run.add_option("-n,--nproc", x); run.add_option("--grace", y);\n')
+        self.write("docs/a.md", "```sh\nmake demo test RANKS=2 # all\nmake dmo\nA=1 build/bin/serried run -n 4 --grace 2 build/bin/01_sum --x\n"
+                                "serried run -m 4 ./train && build/bin/02_sum\n```\n")
+        self.assertEqual(list(check_docs.check_shell()), ["docs/a.md:3: make has no target dmo", "docs/a.md:5: serried run has no option -m",
+                                                          "docs/a.md:5: examples/02_sum.cpp does not exist"])
+
+    def test_a_demo_that_ends_with_what_is_not_there_is_found(self):
+        self.write("Makefile", ".PHONY: demo run\n")
+        self.write("examples/01_sum.cpp", "")
+        self.write("examples/02_mean.cpp", "")
+        self.write("examples/demo/next.txt", "  sum   make run EXAMPLE=01_sum RANKS=2\n  mode   make run EXAMPLE=03_mode\n  more   docs/a.md\n" + "\n" * 30)
+        self.assertEqual(list(check_docs.check_next_steps()),
+                         ["examples/demo/next.txt: more than a screen of 24 lines of 80 characters",
+                          "examples/demo/next.txt:2: examples/03_mode.cpp does not exist", "examples/demo/next.txt:3: docs/a.md does not exist",
+                          "examples/demo/next.txt: does not say how to start 02_mean"])
+
+
+PROGRAM = "```cpp\n#include <serried/serried.h>\nint main() {\n  new_group();\n}\n```\n"
+
+
+class Programs(TreeTest):
+    def setUp(self):
+        super().setUp()
+        self.write("README.md", "# Top\n")
+        self.write("CONTRIBUTING.md", "# Help\n")
+
+    def source(self, page):
+        self.write("docs/a.md", page)
+        return docs_programs.source(self.root)
+
+    def mistake(self, page):
+        with self.assertRaises(docs_programs.Mistake) as raised:
+            self.source(page)
+        return str(raised.exception)
+
+    def test_blocks_are_compiled_as_printed(self):
+        text = self.source(PROGRAM + "<!-- in main -->\n```cpp\n#include <map>\none();\n```\n<!-- before main -->\n```cpp\nvoid one();\n```\n```sh\nmake\n```\n"
+                           "<!-- in main, compiled only: needs two hosts, or three -->\n```cpp\ntwo();\n```\n")
+        self.assertIn('namespace a_1 {\n#line 2 "docs/a.md"\n\n#line 14 "docs/a.md"\nvoid one();\n#line 3 "docs/a.md"\nint program() {\n  new_group();\n'
+                      '{ std::cerr << "docs/a.md:9" << std::endl;\n#line 9 "docs/a.md"\n\none();\n}\n'
+                      'if (false) {\n#line 21 "docs/a.md"\ntwo();\n}\nreturn 0;\n#line 5 "docs/a.md"\n}\n}  // namespace a_1\n', text)
+        self.assertIn("#include <serried/serried.h>\n#include <map>\n", text)
+        self.assertNotIn("make", text)
+
+    def test_a_block_that_no_reader_could_run_is_found(self):
+        self.assertEqual(self.mistake("```cpp\none();\n```\n"), "docs/a.md:2: this block has no main, and no program stands before it on its page")
+        self.assertEqual(self.mistake(PROGRAM + "```cpp\none();\n```\n"),
+                         "docs/a.md:8: this block has no main; write <!-- in main --> or <!-- before main --> on the line above it")
+        self.assertEqual(self.mistake("```cpp\nint main() {\n}\n```\n"), "docs/a.md:2: this program does not include <serried/serried.h>")
+        self.assertEqual(self.mistake("<!-- rank: 2 -->\n" + PROGRAM), "docs/a.md:3: the comment above this block says 'rank', which means nothing here")
+        self.assertEqual(self.mistake("<!-- compiled only -->\n" + PROGRAM), "docs/a.md:3: say why it cannot run: <!-- compiled only: needs two hosts -->")
+
+    def test_programs_are_started_as_their_page_says(self):
+        self.write("docs/a.md", PROGRAM + "<!-- ranks: 2 -->\n" + PROGRAM + PROGRAM.replace("new_group", "run_ranks") + "<!-- arguments: 0 $PWD/m | 1 $PWD/m -->\n" + PROGRAM)
+        commands = [docs_programs.commands_of(program, "docs", "serried") for program in docs_programs.all_programs(self.root)]
+        self.assertEqual(commands, [[["serried", "run", "-n", "4", "docs", "a_1"]], [["serried", "run", "-n", "2", "docs", "a_2"]], [["docs", "a_3"]],
+                                    [["sh", "-c", 'exec "$0" a_4 0 $PWD/m', "docs"], ["sh", "-c", 'exec "$0" a_4 1 $PWD/m', "docs"]]])
+
+    def test_a_run_that_fails_or_prints_something_else_is_found(self):
+        self.assertIsNone(docs_programs.problem_of([["echo", "[rank 0] 6"]], "6", 1))
+        self.assertEqual(docs_programs.problem_of([["echo", "7"], ["echo", "6"]], "6", 2), "printed '6' 1 times, not 2:\n7\n6")
+        self.assertEqual(docs_programs.problem_of([["true"], ["sh", "-c", "echo why >&2; exit 3"]]), "exit code 3\nwhy\n")
 
 
 if __name__ == "__main__":

@@ -130,6 +130,7 @@ std::string handler_names() {
       {"random numbers", random_handlers},
       {"what the host reads", host_read_handlers},
       {"reductions", reduction_handlers},
+      {"softmax along a cut dim", softmax_handlers},
       {"losses", loss_handlers},
       {"norms over the batch", batch_norm_handlers},
       {"strides and storage", metadata_handlers},

@@ -39,9 +39,11 @@ struct Target {
 void run_environment(std::string_view bytes);
 void run_graph_file(std::string_view bytes);
 void run_graph_text(std::string_view bytes);
+void run_page(std::string_view bytes);
 void run_placements(std::string_view bytes);
 void run_rule(std::string_view bytes);
 void run_store(std::string_view bytes);
+void run_trace_file(std::string_view bytes);
 void run_url(std::string_view bytes);
 void run_wire(std::string_view bytes);
 
@@ -50,9 +52,11 @@ inline constexpr Target kTargets[] = {
     {"environment", run_environment},
     {"graph_file", run_graph_file},
     {"graph_text", run_graph_text},
+    {"page", run_page},
     {"placements", run_placements},
     {"rule", run_rule},
     {"store", run_store},
+    {"trace_file", run_trace_file},
     {"url", run_url},
     {"wire", run_wire},
 };
