@@ -91,7 +91,15 @@ void set_meta(const at::Tensor& t, at::Tensor local, SpecPtr spec) {
   OpenTensorImpl::dtype(impl) = c10::scalarTypeToTypeMeta(spec->dtype);
   const DTensorMeta* old = dtensor_meta(t);
   CopiedFromPtr copied_from = old != nullptr ? old->copied_from : nullptr;
-  set_content(impl, c10::make_intrusive<DTensorMeta>(std::move(local), std::move(spec), std::move(copied_from)));
+  UsePtr use = old != nullptr ? old->use : nullptr;
+  set_content(impl, c10::make_intrusive<DTensorMeta>(std::move(local), std::move(spec), std::move(copied_from),
+                                                     std::move(use)));
+}
+
+void set_use(const at::Tensor& parameter, UsePtr use) {
+  const DTensorMeta& old = *dtensor_meta(parameter);
+  parameter.unsafeGetTensorImpl()->set_backend_meta(
+      c10::make_intrusive<DTensorMeta>(old.local, old.spec, old.copied_from, std::move(use)));
 }
 
 void convert_in_place(const at::Tensor& plain, at::Tensor local, SpecPtr spec) {

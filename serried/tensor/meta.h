@@ -7,6 +7,7 @@
 
 #include "serried/tensor/kind.h"
 #include "serried/tensor/spec.h"
+#include "serried/tensor/use.h"
 
 namespace serried {
 
@@ -19,14 +20,20 @@ using CopiedFromPtr = std::shared_ptr<const detail::CopiedFrom>;
 extern const TensorKind kDTensor;
 
 struct DTensorMeta final : DistMeta {
-  DTensorMeta(at::Tensor local_, SpecPtr spec_, CopiedFromPtr copied_from_ = nullptr)
-      : DistMeta(kDTensor), local(std::move(local_)), spec(std::move(spec_)), copied_from(std::move(copied_from_)) {}
+  DTensorMeta(at::Tensor local_, SpecPtr spec_, CopiedFromPtr copied_from_ = nullptr, UsePtr use_ = nullptr)
+      : DistMeta(kDTensor),
+        local(std::move(local_)),
+        spec(std::move(spec_)),
+        copied_from(std::move(copied_from_)),
+        use(std::move(use_)) {}
 
   const at::Tensor local;
   const SpecPtr spec;
   /// Of a view whose data had to be gathered, else null. It does not alias its base: writing through it raises, and so
   /// does its use after a write to the base.
   const CopiedFromPtr copied_from;
+  /// Of a parameter that a strategy has marked, else null.
+  const UsePtr use;
 };
 
 /// Null for a plain or undefined tensor, and for one of another kind.
@@ -47,6 +54,9 @@ at::Tensor wrap_view(at::Tensor local, SpecPtr spec, const at::Tensor& base, Cop
 
 /// Gives an existing tensor of ours another part and spec; sizes and strides follow.
 void set_meta(const at::Tensor& t, at::Tensor local, SpecPtr spec);
+
+/// Marks a parameter, one of ours, for the ops that consume it; null takes the mark off.
+void set_use(const at::Tensor& parameter, UsePtr use);
 
 /// Turns a plain tensor into a DTensor in place: every handle on it (module members, optimizers) sees the DTensor.
 void convert_in_place(const at::Tensor& plain, at::Tensor local, SpecPtr spec);
