@@ -13,7 +13,7 @@ LAYERS ?= all
 ASAN_TESTS = serried_tests serried_launch_tests \
              $(if $(filter all,$(LAYERS)),serried_spmd_tests serried_tensor_tests serried_parallel_tests serried_graph_tests serried_fuzz_tests)
 # Those whose ranks are threads.
-TSAN_TESTS = serried_tests $(if $(filter all,$(LAYERS)),serried_parallel_tests serried_graph_tests)
+TSAN_TESTS = serried_tests $(if $(filter all,$(LAYERS)),serried_tensor_tests serried_parallel_tests serried_graph_tests)
 export CMAKE_COLOR_DIAGNOSTICS := ON
 
 .DEFAULT_GOAL := help
