@@ -13,6 +13,10 @@ namespace {
 constexpr double kNever = std::numeric_limits<double>::infinity();
 // A rename on an axis of one rank: free, but a row that needs none is better.
 constexpr double kRename = 1e-3;
+// What is put off may never come due: the result may be dropped, or wanted cut. But a gradient is read twice, for that
+// of a weight and for that of an input.
+constexpr double kPutOff = 0.999;
+constexpr double kPutOffGradient = 2;
 
 // Choices so far: what the axes to the left have taken.
 class Planner {
@@ -39,6 +43,7 @@ class Planner {
   std::string why_not(const Row& row, size_t axis) const;
   int64_t bytes_on_axis(size_t input, size_t axis) const;
   bool cuts_something_new(const Row& row, size_t axis) const;
+  double put_off_cost(const Row& row, size_t axis) const;
   bool keeps_written(const Row& row, size_t axis) const;
 
   const Bound& bound_;
@@ -91,6 +96,37 @@ bool Planner::cuts_something_new(const Row& row, size_t axis) const {
     if (row.inputs[i].is_shard() && request_.current[i][axis] == row.inputs[i]) return false;
   }
   return true;
+}
+
+int64_t elements_of_results(const Bound& bound, int64_t where_unknown) {
+  int64_t all = 0;
+  for (size_t o = 0; o < bound.outputs.size(); ++o) {
+    int64_t elements = 1;
+    for (size_t d = 0; d < bound.outputs[o].dims.size(); ++d) {
+      const int64_t size = output_size(bound, o, d);
+      elements = size < 0 || elements < 0 ? -1 : elements * size;
+    }
+    all += elements < 0 ? where_unknown : elements;
+  }
+  return all;
+}
+
+// A pending sum that an op hands on has to be reduced later, as large as the op has made it. So it is handed on where
+// that is less than here (a sum over a dim) or the same (a scale), and reduced here where the result is wider, or where
+// something whole would have to become pending to join it: a residual stream that is pending is reduced anew by every
+// layer that reads it. Ops that only move elements, views among them, hand on what they get.
+double Planner::put_off_cost(const Row& row, size_t axis) const {
+  if (bound_.rule.moves || row.factor >= 0) return 0;
+  for (size_t i = 0; i < row.inputs.size(); ++i) {
+    const int64_t elements = call_.tensor(i).numel();
+    if (!row.inputs[i].is_partial() || request_.current[i][axis] != row.inputs[i] || elements == 0) continue;
+    const double growth = double(elements_of_results(bound_, elements)) / double(elements);
+    const int64_t bytes = int64_t(double(bytes_on_axis(i, axis)) * growth);
+    const std::string& name = call_.schema().arguments()[size_t(call_.tensor(i).argument)].name();
+    return (name.starts_with("grad") ? kPutOffGradient : kPutOff) *
+           move_cost(row.inputs[i], Replicate(), bytes, request_.mesh_shape[axis], costs_[axis]);
+  }
+  return 0;
 }
 
 bool Planner::keeps_written(const Row& row, size_t axis) const {
@@ -150,6 +186,7 @@ void Planner::add(std::vector<Candidate>& found, Row row, size_t axis) const {
   if (ranks > 1 && cuts_something_new(candidate.row, axis)) {
     candidate.cost += move_cost(Shard(0), Replicate(), largest, ranks, costs_[axis]);
   }
+  candidate.cost += put_off_cost(candidate.row, axis);
   if (candidate.cost == kNever && candidate.rejected.empty()) candidate.rejected = "a shard cannot become partial";
   if (!candidate.rejected.empty()) candidate.cost = kNever;
   found.push_back(std::move(candidate));

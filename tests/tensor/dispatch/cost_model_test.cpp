@@ -18,8 +18,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// By default a replicated term joins a pending sum, which is a copy; where copies are dear the sum is formed instead.
-const spmd::CostModel kDearCopies{.copy_latency = 1e6};
+// By default a pending sum is formed where a replicated term meets it; where copies cost nothing the term joins it.
+const spmd::CostModel kFreeCopies{.copy_bandwidth = 1e12, .copy_latency = 0};
 
 // All ranks change the model between their ops: the ranks are threads, so there is one for all.
 void between_ops(const DeviceMesh& mesh, const std::function<void()>& change) {
@@ -35,11 +35,11 @@ void expect_follows(const std::function<at::Tensor(const at::Tensor&, const at::
     const at::Tensor values = iota({5, 3});
     const at::Tensor sum = place(values, mesh, {Partial()}), whole = place(values, mesh, {Replicate()});
     for (int round = 0; round < 2; ++round) {
-      EXPECT_EQ(DTensor(fn(sum, whole)).placements(), Placements{Partial()});
+      EXPECT_EQ(DTensor(fn(sum, whole)).placements(), Placements{Replicate()});
       between_ops(mesh, change);
       for (int again = 0; again < 2; ++again) {
         const at::Tensor result = fn(sum, whole);
-        EXPECT_EQ(DTensor(result).placements(), Placements{Replicate()});
+        EXPECT_EQ(DTensor(result).placements(), Placements{Partial()});
         expect_close(full(result), fn(values, values));
       }
       between_ops(mesh, take_back);
@@ -48,7 +48,7 @@ void expect_follows(const std::function<at::Tensor(const at::Tensor&, const at::
 }
 
 TEST(CostModel, AChangeReachesPlansThatAreKept) {
-  const auto change = [] { spmd::set_cost_model(kDearCopies); };
+  const auto change = [] { spmd::set_cost_model(kFreeCopies); };
   const auto take_back = [] { spmd::set_cost_model({}); };
   expect_follows([](const at::Tensor& a, const at::Tensor& b) { return a + b; }, change, take_back);
   expect_follows([](const at::Tensor& a, const at::Tensor& b) { return at::rsub(a, b); }, change, take_back);
@@ -63,11 +63,11 @@ TEST(CostModel, IsThatOfTheBackendOfTheAxis) {
   std::string backend;
   on_mesh({1}, [&](const DeviceMesh& mesh) { backend = mesh.backend(0); });
   expect_follows([](const at::Tensor& a, const at::Tensor& b) { return a + b; },
-                 [&] { spmd::set_cost_model(backend, kDearCopies); }, [&] { spmd::reset_cost_model(backend); });
+                 [&] { spmd::set_cost_model(backend, kFreeCopies); }, [&] { spmd::reset_cost_model(backend); });
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const at::Tensor sum = place(iota({5}), mesh, {Partial()}), whole = place(iota({5}), mesh, {Replicate()});
-    between_ops(mesh, [] { spmd::set_cost_model("of nobody here", kDearCopies); });
-    EXPECT_EQ(DTensor(sum + whole).placements(), Placements{Partial()});
+    between_ops(mesh, [] { spmd::set_cost_model("of nobody here", kFreeCopies); });
+    EXPECT_EQ(DTensor(sum + whole).placements(), Placements{Replicate()});
     between_ops(mesh, [] { spmd::reset_cost_model("of nobody here"); });
   });
 }
@@ -78,9 +78,9 @@ TEST(CostModel, AxesOfOneMeshMayDiffer) {
   const torch::jit::Stack stack = detail::fill_arguments(op.schema(), {x, x});
   const spmd::OpCall call(op.schema(), stack, {{0, -1, {4, 4}, {4, 1}}, {1, -1, {4, 4}, {4, 1}}});
   const std::vector<Placements> placements{parse_placements("P P"), parse_placements("R R")};
-  EXPECT_THAT(explain(call, placements, {.shape = {2, 2}}), HasSubstr("result: P P\n"));
-  EXPECT_THAT(explain(call, placements, {.shape = {2, 2}, .costs = {kDearCopies, {}}}), HasSubstr("result: R P\n"));
-  EXPECT_THAT(explain(call, placements, {.shape = {2, 2}, .costs = {{}, kDearCopies}}), HasSubstr("result: P R\n"));
+  EXPECT_THAT(explain(call, placements, {.shape = {2, 2}}), HasSubstr("result: R R\n"));
+  EXPECT_THAT(explain(call, placements, {.shape = {2, 2}, .costs = {kFreeCopies, {}}}), HasSubstr("result: P R\n"));
+  EXPECT_THAT(explain(call, placements, {.shape = {2, 2}, .costs = {{}, kFreeCopies}}), HasSubstr("result: R P\n"));
 }
 
 TEST(CostModel, AChangeReachesRedistributionsThatAreKept) {

@@ -131,7 +131,8 @@ TEST(Families, SumsTravelThroughWhatIsLinear) {
   };
   EXPECT_EQ(of({"P", "P"}, [](const Tensors& x) { return x[0] + x[1]; }), "P");
   EXPECT_EQ(of({"P(avg)", "P(avg)"}, [](const Tensors& x) { return x[0] - x[1]; }), "P(avg)");
-  EXPECT_EQ(of({"P", "R"}, [](const Tensors& x) { return x[0] + x[1]; }), "P") << "R counts once";
+  EXPECT_EQ(of({"P", "R"}, [](const Tensors& x) { return x[0] + x[1]; }), "R")
+      << "it would be reduced anew by all who read it";
   EXPECT_EQ(of({"P", "R"}, [](const Tensors& x) { return x[0] * x[1]; }), "P");
   EXPECT_EQ(of({"R", "P"}, [](const Tensors& x) { return x[0] * x[1]; }), "P");
   EXPECT_EQ(of({"P", "R"}, [](const Tensors& x) { return x[0] / x[1]; }), "P");
