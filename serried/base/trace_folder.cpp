@@ -64,7 +64,8 @@ class FolderTrace {
       append(taken);
       if (is_last && !gave_up_) file_->finish();
     } catch (const std::exception& error) {
-      give_up(c10::str("the trace was not written: ", error.what()));
+      give_up(c10::str("the trace was not written: ", error.what(),
+                       "\n  fix: name a folder that you may write to in SERRIED_TRACE"));
     }
   }
 

@@ -37,6 +37,10 @@ std::string rank_report(const Cause& cause, int world_size, int num_nodes) {
   text += " (pid " + std::to_string(cause.pid) + ") " + how_it_ended(cause) + "\n";
   if (!cause.tail.empty()) text += "  its last lines of stderr:\n";
   for (const std::string& line : cause.tail) text += "    " + line + "\n";
+  if (!cause.text.empty()) {
+    return text + "  before that " + cause.text +
+           "\n  fix: see whether all ranks make the same calls and end together; --log-dir keeps all output\n";
+  }
   return text + "  fix: " + fix_text(cause) + "\n";
 }
 

@@ -17,7 +17,7 @@ struct Cause {
   int exit_code = 0;                   // rank_failed without a signal, launch_failed
   int signal = 0;                      // rank_failed: what killed it, or 0; interrupted: what the launcher got
   std::vector<std::string> tail = {};  // rank_failed: its last lines of stderr
-  std::string text = {};               // launch_failed: the error
+  std::string text = {};               // launch_failed: the error; rank_failed: what else may be the reason
 };
 
 /// Whether the last words of a failed rank say that another one was first to fail.

@@ -32,9 +32,9 @@ std::string latecomers_text(const std::map<int, pid_t>& ranks) {
   int num_waiting = 0;
   int num_late = 0;
   for (const auto& [rank, pid] : ranks) {
-    const bool waits = waits_in_new_group(pid);
-    if (waits) add(waiting, std::to_string(rank));
-    if (!waits) add(late, std::to_string(rank) + " (pid " + std::to_string(pid) + ")");
+    const bool waits = pid != 0 && waits_in_new_group(pid);
+    const std::string state = pid == 0 ? " (has ended)" : " (pid " + std::to_string(pid) + ")";
+    waits ? add(waiting, std::to_string(rank)) : add(late, std::to_string(rank) + state);
     ++(waits ? num_waiting : num_late);
   }
   if (num_waiting == 0 || num_late == 0) return "";

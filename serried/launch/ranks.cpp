@@ -159,6 +159,19 @@ void LocalRanks::decide() {
   if (failure_ || !suspect_) return;
   if (only_suffers(*suspect_) && !all_ended() && Clock::now() < decide_at_) return;
   failure_ = suspect_;
+  if (only_suffers(*failure_)) failure_->text = who_ended_well();
+}
+
+// Ranks that return early make the others fail, and look blameless.
+std::string LocalRanks::who_ended_well() const {
+  std::string list;
+  int count = 0;
+  for (const auto& rank : ranks_) {
+    if (!rank->ended || rank->failed()) continue;
+    list += (count++ == 0 ? "" : ", ") + std::to_string(rank->rank);
+  }
+  if (count == 0) return "";
+  return (count == 1 ? "rank " : "ranks ") + list + " had ended with code 0";
 }
 
 Time LocalRanks::deadline() const {
@@ -172,7 +185,7 @@ bool LocalRanks::all_ended() const {
 std::map<int, pid_t> LocalRanks::pids() const {
   std::map<int, pid_t> result;
   for (const auto& rank : ranks_) {
-    if (!rank->ended) result[rank->rank] = rank->child.pid;
+    result[rank->rank] = rank->ended ? 0 : rank->child.pid;
   }
   return result;
 }

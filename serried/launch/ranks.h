@@ -52,7 +52,7 @@ class LocalRanks {
 
   bool all_ended() const;
 
-  /// Processes of the ranks that run, by rank.
+  /// Processes of the ranks by rank; 0: it has ended.
   std::map<int, pid_t> pids() const;
 
   /// Whether `pid` is one of the ranks.
@@ -62,6 +62,8 @@ class LocalRanks {
   void send(int signal);
 
  private:
+  std::string who_ended_well() const;
+
   std::vector<std::unique_ptr<LocalRank>> ranks_;
   Screen& screen_;
   std::optional<Cause> suspect_;  // of those that have failed so far

@@ -105,7 +105,7 @@ int64_t rank_in_groups(const std::vector<Group>& groups, const at::Tensor& ranks
 DeviceMesh::DeviceMesh(const std::string& device_type, const at::Tensor& ranks, std::vector<std::string> names,
                        MeshOptions options) {
   check_device_type("DeviceMesh", device_type);
-  const Group group = options.group ? options.group : require_current_process_group();
+  const Group group = options.group ? options.group : require_current_process_group("DeviceMesh");
   std::vector<int64_t> list = checked_ranks("DeviceMesh", ranks, group->getSize());
   check_names("DeviceMesh", names, size_t(ranks.dim()));
   state_ = whole_of(std::make_shared<MeshRoot>(MeshRootParts{.group = group,
@@ -156,7 +156,7 @@ DeviceMesh DeviceMesh::from_groups(const std::vector<Group>& groups, const std::
 DeviceMesh init_device_mesh(const std::string& device_type, const Sizes& shape, std::vector<std::string> names,
                             MeshOptions options) {
   check_device_type("init_device_mesh", device_type);
-  if (!options.group) options.group = require_current_process_group();
+  if (!options.group) options.group = require_current_process_group("init_device_mesh");
   check_names("init_device_mesh", names, shape.size());
   int64_t size = 1;
   for (int64_t length : shape) {

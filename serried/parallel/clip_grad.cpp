@@ -10,6 +10,7 @@
 
 #include "serried/base/error.h"
 #include "serried/comm/collectives/collectives.h"
+#include "serried/tape/tape.h"
 #include "serried/tensor/meta.h"
 #include "serried/tensor/redistribute/redistribute.h"
 
@@ -145,6 +146,13 @@ void check_numbers(double max_norm, double norm_type) {
   }
 }
 
+// A replay reads nothing on the host, so it would raise nothing.
+void check_not_recorded() {
+  if (!tape::is_recording()) return;
+  raise<c10::NotImplementedError>({kClip, "error_if_nonfinite reads the norm on the host, which a replay does not do",
+                                   "return norm.tensor() from the captured function and look at it outside"});
+}
+
 void check_finite(double norm, double norm_type) {
   if (std::isfinite(norm)) return;
   raise<c10::Error>(
@@ -176,6 +184,7 @@ at::Tensor norm_of(const GradientParts& parts, double norm_type, const at::Tenso
 GradNorm clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_norm, double norm_type,
                          ClipOptions options) {
   check_numbers(max_norm, norm_type);
+  if (options.error_if_nonfinite) check_not_recorded();
   const at::NoGradGuard no_grad;
   GradientParts parts;
   at::TensorOptions doubles = at::TensorOptions(at::kDouble);

@@ -10,6 +10,7 @@
 
 #include "serried/base/error.h"
 #include "serried/comm/collectives/collectives.h"
+#include "serried/comm/collectives/watch.h"
 #include "serried/tensor/meta.h"
 
 namespace serried {
@@ -18,18 +19,35 @@ namespace {
 // A DTensor is one tensor of all ranks: each would count it again.
 void check_plain(const char* where, const at::Tensor& t) {
   if (!t.defined()) raise<c10::ValueError>({where, "the tensor is undefined", "pass a tensor"});
+  if (t.is_complex()) {
+    raise<c10::TypeError>({where, "the tensor is complex, and means are real", "pass its absolute value or a part"});
+  }
   if (dtensor_meta(t) == nullptr) return;
   raise<c10::TypeError>({where, c10::str("the tensor is a DTensor, ", dtensor_meta(t)->spec->to_string()),
                          "pass this rank's own samples: to_local() of what is cut along the batch"});
 }
 
+// Counts are added up in f64, with the sums.
 void check_count(int64_t count) {
-  if (count >= 0) return;
+  constexpr int64_t kMostExact = int64_t(1) << 53;
+  if (count >= 0 && count <= kMostExact) return;
   raise<c10::ValueError>({"Mean.add", c10::str("count is ", count), "pass how many samples the mean is of"});
 }
 
+// One that is no class would count as a wrong answer.
+void check_targets(const at::Tensor& targets, int64_t num_classes, std::optional<int64_t> ignored) {
+  at::Tensor is_none = targets.lt(0).logical_or(targets.ge(num_classes));
+  if (ignored) is_none = is_none.logical_and(targets.ne(*ignored));
+  const at::Tensor wrong = targets.masked_select(is_none);
+  if (wrong.numel() == 0) return;
+  raise<c10::IndexError>({"Accuracy.add",
+                          c10::str("target ", wrong[0].item<int64_t>(), " is none of the ", num_classes, " classes"),
+                          "pass targets from 0 on, or name the one to leave out: {.ignore_index = ...}"});
+}
+
 // Of each sample, whether its target is among the k best scores, or is the class predicted.
-at::Tensor hits(const at::Tensor& predictions, const at::Tensor& targets, int64_t top_k) {
+at::Tensor hits(const at::Tensor& predictions, const at::Tensor& targets, const AccuracyOptions& options) {
+  const int64_t top_k = options.top_k;
   const bool are_classes = !predictions.is_floating_point() && predictions.sizes() == targets.sizes();
   if (are_classes && top_k == 1) return predictions.eq(targets);
   const bool fits =
@@ -40,13 +58,16 @@ at::Tensor hits(const at::Tensor& predictions, const at::Tensor& targets, int64_
          c10::str("predictions are ", predictions.sizes(), " and targets ", targets.sizes(), " with top_k ", top_k),
          "pass scores of [..., classes], at least top_k of them, or classes as integers, beside targets of [...]"});
   }
+  check_targets(targets, predictions.size(-1), options.ignore_index);
+  if (top_k == 1) return predictions.argmax(-1).eq(targets);  // of equal scores topk takes any
   const at::Tensor best = std::get<1>(predictions.topk(top_k, -1));
   return best.eq(targets.unsqueeze(-1)).any(-1);
 }
 
 }  // namespace
 
-Mean::Mean(Group process_group) : group_(process_group ? std::move(process_group) : require_current_process_group()) {}
+Mean::Mean(Group process_group)
+    : group_(process_group ? std::move(process_group) : require_current_process_group("Mean")) {}
 
 void Mean::add_sum(const at::Tensor& sum, double count) {
   const at::Tensor number = sum.detach().to(at::kDouble).reshape({});
@@ -80,6 +101,7 @@ void Mean::add(double mean, int64_t count) {
 at::Tensor Mean::totals() const {
   const at::NoGradGuard no_grad;
   at::Tensor totals = sums_.defined() ? sums_.clone() : at::zeros({2}, at::kDouble);
+  const watch::PartOf scope("Mean.compute");
   all_reduce_(totals, group_);
   return totals;
 }
@@ -110,7 +132,7 @@ void Accuracy::add(const at::Tensor& predictions, const at::Tensor& targets) {
   check_plain("Accuracy.add", predictions);
   check_plain("Accuracy.add", targets);
   const at::NoGradGuard no_grad;
-  const at::Tensor right = hits(predictions, targets, options_.top_k);
+  const at::Tensor right = hits(predictions, targets, options_);
   right_.add(options_.ignore_index ? right.masked_select(targets.ne(*options_.ignore_index)) : right);
 }
 

@@ -117,7 +117,7 @@ PeriodicModelAverager::PeriodicModelAverager(PeriodicModelAveragerOptions option
     raise<c10::ValueError>({where, c10::str("period is ", options_.period), "pass 2 or more"});
   }
   if (options_.period == 1) warn_of_period_one(where);
-  if (!options_.process_group) options_.process_group = require_current_process_group();
+  if (!options_.process_group) options_.process_group = require_current_process_group(where);
 }
 
 void PeriodicModelAverager::average_parameters(const std::vector<at::Tensor>& parameters) {
@@ -131,7 +131,7 @@ void PeriodicModelAverager::average_parameters(const std::vector<at::Tensor>& pa
 HierarchicalModelAverager::HierarchicalModelAverager(HierarchicalModelAveragerOptions options)
     : warmup_steps_(options.warmup_steps) {
   constexpr const char* where = "HierarchicalModelAverager";
-  const Group group = options.process_group ? options.process_group : require_current_process_group();
+  const Group group = options.process_group ? options.process_group : require_current_process_group(where);
   check_warmup(where, warmup_steps_);
   check_hierarchy(options.period_group_sizes, group->getSize());
   if (options.period_group_sizes.back().first == 1) warn_of_period_one(where);

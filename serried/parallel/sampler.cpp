@@ -43,7 +43,7 @@ Seat seat_of(const DistributedSamplerOptions& options) {
                             "give both, or a process_group instead"});
   }
   if (!options.rank) {
-    const Group group = options.process_group ? options.process_group : require_current_process_group();
+    const Group group = options.process_group ? options.process_group : require_current_process_group(kSampler);
     return {group->getSize(), group->getRank()};
   }
   if (*options.rank >= 0 && *options.rank < *options.num_replicas) return {*options.num_replicas, *options.rank};

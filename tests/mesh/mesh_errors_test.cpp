@@ -83,7 +83,7 @@ TEST(MeshErrors, Ranks) {
 
 TEST(MeshErrors, NoCurrentGroup) {
   EXPECT_EQ(value_error([] { init_device_mesh("cpu", {1}); }),
-            "[require_current_process_group] this thread has no current group\n"
+            "[init_device_mesh] this thread has no current group\n"
             "  fix: keep a ProcessGroupGuard guard(group) alive around the call, or pass the group");
 }
 

@@ -184,6 +184,24 @@ TEST(ClipGradNorm, ARankWithoutTheGradientTakesPart) {
   });
 }
 
+// A replay would let a NaN pass.
+TEST(ClipGradNorm, ErrorIfNonfiniteIsRefusedInACapturedStep) {
+  const at::Tensor p = torch::ones({3}).requires_grad_();
+  auto step = capture([&](const at::Tensor& x) {
+    p.mutable_grad().reset();
+    (p * x).sum().backward();
+    clip_grad_norm_(p, 1.0, 2.0, {.error_if_nonfinite = true});
+    return p.grad().clone();
+  });
+  EXPECT_THAT(
+      testing::error_text<c10::NotImplementedError>([&] {
+        for (int i = 0; i < 4; ++i) step(torch::ones({3}));
+      }),
+      ::testing::HasSubstr("[clip_grad_norm_] error_if_nonfinite reads the norm on the host, which a replay does "
+                           "not do\n  fix: return norm.tensor() from the captured function and look at it "
+                           "outside"));
+}
+
 // A captured step that drops the norm never reads it.
 TEST(ClipGradNorm, ACapturedStepClipsBitForBit) {
   on_mesh({2, 2}, [](const DeviceMesh& mesh) {

@@ -105,6 +105,34 @@ TEST(Accuracy, IsThatOfAllSamplesOfAllRanks) {
   });
 }
 
+TEST(Accuracy, OfScoresAndOfClassesIsTheSameWhereScoresAreEqual) {
+  run_ranks(2, [](const Group& world) {
+    for (const int64_t classes : {2, 5, 10, 16, 17, 40, 100}) {
+      const at::Tensor targets = torch::zeros({8}, at::kLong);
+      for (const double score : {0.0, double(NAN)}) {
+        const at::Tensor scores = torch::full({8, classes}, score);
+        Accuracy of_scores({.process_group = world}), of_classes({.process_group = world});
+        of_scores.add(scores, targets);
+        of_classes.add(scores.argmax(-1), targets);
+        EXPECT_EQ(of_scores.compute(), of_classes.compute()) << classes << " classes, all " << score;
+      }
+    }
+  });
+}
+
+TEST(Mean, TakesNeitherComplexNumbersNorCountsThatNoDoubleHolds) {
+  run_ranks(1, [](const Group& world) {
+    Mean mean(world);
+    EXPECT_THAT(error_text<c10::TypeError>([&] { mean.add(torch::ones({2}, at::kComplexFloat)); }),
+                HasSubstr("[Mean.add] the tensor is complex, and means are real\n  fix: pass its absolute value or a "
+                          "part"));
+    EXPECT_THAT(error_text<c10::ValueError>([&] { mean.add(2.0, std::numeric_limits<int64_t>::max()); }),
+                HasSubstr("[Mean.add] count is 9223372036854775807\n  fix: "));
+    mean.add(2.0, int64_t(1) << 53);
+    EXPECT_EQ(mean.count(), int64_t(1) << 53);
+  });
+}
+
 TEST(Accuracy, SaysWhatIsWrong) {
   run_ranks(1, [](const Group& world) {
     EXPECT_THAT(error_text<c10::ValueError>([&] { Accuracy({.process_group = world, .top_k = 0}); }),
@@ -116,6 +144,13 @@ TEST(Accuracy, SaysWhatIsWrong) {
                 HasSubstr("[Accuracy.add] predictions are [4, 3] and targets [3] with top_k 1\n  fix: pass scores of "
                           "[..., classes], at least top_k of them, or classes as integers, beside targets of [...]"));
     EXPECT_THROW(accuracy.add(torch::rand({4}), torch::ones({4})), c10::ValueError);  // probabilities are no classes
+    EXPECT_THAT(
+        error_text<c10::IndexError>([&] {
+          accuracy.add(torch::rand({2, 3}), torch::tensor({2, 3}));
+        }),
+        HasSubstr("[Accuracy.add] target 3 is none of the 3 classes\n  fix: pass targets from 0 on, or name the "
+                  "one to leave out: {.ignore_index = ...}"));
+    EXPECT_EQ(accuracy.count(), 0);
   });
 }
 

@@ -142,6 +142,18 @@ TEST(LaunchRun, ARankThatOnlySuffersIsNotTheCulprit) {
   }
 }
 
+TEST(LaunchRun, RanksThatEndedBeforeAreNamedBesideOneThatOnlySuffers) {
+  TemporaryFolder folder;
+  const std::string fifo = make_fifo(folder);
+  const Result result =
+      serried(shell({"-n", "2"}, "if [ $RANK = 1 ]; then echo $$ > " + fifo + "; exit 0; fi\n" + "read pid < " + fifo +
+                                     wait_for_state("Z") + "echo 'rank 1 has left the group while' >&2; exit 3"));
+  EXPECT_EQ(result.exit_code, 3) << result.err;
+  EXPECT_THAT(result.err,
+              HasSubstr("    rank 1 has left the group while\n  before that rank 1 had ended with code 0\n  fix: see "
+                        "whether all ranks make the same calls and end together; --log-dir keeps all output\n"));
+}
+
 TEST(LaunchRun, ARankThatSuffersAloneIsQuoted) {
   const Result result = serried(shell({"-n", "2"}, R"sh(
     if [ $RANK = 1 ]; then exec sleep 100; fi

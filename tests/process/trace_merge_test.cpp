@@ -1,6 +1,10 @@
 // Traces of several ranks made one: arrows, clocks and sums, from files made by hand.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <filesystem>
 
 #include "serried/base/traces/merge.h"
 #include "tests/process/traces.h"
@@ -37,6 +41,23 @@ void write_late_rank(const TemporaryFolder& folder) {
     trace.add_collective(1, begins[rank], begins[rank], 80);
     trace.write_to(folder);
   }
+}
+
+TEST(TraceMerge, ASignalLeavesNoHalfFile) {
+  const TemporaryFolder folder;
+  write_late_rank(folder);
+  const std::string half = folder.path() + "/trace.json.";
+  const auto interrupt = [&](const std::string&, double) {
+    if (std::filesystem::exists(half + std::to_string(::getpid()) + ".part")) std::raise(SIGINT);
+  };
+  EXPECT_EXIT(trace::merge_traces(
+                  {.inputs = {folder.path()}, .output = folder.path() + "/trace.json", .on_progress = interrupt}),
+              ::testing::KilledBySignal(SIGINT), "");
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path())) {
+    EXPECT_THAT(entry.path().filename().string(), ::testing::StartsWith("rank_"));
+  }
+  merge(folder);
+  EXPECT_FALSE(merged(folder).empty());
 }
 
 TEST(TraceMerge, ArrowsGoFromTheRankThatCameLastToTheOthers) {

@@ -1,8 +1,6 @@
 // First reads what there is, then writes it with the clocks put right.
 #include "serried/base/traces/merge.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <cerrno>
@@ -16,6 +14,7 @@
 #include <set>
 
 #include "serried/base/text.h"
+#include "serried/base/traces/half_file.h"
 #include "serried/base/traces/sources.h"
 
 namespace serried::trace {
@@ -71,6 +70,7 @@ class Merger {
   void align_clocks(const std::vector<Collective>& collectives);
   void align(Clock& clock, const Clock& right, const std::set<int>& fixed, const std::vector<Collective>& collectives);
   void write(const std::vector<Collective>& collectives);
+  void write_to(const std::string& path, const std::vector<Collective>& collectives);
   void write_events(std::ostream& out);
   void write_arrows(std::ostream& out, const std::vector<Collective>& collectives) const;
   double offset_of(const Source& source) const;
@@ -218,7 +218,8 @@ void Merger::align(Clock& clock, const Clock& right, const std::set<int>& fixed,
 }
 
 [[noreturn]] void raise_unwritable(const std::string& path) {
-  throw TraceError("cannot write " + in_quotes(path) + ": " + std::strerror(errno),
+  const std::string why = errno != 0 ? std::strerror(errno) : "there is no room for it";
+  throw TraceError("cannot write " + in_quotes(path) + ": " + why,
                    "pass a path in a folder that exists and is writable");
 }
 
@@ -226,21 +227,21 @@ void Merger::align(Clock& clock, const Clock& right, const std::set<int>& fixed,
 void Merger::write(const std::vector<Collective>& collectives) {
   std::error_code error;
   const bool is_special = fs::exists(options_.output, error) && !fs::is_regular_file(options_.output, error);
-  const std::string path = is_special ? options_.output : options_.output + "." + std::to_string(::getpid()) + ".part";
+  if (is_special) return write_to(options_.output, collectives);
+  const HalfFile half(options_.output);
+  write_to(half.path(), collectives);
+  if (std::rename(half.path().c_str(), options_.output.c_str()) != 0) raise_unwritable(options_.output);
+}
+
+void Merger::write_to(const std::string& path, const std::vector<Collective>& collectives) {
+  errno = 0;
   std::ofstream out(path);
   if (!out) raise_unwritable(options_.output);
-  try {
-    out << R"({"displayTimeUnit":"ms","otherData":{"merged":)" << timeline_.ranks.size() << R"(},"traceEvents":[)";
-    write_events(out);
-    write_arrows(out, collectives);
-    out << "\n]}\n" << std::flush;
-    if (!out || (!is_special && std::rename(path.c_str(), options_.output.c_str()) != 0)) {
-      raise_unwritable(options_.output);
-    }
-  } catch (...) {
-    if (!is_special) fs::remove(path, error);
-    throw;
-  }
+  out << R"({"displayTimeUnit":"ms","otherData":{"merged":)" << timeline_.ranks.size() << R"(},"traceEvents":[)";
+  write_events(out);
+  write_arrows(out, collectives);
+  out << "\n]}\n" << std::flush;
+  if (!out) raise_unwritable(options_.output);
 }
 
 void Merger::write_events(std::ostream& out) {

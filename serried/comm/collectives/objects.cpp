@@ -4,6 +4,7 @@
 #include "serried/base/error.h"
 #include "serried/comm/agree/rank_texts.h"
 #include "serried/comm/collectives/checks.h"
+#include "serried/comm/collectives/watch.h"
 #include "serried/tape/tape.h"
 
 #include <ATen/ops/empty.h>
@@ -19,13 +20,19 @@ void check_not_recorded(const char* where) {
                                    "call it outside of the captured function, or send a tensor"});
 }
 
-std::string bytes_of(const c10::IValue& value) {
-  const std::vector<char> bytes = torch::jit::pickle_save(value);
+std::string bytes_of(const Parcel& mine) {
+  const std::vector<char> bytes = torch::jit::pickle_save(c10::ivalue::Tuple::create(mine.type, mine.pack()));
   return {bytes.begin(), bytes.end()};
 }
 
-c10::IValue value_of(const std::string& bytes) {
-  return torch::jit::pickle_load({bytes.begin(), bytes.end()});
+// A number would be taken for one of another type, and cut to fit.
+c10::IValue value_of(const char* where, const std::string& bytes, int64_t from, const std::string& type) {
+  const c10::IValue parcel = torch::jit::pickle_load({bytes.begin(), bytes.end()});
+  const auto& fields = parcel.toTupleRef().elements();
+  const std::string& sent = fields[0].toStringRef();
+  if (sent == type) return fields[1];
+  raise<c10::ValueError>(
+      {where, c10::str("rank ", from, " passes ", sent, ", this rank ", type), "pass values of one type on all ranks"});
 }
 
 }  // namespace
@@ -49,20 +56,27 @@ void raise_other_type() {
       {"object", "what arrives is of another type than the one asked for", "pass values of one type on all ranks"});
 }
 
-std::vector<c10::IValue> all_gather_packed(const PackMine& mine, const Group& group,
+std::vector<c10::IValue> all_gather_packed(const Parcel& mine, const Group& group,
                                            std::optional<std::chrono::milliseconds> timeout) {
-  check_group("all_gather_object", group);
-  check_not_recorded("all_gather_object");
+  constexpr const char* kWhere = "all_gather_object";
+  check_group(kWhere, group);
+  check_not_recorded(kWhere);
+  const watch::PartOf scope(kWhere);
   std::vector<c10::IValue> values;
-  for (const std::string& bytes : all_gather_bytes(bytes_of(mine()), group, timeout)) values.push_back(value_of(bytes));
+  for (const std::string& bytes : all_gather_bytes(bytes_of(mine), group, timeout)) {
+    values.push_back(value_of(kWhere, bytes, int64_t(values.size()), mine.type));
+  }
   return values;
 }
 
-c10::IValue broadcast_packed(const PackMine& mine, const Group& group, const BroadcastOptions& options) {
-  check_group("broadcast_object", group);
-  check_rank("broadcast_object", "src", options.src, group);
-  check_not_recorded("broadcast_object");
-  return value_of(broadcast_bytes(group->getRank() == options.src ? bytes_of(mine()) : "", group, options));
+c10::IValue broadcast_packed(const Parcel& mine, const Group& group, const BroadcastOptions& options) {
+  constexpr const char* kWhere = "broadcast_object";
+  check_group(kWhere, group);
+  check_rank(kWhere, "src", options.src, group);
+  check_not_recorded(kWhere);
+  const watch::PartOf scope(kWhere);
+  const std::string bytes = broadcast_bytes(group->getRank() == options.src ? bytes_of(mine) : "", group, options);
+  return value_of(kWhere, bytes, options.src, mine.type);
 }
 
 }  // namespace serried::detail

@@ -5,6 +5,7 @@
 #include "serried/comm/collectives/collectives.h"
 
 #include <ATen/core/ivalue.h>
+#include <c10/util/Type.h>
 #include <torch/serialize/archive.h>
 
 #include <cstring>
@@ -197,14 +198,23 @@ void unpack(const c10::IValue& packed, T& value) {
   }
 }
 
-using PackMine = std::function<c10::IValue()>;
+/// A value on its way: all ranks must name the same type.
+struct Parcel {
+  std::string type;
+  std::function<c10::IValue()> pack;
+};
+
+template <class T>
+Parcel parcel_of(const T& value) {
+  return {c10::demangle_type<T>(), [&value] { return pack(value); }};
+}
 
 /// One of each rank, in rank order.
-std::vector<c10::IValue> all_gather_packed(const PackMine& mine, const Group& group,
+std::vector<c10::IValue> all_gather_packed(const Parcel& mine, const Group& group,
                                            std::optional<std::chrono::milliseconds> timeout);
 
-/// Rank src's; `mine` is called there only.
-c10::IValue broadcast_packed(const PackMine& mine, const Group& group, const BroadcastOptions& options);
+/// Rank src's; `mine` is packed there only.
+c10::IValue broadcast_packed(const Parcel& mine, const Group& group, const BroadcastOptions& options);
 
 }  // namespace detail
 
@@ -215,10 +225,10 @@ struct AllGatherObjectOptions {
 /// Every rank's `value`, in rank order; sizes may differ between ranks. T is a text, a number, a tensor (it comes as a
 /// copy on the CPU, without history), a container of the standard library, or a struct with operator<< and operator>>
 /// for torch::serialize's archives or with a visitor (docs/data_parallel.md) that names every field. What comes is made
-/// by T's default constructor.
+/// by T's default constructor. ValueError where ranks pass different types.
 template <class T>
 std::vector<T> all_gather_object(const T& value, const Group& group, AllGatherObjectOptions options = {}) {
-  const auto packed = detail::all_gather_packed([&] { return detail::pack(value); }, group, options.timeout);
+  const auto packed = detail::all_gather_packed(detail::parcel_of(value), group, options.timeout);
   std::vector<T> values;
   for (const c10::IValue& one : packed) {
     T element{};
@@ -232,7 +242,7 @@ std::vector<T> all_gather_object(const T& value, const Group& group, AllGatherOb
 template <class T>
 T broadcast_object(const T& value, const Group& group, BroadcastOptions options = {}) {
   T result{};
-  detail::unpack(detail::broadcast_packed([&] { return detail::pack(value); }, group, options), result);
+  detail::unpack(detail::broadcast_packed(detail::parcel_of(value), group, options), result);
   return result;
 }
 

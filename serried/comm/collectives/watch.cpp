@@ -166,7 +166,8 @@ std::string describe(const Record& record) {
 }
 
 std::string describe_place(const Record& record) {
-  return record.kind == Kind::none ? "the rendezvous of the group, before its first collective" : describe(record);
+  if (record.kind == Kind::none) return "the rendezvous of the group, before its first collective";
+  return whole_call(record);
 }
 
 std::string dtype_name(at::ScalarType dtype) {

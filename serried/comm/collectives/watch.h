@@ -72,7 +72,8 @@ uint64_t fingerprint(const Record& record);
 /// "#183 all_reduce f32[512,4] sum", "#7 broadcast i64[3] from rank 0", "#9 barrier"; "nothing yet" for Kind::none.
 std::string describe(const Record& record);
 
-/// Where a rank is, behind "in": describe(record), or the rendezvous where it has made no call.
+/// Where a rank is, behind "in": what the user called, if that is more, and describe(record); or the rendezvous where
+/// it has made no call.
 std::string describe_place(const Record& record);
 
 /// "all_reduce"

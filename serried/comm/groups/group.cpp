@@ -168,9 +168,9 @@ Group current_process_group() {
   return carried == nullptr ? nullptr : carried->group;
 }
 
-Group require_current_process_group() {
+Group require_current_process_group(const char* where) {
   if (Group group = current_process_group()) return group;
-  raise<c10::ValueError>({"require_current_process_group", "this thread has no current group",
+  raise<c10::ValueError>({where, "this thread has no current group",
                           "keep a ProcessGroupGuard guard(group) alive around the call, or pass the group"});
 }
 

@@ -76,8 +76,8 @@ std::string why_backend_unavailable(const std::string& name);
 /// This thread's current group, null where none was set. Holds inside backward.
 Group current_process_group();
 
-/// The same, but a ValueError that says how to set one where there is none.
-Group require_current_process_group();
+/// The same, but a ValueError that says how to set one where there is none, in the name of `where`.
+Group require_current_process_group(const char* where = "require_current_process_group");
 
 /// Makes `group`, or none if null, this thread's current group while alive; nests.
 class ProcessGroupGuard {

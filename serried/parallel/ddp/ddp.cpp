@@ -88,7 +88,8 @@ std::string sync_text(uint64_t value) {
 }
 
 Group group_of(const DistributedDataParallelOptions& options) {
-  if (!options.mesh) return options.process_group ? options.process_group : require_current_process_group();
+  if (!options.mesh)
+    return options.process_group ? options.process_group : require_current_process_group("DistributedDataParallel");
   if (options.process_group) {
     raise<c10::ValueError>({"DistributedDataParallel", "both process_group and mesh are given", "pass one of them"});
   }

@@ -93,8 +93,9 @@ bool ParameterWatch::has_new_memory() {
     const at::Tensor part = part_of(seen.tensor);
     if (!part.has_storage()) continue;
     c10::StorageImpl* storage = part.storage().unsafeGetStorageImpl();
-    if (storage == seen.storage._unsafe_get_target()) continue;
+    if (storage == seen.storage._unsafe_get_target() && part.storage_offset() == seen.offset) continue;
     is_new = true;
+    seen.offset = part.storage_offset();
     seen.storage = StoragePtr(part.storage().getWeakStorageImpl());
   }
   return is_new;

@@ -36,6 +36,7 @@ class ParameterWatch {
     std::vector<int64_t> sizes = {};
     SpecPtr spec = {};  // of a DTensor
     StoragePtr storage{c10::intrusive_ptr<c10::StorageImpl>()};
+    int64_t offset = 0;  // in the storage, which several parameters may share
   };
 
   std::vector<Seen> look() const;

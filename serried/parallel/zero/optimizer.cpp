@@ -19,7 +19,7 @@ using torch::optim::Optimizer;
 
 ZeroOptimizer::ZeroOptimizer(const ParamGroups& groups, MakeLocal make_local, const ZeroOptions& options)
     : Optimizer(groups, make_local({})->defaults().clone()),
-      group_(options.process_group ? options.process_group : require_current_process_group()),
+      group_(options.process_group ? options.process_group : require_current_process_group("ZeroRedundancyOptimizer")),
       make_local_(std::move(make_local)),
       as_views_(options.parameters_as_bucket_view),
       overlaps_(options.overlap_with_ddp),

@@ -78,11 +78,32 @@ bool nll_mean(const c10::OperatorHandle& op, Stack& stack, Forward forward) {
   return true;
 }
 
+// Targets that are cut over the ranks that share the classes become whole there: they are little beside the scores,
+// which would else have to move. Calls `op` again if it moved some.
+bool make_targets_whole(const c10::OperatorHandle& op, Stack& stack, size_t index_of_scores) {
+  c10::IValue* const first = &stack[stack.size() - op.schema().arguments().size()];
+  const DTensorMeta* scores = dtensor_meta(first[index_of_scores].toTensor());
+  const DTensorMeta* target = dtensor_meta(first[index_of_scores + 1].toTensor());
+  if (scores == nullptr || target == nullptr || scores->spec->mesh != target->spec->mesh) return false;
+  const int64_t class_dim = scores->spec->sizes.size() == 1 ? 0 : 1;
+  Placements whole = target->spec->placements;
+  for (size_t axis = 0; axis < whole.size(); ++axis) {
+    if (scores->spec->placements[axis].is_shard(class_dim)) whole[axis] = Replicate();
+  }
+  if (whole == target->spec->placements) return false;
+  first[index_of_scores + 1] =
+      wrap(redistribute_local(target->local, *target->spec, whole), with_placements(*target->spec, whole));
+  op.callBoxed(stack);
+  return true;
+}
+
 bool nll_loss(const c10::OperatorHandle& op, Stack& stack) {
+  if (make_targets_whole(op, stack, 0)) return true;
   return nll_mean(op, stack, [](auto&&... a) { return at::nll_loss_forward(a...); });
 }
 
 bool nll_loss_2d(const c10::OperatorHandle& op, Stack& stack) {
+  if (make_targets_whole(op, stack, 0)) return true;
   return nll_mean(op, stack, [](auto&&... a) { return at::nll_loss2d_forward(a...); });
 }
 
@@ -104,10 +125,12 @@ bool nll_backward(const c10::OperatorHandle& op, Stack& stack, Backward backward
 }
 
 bool nll_loss_backward(const c10::OperatorHandle& op, Stack& stack) {
+  if (make_targets_whole(op, stack, 1)) return true;
   return nll_backward(op, stack, [](auto&&... a) { return at::nll_loss_backward(a...); });
 }
 
 bool nll_loss_2d_backward(const c10::OperatorHandle& op, Stack& stack) {
+  if (make_targets_whole(op, stack, 1)) return true;
   return nll_backward(op, stack, [](auto&&... a) { return at::nll_loss2d_backward(a...); });
 }
 

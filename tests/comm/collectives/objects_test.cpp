@@ -171,12 +171,31 @@ TEST_P(Objects, AnotherTypeOnAnotherRankIsRefused) {
       return;
     }
     EXPECT_ANY_THROW(broadcast_object(Unsendable(), g));
-    const std::string text =
-        "[object] what arrives is of another type than the one asked for\n"
-        "  fix: pass values of one type on all ranks";
     EXPECT_THAT(error_text<c10::ValueError>([&] { broadcast_object(std::vector<int64_t>(), g); }),
-                ::testing::StartsWith(text));
-    EXPECT_THAT(error_text<c10::ValueError>([&] { broadcast_object(std::string(), g); }), ::testing::StartsWith(text));
+                ::testing::StartsWith("[broadcast_object] rank 0 passes std::vector<int, "));
+    EXPECT_THAT(error_text<c10::ValueError>([&] { broadcast_object(std::string(), g); }),
+                ::testing::HasSubstr(">\n  fix: pass values of one type on all ranks"));
+  });
+}
+
+// Numbers would be cut to fit.
+TEST_P(Objects, AnotherTypeOfNumberOnAnotherRankIsRefused) {
+  if (world_size() == 1) return on_ranks([](const Group& g) { EXPECT_EQ(broadcast_object(1L << 40, g), 1L << 40); });
+  on_ranks([](const Group& g) {
+    const std::string fix = "\n  fix: pass values of one type on all ranks";
+    if (g->getRank() == 0) {
+      EXPECT_EQ(broadcast_object(1L << 40, g), 1L << 40);
+      EXPECT_EQ(broadcast_object(1e300, g), 1e300);
+      EXPECT_THAT(error_text<c10::ValueError>([&] { all_gather_object(7L, g); }),
+                  ::testing::StartsWith("[all_gather_object] rank 1 passes double, this rank long" + fix));
+      return;
+    }
+    EXPECT_THAT(error_text<c10::ValueError>([&] { broadcast_object(1, g); }),
+                ::testing::StartsWith("[broadcast_object] rank 0 passes long, this rank int" + fix));
+    EXPECT_THAT(error_text<c10::ValueError>([&] { broadcast_object(7.0F, g); }),
+                ::testing::StartsWith("[broadcast_object] rank 0 passes double, this rank float" + fix));
+    EXPECT_THAT(error_text<c10::ValueError>([&] { all_gather_object(7.0, g); }),
+                ::testing::StartsWith("[all_gather_object] rank 0 passes long, this rank double" + fix));
   });
 }
 

@@ -169,6 +169,26 @@ TEST(ChangedParametersOfDdp, RanksThatLoadDifferentFilesTakeTheFirstOnes) {
   });
 }
 
+// As parameters do that lie in one flat tensor.
+TEST(ChangedParametersOfDdp, OtherPlacesInOneStorageAreNoticed) {
+  run_ranks(2, [](const Group& group) {
+    Changing net = changing_net();
+    DistributedDataParallel ddp(net, {.process_group = group});
+    const at::Tensor weight = net->fc1->weight;
+    const int64_t numel = weight.numel();
+    const at::Tensor flat = torch::full({3 * numel}, 0.25);
+    const auto step = [&](int64_t place, double value) {
+      const at::Tensor there = at::empty({0}).set_(flat.storage(), place * numel, weight.sizes(), {});
+      there.fill_(value);
+      weight.set_data(there);
+      ddp(rows_for(changing_batch(2, 0, at::kFloat), group));
+    };
+    step(0, 0.25);
+    step(2, 0.1 * (group->getRank() + 1));
+    EXPECT_TRUE(weight.detach().eq(0.1F).all().item<bool>()) << weight;  // rank 0's
+  });
+}
+
 // A rank that has joined takes what the others have loaded.
 TEST(ChangedParametersOfDdp, RanksWithoutInputFollow) {
   run_ranks(3, [](const Group& group) {

@@ -130,6 +130,15 @@ TEST(Latecomers, AreNamedByTheLauncherWhereProgressIsAskedFor) {
   EXPECT_TRUE(running.nothing_left());
 }
 
+TEST(Latecomers, WhoHasEndedIsWaitedForInVain) {
+  const std::string rank = std::string("[ $RANK = 1 ] && exit 0; exec ") + SERRIED_WORKER + " stay_away 3";
+  Command running({"run", "-n", "3", "--grace", "1", "--progress", "sh", "-c", rank});
+  running.wait_for(" s: ranks 0, 2 wait in new_group for rank 1 (has ended)");
+  running.send(SIGTERM);
+  running.finish();
+  EXPECT_TRUE(running.nothing_left());
+}
+
 TEST_P(TopOnBackends, ShowsAReceive) {
   Command running(job(2, {"receive", GetParam()}));
   running.wait_for("ready", 2);

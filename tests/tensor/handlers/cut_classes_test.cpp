@@ -191,6 +191,27 @@ TEST(CutClasses, TargetsCutAlongTheSameAxisAndShortIntegers) {
   });
 }
 
+// Whatever the sizes, and whichever of the two would cost less to move.
+TEST(CutClasses, TargetsMoveWhereTheyAreCutAlongTheSameAxis) {
+  for (const Sizes& sizes : std::vector<Sizes>{{2, 2}, {100, 3}, {8, 100}}) {
+    const Batch whole = batch_of(sizes);
+    const auto sum = F::CrossEntropyFuncOptions().reduction(torch::kSum);
+    const at::Tensor want = F::cross_entropy(whole.logits, whole.target),
+                     want_sum = F::cross_entropy(whole.logits, whole.target, sum);
+    on_mesh({2}, [&](const DeviceMesh& mesh) {
+      at::Tensor logits = place(whole.logits, mesh, {Shard(1)}).requires_grad_();
+      const at::Tensor target = place(whole.target, mesh, {Shard(0)});
+      CommDebugMode comm;
+      const at::Tensor mean = F::cross_entropy(logits, target), total = F::cross_entropy(logits, target, sum);
+      (mean + total).backward();
+      EXPECT_EQ(comm.count("all_to_all"), 0);
+      EXPECT_EQ(comm.count("all_gather"), 4);  // of the targets, by each of the two forward and backward
+      expect_close(full(mean), want);
+      expect_close(full(total), want_sum);
+    });
+  }
+}
+
 TEST(CutClasses, HalfNumbers) {
   Batch whole = batch_of({8, 300});
   whole.logits = whole.logits.to(at::kBFloat16);

@@ -30,6 +30,10 @@ using std::chrono::steady_clock;
 
 constexpr milliseconds kVisitPatience{100};
 constexpr const char* kAfterLossFix = "make a new group with the ranks that are left";
+// Who returns from its work meets no error: the others made calls that it did not.
+constexpr const char* kAfterLeaveFix =
+    "make the same calls on every rank (join() where ranks have different numbers of batches), or a new group with the "
+    "ranks that are left";
 constexpr const char* kAfterFailureFix = "make a new group; the failure above came first";
 
 // A yield that takes longer went to a program that computes: it keeps the core for milliseconds each time, while a rank
@@ -192,12 +196,13 @@ void PhaseSync::fail_for_gone_peer(int peer) {
   // A peer that gave up has aborted before it went: then its reason is the cause, not its absence.
   check_usable();
   const watch_page::RankPage& page = segment_.info(peer).page;
-  const std::string how = page.left.load() != 0 ? c10::str("rank ", peer, " has left the group")
-                                                : c10::str("rank ", peer, " (pid ", page.pid.load(), ") died");
+  const bool has_left = page.left.load() != 0;
+  const std::string how = has_left ? c10::str("rank ", peer, " has left the group")
+                                   : c10::str("rank ", peer, " (pid ", page.pid.load(), ") died");
   const std::string what =
       c10::str(how, " while rank ", rank_, " was in ", meeting_ ? "new_group" : watch::describe_place(current_));
   abort(what, Cause::loss);
-  fail(what, kAfterLossFix);
+  fail(what, has_left ? kAfterLeaveFix : kAfterLossFix);
 }
 
 std::string PhaseSync::where() const {
