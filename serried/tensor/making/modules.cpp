@@ -10,6 +10,7 @@
 #include "serried/base/error.h"
 #include "serried/comm/collectives/watch.h"
 #include "serried/tape/library_hook.h"
+#include "serried/tensor/making/joined_sums.h"
 #include "serried/tensor/making/unchecked.h"
 #include "serried/tensor/making/placing.h"
 #include "serried/tensor/meta.h"
@@ -35,9 +36,12 @@ void convert(const at::Tensor& plain, const DeviceMesh& mesh, const Placements& 
 
 // Optimizers keep state beside the parameter: a gradient placed otherwise would be moved at every step anyway.
 void bring_gradients_home(const at::Tensor& parameter) {
-  change_gradient_of(parameter, [placements = dtensor_meta(parameter)->spec->placements](const at::Tensor& grad) {
-    return is_dtensor(grad) ? at::Tensor(DTensor(grad).redistribute(placements)) : grad;
-  });
+  const auto home = [placements = dtensor_meta(parameter)->spec->placements,
+                     self = WeakTensor(parameter)](const at::Tensor& grad) {
+    if (!is_dtensor(grad) || detail::sum_up_later(self, grad, placements)) return grad;
+    return at::Tensor(DTensor(grad).redistribute(placements));
+  };
+  change_gradient_of(parameter, home);
 }
 
 // Which modules went through distribute_module: known by their first tensor, since an address may be used again.
