@@ -39,7 +39,7 @@ class LastEntered {
   }
 
   void keep(const Question& q, const at::Tensor& result) {
-    held_ = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>(q.x.getIntrusivePtr());
+    held_ = Watched(q.x.getIntrusivePtr());
     x_ = q.x.unsafeGetTensorImpl();
     version_ = q.x._version();
     requires_grad_ = q.x.requires_grad();
@@ -51,12 +51,17 @@ class LastEntered {
     result_ = result;
   }
 
-  void forget() { result_ = at::Tensor(); }
+  // The watched one too: c10 keeps what a DTensor is, and with it the part, as long as anybody watches.
+  void forget() {
+    result_ = at::Tensor();
+    held_ = Watched(Held());
+  }
 
  private:
-  // While it is watched its address is not used again.
-  c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> held_{
-      c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>()};
+  using Held = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  using Watched = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+
+  Watched held_{Held()};  // while it is watched its address is not used again
   const c10::TensorImpl* x_ = nullptr;
   int64_t version_ = 0;
   bool requires_grad_ = false;

@@ -112,6 +112,66 @@ TEST(Styles, TensorParallelReducesTwicePerBlockEachWayAndOnce) {
   }
 }
 
+TEST(Styles, SequenceParallelGathersAndScattersAsOftenAndJoinsTheGradientsOfNorms) {
+  for (bool fused : {false, true}) {
+    on_mesh({2}, [&](const DeviceMesh& mesh) {
+      for (int64_t layers : {1, 2, 3}) {
+        const GptOptions options{.layers = layers, .fused = fused};
+        const Traffic traffic = traffic_of(mesh, options, gpt::sequence_plan(options));
+        const int64_t moves = 2 * layers + 1;
+        EXPECT_EQ(traffic.forward, (Counts{{"all_gather", moves}, {"reduce_scatter", moves}}));
+        EXPECT_EQ(traffic.backward, (Counts{{"all_gather", moves}, {"all_reduce", 2}, {"reduce_scatter", moves}}))
+            << "one all-reduce is the loss's, one that of all replicated parameters";
+      }
+    });
+  }
+}
+
+TEST(Styles, FusedProjectionsComeApartWithoutMovingAnything) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const at::Tensor whole = seeded(5, [] { return torch::randn({2, 3, 12}, at::kDouble); });
+    const at::Tensor weights = seeded(6, [] { return torch::randn({3, 2, 3, 4}, at::kDouble); });
+    using Pieces = std::vector<at::Tensor>;
+    const std::map<std::string, std::function<Pieces(const at::Tensor&)>> ways = {
+        {"split", [](const at::Tensor& x) { return x.split(4, 2); }},
+        {"split of sizes",
+         [](const at::Tensor& x) {
+           return x.split_with_sizes({4, 4, 4}, -1);
+         }},
+        {"chunk", [](const at::Tensor& x) { return x.chunk(3, -1); }},
+        {"tensor_split", [](const at::Tensor& x) { return x.tensor_split(3, 2); }},
+        {"slice",
+         [](const at::Tensor& x) {
+           return Pieces{x.slice(2, 0, 4), x.slice(2, 4, 8), x.slice(-1, -4)};
+         }},
+        {"narrow",
+         [](const at::Tensor& x) {
+           return Pieces{x.narrow(2, 0, 4), x.narrow(2, 4, 4), x.narrow(-1, 8, 4)};
+         }},
+        {"view", [](const at::Tensor& x) {
+           return x.view({2, 3, 3, 4}).unbind(2);
+         }}};
+    for (const auto& [name, way] : ways) {
+      const at::Tensor leaf = whole.clone().requires_grad_();
+      const at::Tensor x = place(whole, mesh, {StridedShard(2, 3)}).detach().requires_grad_();
+      at::Tensor expected = at::zeros({}, at::kDouble), loss;
+      for (size_t i = 0; i < 3; ++i) expected = expected + (way(leaf)[i] * weights[int64_t(i)]).square().sum();
+      expected.backward();
+      const CommDebugMode comm;
+      const Pieces pieces = way(x);
+      for (size_t i = 0; i < 3; ++i) {
+        EXPECT_EQ(DTensor(pieces[i]).placements(), (Placements{Shard(2)})) << name;
+        const at::Tensor part = (pieces[i] * place(weights[int64_t(i)], mesh, {Shard(2)})).square().sum();
+        loss = loss.defined() ? loss + part : part;
+      }
+      loss.backward();
+      EXPECT_EQ(comm.counts(), Counts{}) << name << comm.report();
+      EXPECT_EQ(to_string(DTensor(x.grad()).placements()), "S2/3") << name;
+      expect_close(full(x.grad()), leaf.grad(), name);
+    }
+  });
+}
+
 TEST(Styles, GroupedQueriesMoveNothingWhereRanksDivideBothHeadCounts) {
   on_mesh({3}, [&](const DeviceMesh& mesh) {
     const GptOptions grouped{.layers = 1, .heads = 6, .kv_heads = 3};
