@@ -87,10 +87,20 @@ void for_each_module(const std::string& name, torch::nn::Module& module, const D
   }
 }
 
+// New data would come without what a strategy has left on the parameter.
+void check_unmarked(const at::Tensor& self) {
+  const DTensorMeta* meta = self.defined() ? dtensor_meta(self) : nullptr;
+  if (meta == nullptr || meta->use == nullptr || meta->use->layouts == nullptr) return;
+  raise<c10::NotImplementedError>(
+      {"set_data", meta->spec->to_string() + " has a style, which new data would not have",
+       "convert the module before parallelize_module, or write values into the parameter: copy_ under a NoGradGuard"});
+}
+
 // clone() makes a fresh module and gives each plain parameter the data of the original's copy through set_data, which
 // asks this. A plain tensor may become a DTensor of the same sizes and dtype, as in distribute_parameter; never the
 // other way round, which would drop the other ranks' parts.
 bool has_compatible_type(const at::Tensor& self, const at::Tensor& from) {
+  if (!self.is_same(from)) check_unmarked(self);
   if (self.unsafeGetTensorImpl()->has_compatible_shallow_copy_type(from.key_set())) return true;
   return dtensor_meta(from) != nullptr && dtensor_meta(self) == nullptr && self.defined() && self.device().is_cpu() &&
          self.layout() == at::kStrided && self.sizes() == from.sizes() && self.scalar_type() == from.scalar_type();
