@@ -112,8 +112,8 @@ at::Tensor renamed(const at::Tensor& x, const DTensorMeta& meta) {
 }
 
 at::Tensor moved(const at::Tensor& x, const DTensorMeta& meta, const Placements& placements) {
-  const at::NoGradGuard no_grad;
   if (meta.spec->placements == placements) return renamed(x, meta);
+  const at::NoGradGuard no_grad;
   return DTensor(x).redistribute(placements);
 }
 

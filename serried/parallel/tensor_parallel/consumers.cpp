@@ -19,9 +19,10 @@ thread_local const std::string* current_path = nullptr;
 void ask_nothing(torch::nn::Module& module, const DeviceMesh& mesh) {
   const std::optional<Consumer> consumer = consumer_of(module);
   if (!consumer.has_value() || !consumer->weight.defined()) return;
-  if (is_dtensor(consumer->weight)) return;  // by a style, or as somebody placed it before
-  distribute_parameter(consumer->weight, mesh);
-  set_role(consumer->weight, mesh, consumer->role, {});
+  const bool is_placed = is_dtensor(consumer->weight);
+  if (!is_placed) distribute_parameter(consumer->weight, mesh);
+  if (is_placed && !(DTensor(consumer->weight).device_mesh() == mesh)) return;
+  if (role_of(consumer->weight, consumer->role) == nullptr) set_role(consumer->weight, mesh, consumer->role, {});
 }
 
 }  // namespace

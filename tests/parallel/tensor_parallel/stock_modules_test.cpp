@@ -57,6 +57,7 @@ TEST(StockModules, SelfAttentionByHeads) {
       expect_close(full(weights), expected_weights);
       y.square().sum().backward();
       gpt::expect_gradients_of(*whole, *net);
+      expect_close(full(std::get<0>(net->forward(x, x, x))), expected, "of a plain tensor");
     });
   }
 }
