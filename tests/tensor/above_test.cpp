@@ -4,11 +4,13 @@
 #include <ATen/autocast_mode.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/torch.h>
 
 #include <map>
 
 #include "serried/graph/capture.h"
+#include "serried/tape/library_hook.h"
 #include "serried/tensor/above_key.h"
 #include "serried/tensor/debug/comm_debug.h"
 #include "serried/tensor/guards.h"
@@ -235,6 +237,19 @@ TEST(JoinedSums, ReplicatedParametersOfOneBackwardAreSummedUpTogether) {
     const CommDebugMode comm;
     const at::Tensor asked = torch::autograd::grad({loss(parameters, x)}, {parameters[0]})[0];
     EXPECT_EQ(DTensor(asked).placements(), (Placements{Replicate()})) << "who asks for a gradient gets it whole";
+  });
+}
+
+TEST(JoinedSums, WhoListensForAGradientSeesItWhole) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const at::Tensor p = at::ones({3}, at::kDouble).requires_grad_();
+    distribute_parameter(p, mesh);
+    std::vector<std::string> seen;
+    torch::autograd::impl::grad_accumulator(p)->add_post_hook(
+        library_post_hook([&] { seen.push_back(to_string(DTensor(p.grad()).placements())); }));
+    (place(at::ones({4, 3}, at::kDouble), mesh, {Shard(0)}) * p).sum().backward();
+    EXPECT_EQ(seen, std::vector<std::string>{"R"});
+    expect_equal(full(p.grad()), at::full({3}, 4.0, at::kDouble));
   });
 }
 

@@ -2,6 +2,8 @@
 #include "serried/tensor/making/joined_sums.h"
 
 #include <ATen/ATen.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <memory>
 #include <vector>
@@ -89,6 +91,13 @@ void add_up_all(const LateOnes& late) {
   }
 }
 
+// Whether somebody is told of the gradient as soon as it is there: a reducer of data parallel training, or a user.
+bool has_listeners(const at::Tensor& parameter) {
+  const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(parameter);
+  if (!accumulator) return true;
+  return !accumulator->post_hooks().empty() || torch::autograd::impl::post_acc_grad_hooks(parameter) != nullptr;
+}
+
 // The list of the running backward; backwards nest, and the one inside ends first.
 LateOnes& late_ones() {
   struct OfTask {
@@ -117,7 +126,7 @@ bool detail::sum_up_later(const WeakTensor& parameter, const at::Tensor& grad, c
   // one that is whole.
   if (at::GradMode::is_enabled() || is_towards_chosen_tensors()) return false;
   const at::Tensor of = parameter.lock();
-  if (!of.defined() || of.grad().defined()) return false;
+  if (!of.defined() || of.grad().defined() || has_listeners(of)) return false;
   late_ones().push_back({parameter, placements});
   return true;
 }
