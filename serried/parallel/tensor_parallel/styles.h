@@ -4,7 +4,7 @@
 #include <torch/nn/module.h>
 
 #include <concepts>
-#include <memory>
+#include <functional>
 #include <utility>
 
 #include "serried/mesh/mesh.h"
@@ -22,31 +22,17 @@ concept IsParallelStyle = requires(const Style& style, torch::nn::Module& module
 class ParallelStyle {
  public:
   template <IsParallelStyle Style>
-  requires(!std::same_as<std::remove_cvref_t<Style>, ParallelStyle>)
-      ParallelStyle(Style style)  // NOLINT: a plan lists styles as they are
-      : held_(std::make_shared<Held<Style>>(std::move(style))) {}
+  requires(!std::same_as<Style, ParallelStyle>) ParallelStyle(Style style)  // NOLINT: a plan lists styles as they are
+      : comes_last_(requires { Style::kComesLast; }),
+        apply_([style = std::move(style)](auto& module, const auto& mesh) { style.apply(module, mesh); }) {}
 
-  void apply(torch::nn::Module& module, const DeviceMesh& mesh) const { held_->apply(module, mesh); }
-  /// Whether it changes what other styles have written, and so comes after them.
-  bool comes_last() const { return held_->comes_last(); }
+  void apply(torch::nn::Module& module, const DeviceMesh& mesh) const { apply_(module, mesh); }
+  /// Whether it changes what other styles have written, and so is applied after them.
+  bool comes_last() const { return comes_last_; }
 
  private:
-  struct Any {
-    virtual ~Any() = default;
-    virtual void apply(torch::nn::Module& module, const DeviceMesh& mesh) const = 0;
-    virtual bool comes_last() const = 0;
-  };
-  template <class Style>
-  struct Held final : Any {
-    explicit Held(Style style_) : style(std::move(style_)) {}
-    void apply(torch::nn::Module& module, const DeviceMesh& mesh) const override { style.apply(module, mesh); }
-    bool comes_last() const override {
-      if constexpr (requires { Style::kComesLast; }) return Style::kComesLast;
-      return false;
-    }
-    Style style;
-  };
-  std::shared_ptr<const Any> held_;
+  bool comes_last_;
+  std::function<void(torch::nn::Module&, const DeviceMesh&)> apply_;
 };
 
 struct ColwiseOptions {

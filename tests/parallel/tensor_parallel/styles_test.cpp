@@ -172,6 +172,25 @@ TEST(Styles, FusedProjectionsComeApartWithoutMovingAnything) {
   });
 }
 
+TEST(Styles, FusedProjectionsThatDoNotDivideAreGatheredAndRight) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    torch::nn::Linear whole = seeded(3, [] { return torch::nn::Linear(4, 15); });
+    torch::nn::Linear net = seeded(3, [] { return torch::nn::Linear(4, 15); });
+    whole->to(at::kDouble);
+    net->to(at::kDouble);
+    parallelize_module(*net, mesh, {{"", ColwiseParallel({.fused = 3})}});
+    EXPECT_EQ(to_string(DTensor(net->weight).placements()), "S0/3");
+    const at::Tensor x = seeded(4, [] { return torch::randn({2, 3, 4}, at::kDouble); });
+    const auto loss = [](const at::Tensor& y) {
+      const std::vector<at::Tensor> parts = y.split(5, 2);
+      return (parts[0] * parts[1] + parts[2].exp()).sum();
+    };
+    loss(whole(x)).backward();
+    loss(net(x)).backward();
+    gpt::expect_gradients_of(*whole, *net);
+  });
+}
+
 TEST(Styles, GroupedQueriesMoveNothingWhereRanksDivideBothHeadCounts) {
   on_mesh({3}, [&](const DeviceMesh& mesh) {
     const GptOptions grouped{.layers = 1, .heads = 6, .kv_heads = 3};
