@@ -18,30 +18,67 @@ namespace {
 
 using torch::autograd::variable_list;
 
+// Which data a tensor has right now. A version says whether it was written, and nothing of set_data.
+class DataSeen {
+ public:
+  DataSeen() = default;
+  explicit DataSeen(const at::Tensor& x)
+      : storage_(part_of(x).storage().getWeakStorageImpl()),
+        spec_(spec_id(x)),
+        version_(x._version()),
+        offset_(part_of(x).storage_offset()),
+        sizes_(part_of(x).sizes()),
+        strides_(part_of(x).strides()) {}
+
+  bool is_of(const at::Tensor& x) const {
+    const at::Tensor& part = part_of(x);
+    return version_ == x._version() && spec_ == spec_id(x) &&
+           storage_._unsafe_get_target() == part.storage().unsafeGetStorageImpl() && offset_ == part.storage_offset() &&
+           part.sizes() == c10::IntArrayRef(sizes_) && part.strides() == c10::IntArrayRef(strides_);
+  }
+
+ private:
+  static const at::Tensor& part_of(const at::Tensor& x) {
+    const DTensorMeta* meta = dtensor_meta(x);
+    return meta != nullptr ? meta->local : x;
+  }
+  static uint64_t spec_id(const at::Tensor& x) {
+    const DTensorMeta* meta = dtensor_meta(x);
+    return meta != nullptr ? meta->spec->id : 0;
+  }
+
+  // While it is watched its address is not used again.
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage_{c10::intrusive_ptr<c10::StorageImpl>()};
+  uint64_t spec_ = 0;
+  int64_t version_ = 0;
+  int64_t offset_ = 0;
+  c10::DimVector sizes_;
+  c10::DimVector strides_;
+};
+
+struct Question {
+  const at::Tensor& x;
+  const DeviceMesh& mesh;
+  const Placements& placements;
+  int64_t last_size;
+};
+
 // What was asked for last, and what came of it: q, k and v, fed the same x, share one gather in forward, and their
 // gradients meet before the one reduction in backward.
 class LastEntered {
  public:
-  struct Question {
-    const at::Tensor& x;
-    const DeviceMesh& mesh;
-    const Placements& placements;
-    int64_t last_size;
-  };
-
   /// Undefined where the last question was another one, or its answer need not be the same by now.
   at::Tensor find(const Question& q) const {
-    if (!result_.defined() || x_ != q.x.unsafeGetTensorImpl()) return {};
-    const bool is_same = version_ == q.x._version() && requires_grad_ == q.x.requires_grad() &&
+    if (!result_.defined() || watched_._unsafe_get_target() != q.x.unsafeGetTensorImpl()) return {};
+    const bool is_same = data_.is_of(q.x) && requires_grad_ == q.x.requires_grad() &&
                          grad_mode_ == at::GradMode::is_enabled() && inference_ == c10::InferenceMode::is_enabled() &&
                          last_size_ == q.last_size && mesh_id_ == q.mesh.id() && placements_ == q.placements;
     return is_same ? result_ : at::Tensor();
   }
 
   void keep(const Question& q, const at::Tensor& result) {
-    held_ = Watched(q.x.getIntrusivePtr());
-    x_ = q.x.unsafeGetTensorImpl();
-    version_ = q.x._version();
+    watched_ = Watched(q.x.getIntrusivePtr());
+    data_ = DataSeen(q.x);
     requires_grad_ = q.x.requires_grad();
     grad_mode_ = at::GradMode::is_enabled();
     inference_ = c10::InferenceMode::is_enabled();
@@ -51,19 +88,20 @@ class LastEntered {
     result_ = result;
   }
 
-  // The watched one too: c10 keeps what a DTensor is, and with it the part, as long as anybody watches.
+  // What is watched too: c10 keeps what a DTensor is, and with it the part, as long as anybody watches.
   void forget() {
+    if (!result_.defined()) return;
     result_ = at::Tensor();
-    held_ = Watched(Held());
+    watched_ = Watched(Held());
+    data_ = DataSeen();
   }
 
  private:
   using Held = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
   using Watched = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
-  Watched held_{Held()};  // while it is watched its address is not used again
-  const c10::TensorImpl* x_ = nullptr;
-  int64_t version_ = 0;
+  Watched watched_{Held()};
+  DataSeen data_;
   bool requires_grad_ = false;
   bool grad_mode_ = false;
   bool inference_ = false;
@@ -84,7 +122,7 @@ void forget_last() {
 
 // Writes to an inference tensor leave no trace, so nothing may be remembered of it.
 bool may_remember(const at::Tensor& x) {
-  return !x.is_inference();
+  return !x.is_inference() && x.has_storage();
 }
 
 class EnterBackward final : public torch::autograd::Node {
@@ -117,7 +155,7 @@ at::Tensor moved(const at::Tensor& x, const DTensorMeta& meta, const Placements&
   return DTensor(x).redistribute(placements);
 }
 
-at::Tensor from_plain(const LastEntered::Question& q) {
+at::Tensor from_plain(const Question& q) {
   FromLocalOptions options;
   const int64_t last = q.x.dim() - 1;
   const bool last_is_cut = last >= 0 && num_shards(last, q.placements, q.mesh.shape()) > 1;
@@ -133,7 +171,7 @@ at::Tensor from_plain(const LastEntered::Question& q) {
 }
 
 template <class Make>
-at::Tensor remembered(const LastEntered::Question& q, const Make& make) {
+at::Tensor remembered(const Question& q, const Make& make) {
   if (!may_remember(q.x)) return make();
   if (at::Tensor known = last_entered().find(q); known.defined()) return known;
   at::Tensor result = make();
@@ -162,7 +200,7 @@ at::Tensor detail::enter(const at::Tensor& x, const DeviceMesh& mesh, const Aske
   if (meta == nullptr) {
     if (dist_meta(x.unsafeGetTensorImpl()) != nullptr || !x.defined()) return x;
     const Placements whole(layout.is_asked() ? 0 : size_t(mesh.ndim()));
-    const LastEntered::Question question{x, mesh, layout.is_asked() ? layout.of(x.dim()) : whole, last_size};
+    const Question question{x, mesh, layout.is_asked() ? layout.of(x.dim()) : whole, last_size};
     return remembered(question, [&] { return from_plain(question); });
   }
   if (!layout.is_asked() || (mesh.id() != meta->spec->mesh.id() && !(mesh == meta->spec->mesh))) return x;

@@ -156,6 +156,20 @@ TEST(AskedLayouts, NothingIsRememberedAcrossTheEdgesOfARecording) {
   });
 }
 
+TEST(AskedLayouts, NewDataOfAnInputIsSeen) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const at::Tensor w = marked_matrix(mesh), plain = full(w.detach());
+    const at::Tensor x = tokens({2, 4}).requires_grad_(), dx = place(tokens({6, 4}), mesh, {Shard(0)});
+    for (int call = 0; call < 4; ++call) {
+      expect_close(full(x.mm(w.t()).detach()), x.detach().mm(plain.t()));
+      expect_close(full(dx.mm(w.t()).detach()), full(dx).mm(plain.t()));
+      x.set_data(x.detach() + 1);
+      expect_close(full(x.mm(w.t()).detach()), x.detach().mm(plain.t()), "set_data leaves the version as it is");
+      dx.set_data(dx + 1);
+    }
+  });
+}
+
 TEST(AskedLayouts, GradientsOfGradients) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const at::Tensor w = marked_matrix(mesh);
@@ -245,8 +259,8 @@ TEST(JoinedSums, WhoListensForAGradientSeesItWhole) {
     const at::Tensor p = at::ones({3}, at::kDouble).requires_grad_();
     distribute_parameter(p, mesh);
     std::vector<std::string> seen;
-    torch::autograd::impl::grad_accumulator(p)->add_post_hook(
-        library_post_hook([&] { seen.push_back(to_string(DTensor(p.grad()).placements())); }));
+    const auto accumulator = torch::autograd::impl::grad_accumulator(p);
+    accumulator->add_post_hook(library_post_hook([&] { seen.push_back(to_string(DTensor(p.grad()).placements())); }));
     (place(at::ones({4, 3}, at::kDouble), mesh, {Shard(0)}) * p).sum().backward();
     EXPECT_EQ(seen, std::vector<std::string>{"R"});
     expect_equal(full(p.grad()), at::full({3}, 4.0, at::kDouble));
