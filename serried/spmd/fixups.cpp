@@ -117,6 +117,31 @@ void weigh_share(const LocalCall& local, const FixupPattern&, const Stack&, Stac
   }
 }
 
+// Of a dim made of equal pieces, all cut alike, a rank has the same share of each: places in the dim shrink with it.
+void shrink_pieces(const LocalCall& local, const FixupPattern&, Stack& arguments) {
+  const int64_t ndim = local.call.tensor(0).dim();
+  const size_t dim = size_t(from_front(local.call.integer("dim"), ndim));
+  const int64_t whole = local.call.tensor(0).sizes.at(dim);
+  const int64_t part = local.input_sizes(0).at(dim);
+  if (part == whole) return;
+  // The dim that places count in: that of the result for a gradient, which takes one piece.
+  const auto asked = local.call.integers("input_sizes");
+  const int64_t extent = asked ? asked->at(dim) : whole;
+  for (const std::string_view name : {"start", "end"}) {
+    if (local.call.value(name) == nullptr) continue;
+    const int64_t given = local.call.integer(name);
+    const int64_t place = std::clamp<int64_t>(given < 0 ? given + extent : given, 0, extent);
+    arguments.at(size_t(local.call.index(name))) = place * part / whole;
+  }
+  for (const std::string_view name : {"split_size", "split_sizes"}) {
+    auto sizes = local.call.integers(name);
+    if (!sizes) continue;
+    for (int64_t& size : *sizes) size = size * part / whole;
+    c10::IValue& argument = arguments.at(size_t(local.call.index(name)));
+    argument = argument.isInt() ? c10::IValue(sizes->front()) : c10::IValue(*sizes);
+  }
+}
+
 const std::vector<Fixup>& all_fixups() {
   static const std::vector<Fixup> fixups = {
       {"dense", make_dense, nullptr, false},
@@ -125,6 +150,7 @@ const std::vector<Fixup>& all_fixups() {
       {"group_norm", set_group_norm_batch, nullptr, true},
       {"mean", nullptr, weigh_mean, false},
       {"mean_share", nullptr, weigh_share, false},
+      {"pieces", shrink_pieces, nullptr, true},
       {"pick", detail::shift_indices, detail::mask_results, false},
       {"size", set_sizes, nullptr, true},
       {"squeeze", nullptr, unsqueeze_cut, false},

@@ -4,9 +4,11 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include <utility>
+#include <vector>
 
 #include "serried/base/error.h"
 #include "serried/base/home_key.h"
+#include "serried/tape/edges.h"
 #include "serried/tape/recorder.h"
 
 namespace serried::tape {
@@ -15,6 +17,15 @@ namespace {
 // Autograd has done its part with the DTensors.
 const c10::DispatchKeySet kAbovePlainOps =
     c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::DispatchKeySet(kHomeKey);
+
+std::vector<void (*)()>& edge_functions() {
+  static std::vector<void (*)()> functions;
+  return functions;
+}
+
+void pass_edge() {
+  for (void (*fn)() : edge_functions()) fn();
+}
 
 }  // namespace
 
@@ -60,11 +71,17 @@ Scope::Scope(Recorder& recorder) : include_(kHomeKey) {
   if (detail::current != nullptr) {
     raise<c10::ValueError>({"tape::Scope", "this thread is being recorded already", "end the other scope first"});
   }
+  pass_edge();
   detail::current = &recorder;
 }
 
 Scope::~Scope() {
   detail::current = nullptr;
+  pass_edge();
+}
+
+void at_edges(void (*fn)()) {
+  edge_functions().push_back(fn);
 }
 
 }  // namespace serried::tape

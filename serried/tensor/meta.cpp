@@ -6,6 +6,8 @@
 
 #include <deque>
 
+#include "serried/tensor/above_key.h"
+
 namespace serried {
 namespace {
 
@@ -80,8 +82,9 @@ at::Tensor wrap(at::Tensor local, SpecPtr spec, CopiedFromPtr copied_from) {
 }
 
 at::Tensor wrap_view(at::Tensor local, SpecPtr spec, const at::Tensor& base, CopiedFromPtr copied_from) {
-  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(no_memory_of_dtensors()),
-                                                   base.key_set(), c10::scalarTypeToTypeMeta(spec->dtype));
+  auto impl =
+      c10::make_intrusive<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(no_memory_of_dtensors()),
+                                           base.key_set().remove(kAboveKey), c10::scalarTypeToTypeMeta(spec->dtype));
   set_content(*impl, c10::make_intrusive<DTensorMeta>(std::move(local), std::move(spec), std::move(copied_from)));
   return at::Tensor(std::move(impl));
 }
@@ -98,8 +101,11 @@ void set_meta(const at::Tensor& t, at::Tensor local, SpecPtr spec) {
 
 void set_use(const at::Tensor& parameter, UsePtr use) {
   const DTensorMeta& old = *dtensor_meta(parameter);
-  parameter.unsafeGetTensorImpl()->set_backend_meta(
-      c10::make_intrusive<DTensorMeta>(old.local, old.spec, old.copied_from, std::move(use)));
+  c10::TensorImpl& impl = *parameter.unsafeGetTensorImpl();
+  const bool asks_layouts = use != nullptr && use->layouts != nullptr;
+  c10::DispatchKeySet& keys = OpenTensorImpl::key_set(impl);
+  keys = asks_layouts ? keys.add(kAboveKey) : keys.remove(kAboveKey);
+  impl.set_backend_meta(c10::make_intrusive<DTensorMeta>(old.local, old.spec, old.copied_from, std::move(use)));
 }
 
 void convert_in_place(const at::Tensor& plain, at::Tensor local, SpecPtr spec) {

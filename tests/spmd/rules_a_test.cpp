@@ -170,6 +170,24 @@ TEST(AttentionRules, MasksFollow) {
   expect_right("_scaled_dot_product_flash_attention_for_cpu", arguments);
 }
 
+TEST(AttentionRules, GroupedQueriesAreCutWithTheHeadsTheyShare) {
+  const std::string op = "_scaled_dot_product_flash_attention_for_cpu";
+  Stack grouped = {numbers({2, 8, 6, 8}), numbers({2, 4, 6, 8}), numbers({2, 4, 6, 8}), 0.0, true};
+  EXPECT_EQ(rule_of(op, grouped), "!b(h=4 g=2)LE, !bhSE, !bhSE, !b1LS? -> b(h=4 g=2)LE, b(h=4 g=2)L");
+  EXPECT_EQ(rows_of(op, grouped)[2], "S1 S1 S1 -> S1 S1");
+  expect_right(op, grouped);
+  const auto [out, logsumexp] = at::_scaled_dot_product_flash_attention_for_cpu(
+      grouped[0].toTensor(), grouped[1].toTensor(), grouped[2].toTensor(), 0.0, true);
+  expect_right(op + "_backward",
+               {numbers({2, 8, 6, 8}), grouped[0], grouped[1], grouped[2], out, logsumexp, 0.0, true});
+  for (const Sizes& mask : {Sizes{2, 1, 6, 6}, Sizes{2, 8, 6, 6}}) {
+    Stack masked = grouped;
+    masked[4] = false;
+    masked.insert(masked.end(), {numbers(mask), IValue()});
+    expect_right(op, masked);
+  }
+}
+
 TEST(AttentionRules, GradientsOfKeysAddUpOverQueries) {
   for (const bool is_causal : {false, true}) {
     const Stack a = attention(is_causal);

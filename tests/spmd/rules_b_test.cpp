@@ -43,6 +43,32 @@ TEST(ViewRules, SqueezeGoesByTheGlobalSizes) {
   EXPECT_EQ(rule_of("unsqueeze", {numbers({3, 4}), -1}), "ab => ab1");
 }
 
+TEST(ShapeRules, EqualPiecesOfADimAreCutAlike) {
+  const at::Tensor x = numbers({2, 12});
+  EXPECT_EQ(rule_of("split.Tensor", {x, 4, 1}), "a(c=3 b=4) => [ab]; pieces");
+  EXPECT_EQ(rule_of("split_with_sizes", {x, Sizes{6, 6}, -1}), "a(c=2 b=6) => [ab]; pieces");
+  EXPECT_EQ(rule_of("slice.Tensor", {x, 1, 4, 8, 1}), "a(c=3 b=4) => ab; pieces");
+  EXPECT_EQ(rule_of("slice.Tensor", {x, 1, -4, c10::IValue(), 1}), "a(c=3 b=4) => ab; pieces");
+  EXPECT_EQ(rule_of("slice_backward", {numbers({2, 4}), Sizes{2, 12}, 1, 8, 12, 1}), "ab -> a(c=3 b=4); size; pieces");
+  EXPECT_EQ(rule_of("cat", {c10::List<at::Tensor>{x, x, x}, 1}), "[ab] => a(c=3 b=12)");
+  expect_right("split.Tensor", {x, 4, 1});
+  expect_right("unsafe_split_with_sizes", {x, Sizes{6, 6}, -1});
+  expect_right("slice.Tensor", {x, 1, 4, 8, 1});
+  expect_right("slice.Tensor", {x, 1, -4, c10::IValue(), 1});
+  expect_right("slice_backward", {numbers({2, 4}), Sizes{2, 12}, 1, 8, 12, 1});
+  expect_right("cat", {c10::List<at::Tensor>{x, x, x}, 1});
+}
+
+TEST(ShapeRules, UnequalPiecesOfADimAreWhole) {
+  const at::Tensor x = numbers({2, 12});
+  EXPECT_EQ(rule_of("split.Tensor", {x, 5, 1}), "K@dim ... => [J@dim ...]");
+  EXPECT_EQ(rule_of("split.Tensor", {x, 12, 1}), "K@dim ... => [J@dim ...]");
+  EXPECT_EQ(rule_of("split_with_sizes", {x, Sizes{4, 8}, 1}), "K@dim ... => [J@dim ...]");
+  EXPECT_EQ(rule_of("slice.Tensor", {x, 1, 2, 6, 1}), "K@dim ... => J@dim ...") << "across two pieces";
+  EXPECT_EQ(rule_of("slice.Tensor", {x, 1, 0, 6, 2}), "K@dim ... => J@dim ...");
+  EXPECT_EQ(rule_of("cat", {c10::List<at::Tensor>{x, numbers({2, 3})}, 1}), "[K@dim ...] => J@dim ...");
+}
+
 TEST(ViewRules, ExpandedDimsAreWhole) {
   EXPECT_EQ(rule_of("expand", {numbers({3, 1}), Sizes{2, 3, 5}}), "b1 => AbC; size");
   EXPECT_EQ(rule_of("expand", {numbers({3, 1}), Sizes{-1, -1}}), "a1 => a1; size");

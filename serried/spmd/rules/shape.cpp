@@ -2,6 +2,7 @@
 #include <limits>
 
 #include "serried/spmd/rules/letters.h"
+#include "serried/spmd/rules/pieces.h"
 #include "serried/spmd/rules/tables.h"
 
 namespace serried::spmd {
@@ -9,6 +10,14 @@ namespace {
 
 using detail::Dims;
 using detail::Letters;
+using detail::PieceRule;
+
+// The rule of equal pieces where the call has such, else `otherwise`.
+std::string by_pieces(const std::optional<detail::EqualPieces>& pieces, int64_t ndim, PieceRule kind,
+                      const char* otherwise) {
+  const std::string rule = pieces ? detail::piece_rule(*pieces, ndim, kind) : std::string();
+  return rule.empty() ? otherwise : rule;
+}
 
 // Whether [start, end) in steps is all of a dim of `size`.
 bool takes_all(const Call& call, int64_t size) {
@@ -23,7 +32,20 @@ std::string slice(const Call& call) {
   if (sizes.empty()) return {};
   const int64_t dim = from_front(call.integer("dim"), int64_t(sizes.size()));
   if (dim >= 0 && dim < int64_t(sizes.size()) && takes_all(call, sizes[size_t(dim)])) return "... => ...";
-  return "K@dim ... => J@dim ...";
+  constexpr const char* kGathered = "K@dim ... => J@dim ...";
+  if (dim < 0 || dim >= int64_t(sizes.size())) return kGathered;
+  return by_pieces(detail::pieces_of_slice(call, dim, sizes[size_t(dim)]), int64_t(sizes.size()), PieceRule::take_one,
+                   kGathered);
+}
+
+std::string split(const Call& call) {
+  return by_pieces(detail::pieces_of_split(call), call.tensor(0).dim(), PieceRule::take_all,
+                   "K@dim ... => [J@dim ...]");
+}
+
+std::string cat(const Call& call) {
+  const int64_t ndim = call.tensors().empty() ? 0 : call.tensor(0).dim();
+  return by_pieces(detail::pieces_of_cat(call), ndim, PieceRule::join, "[K@dim ...] => J@dim ...");
 }
 
 std::string narrow(const Call& call) {
@@ -37,8 +59,10 @@ std::string slice_backward(const Call& call) {
   const auto sizes = call.integers("input_sizes");
   if (!sizes || sizes->empty()) return {};
   const int64_t dim = from_front(call.integer("dim"), int64_t(sizes->size()));
-  if (takes_all(call, sizes->at(size_t(dim)))) return "... -> ...; size";
-  return "K@dim ... -> J@dim ...; size";
+  const int64_t whole = sizes->at(size_t(dim));
+  if (takes_all(call, whole)) return "... -> ...; size";
+  return by_pieces(detail::pieces_of_slice(call, dim, whole), int64_t(sizes->size()), PieceRule::put_one,
+                   "K@dim ... -> J@dim ...; size");
 }
 
 std::string slice_scatter(const Call& call) {
@@ -208,13 +232,13 @@ std::string channel_shuffle(const Call& call) {
 
 RuleTable shape_rules() {
   return detail::table("shape", {
-                                    each("K@dim ... => [J@dim ...]",
-                                         "split split_with_sizes unsafe_split unsafe_split_with_sizes chunk"),
+                                    each(split, "split split_with_sizes unsafe_split unsafe_split_with_sizes"),
+                                    each("K@dim ... => [J@dim ...]", "chunk"),
                                     {
                                         {"_chunk_cat", chunk_cat},
                                         {"_stack", "[...] => N@dim ..."},
                                         {"block_diag", "[AB] -> CD"},
-                                        {"cat", "[K@dim ...] => J@dim ..."},
+                                        {"cat", cat},
                                         {"channel_shuffle", channel_shuffle},
                                         {"constant_pad_nd", constant_pad_nd},
                                         {"diag_embed", diag_embed},

@@ -10,6 +10,7 @@
 #include "serried/base/error.h"
 #include "serried/comm/collectives/watch.h"
 #include "serried/tape/library_hook.h"
+#include "serried/tensor/making/joined_sums.h"
 #include "serried/tensor/making/unchecked.h"
 #include "serried/tensor/making/placing.h"
 #include "serried/tensor/meta.h"
@@ -35,9 +36,12 @@ void convert(const at::Tensor& plain, const DeviceMesh& mesh, const Placements& 
 
 // Optimizers keep state beside the parameter: a gradient placed otherwise would be moved at every step anyway.
 void bring_gradients_home(const at::Tensor& parameter) {
-  change_gradient_of(parameter, [placements = dtensor_meta(parameter)->spec->placements](const at::Tensor& grad) {
-    return is_dtensor(grad) ? at::Tensor(DTensor(grad).redistribute(placements)) : grad;
-  });
+  const auto home = [placements = dtensor_meta(parameter)->spec->placements,
+                     self = WeakTensor(parameter)](const at::Tensor& grad) {
+    if (!is_dtensor(grad) || detail::sum_up_later(self, grad, placements)) return grad;
+    return at::Tensor(DTensor(grad).redistribute(placements));
+  };
+  change_gradient_of(parameter, home);
 }
 
 // Which modules went through distribute_module: known by their first tensor, since an address may be used again.
@@ -83,10 +87,20 @@ void for_each_module(const std::string& name, torch::nn::Module& module, const D
   }
 }
 
+// New data would come without what a strategy has left on the parameter.
+void check_unmarked(const at::Tensor& self) {
+  const DTensorMeta* meta = self.defined() ? dtensor_meta(self) : nullptr;
+  if (meta == nullptr || meta->use == nullptr || meta->use->layouts == nullptr) return;
+  raise<c10::NotImplementedError>(
+      {"set_data", meta->spec->to_string() + " has a style, which new data would not have",
+       "convert the module before parallelize_module, or write values into the parameter: copy_ under a NoGradGuard"});
+}
+
 // clone() makes a fresh module and gives each plain parameter the data of the original's copy through set_data, which
 // asks this. A plain tensor may become a DTensor of the same sizes and dtype, as in distribute_parameter; never the
 // other way round, which would drop the other ranks' parts.
 bool has_compatible_type(const at::Tensor& self, const at::Tensor& from) {
+  if (!self.is_same(from)) check_unmarked(self);
   if (self.unsafeGetTensorImpl()->has_compatible_shallow_copy_type(from.key_set())) return true;
   return dtensor_meta(from) != nullptr && dtensor_meta(self) == nullptr && self.defined() && self.device().is_cpu() &&
          self.layout() == at::kStrided && self.sizes() == from.sizes() && self.scalar_type() == from.scalar_type();
