@@ -16,9 +16,15 @@ namespace {
 const c10::DispatchKeySet kAbovePlainOps =
     c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::DispatchKeySet(kHomeKey);
 
+constinit thread_local uint64_t num_begun = 0;
+
 }  // namespace
 
 constinit thread_local Recorder* detail::current = nullptr;
+
+uint64_t num_recordings() {
+  return num_begun;
+}
 
 void run_unrecorded(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   c10::impl::ExcludeDispatchKeyGuard below(kAbovePlainOps);
@@ -61,6 +67,7 @@ Scope::Scope(Recorder& recorder) : include_(kHomeKey) {
     raise<c10::ValueError>({"tape::Scope", "this thread is being recorded already", "end the other scope first"});
   }
   detail::current = &recorder;
+  ++num_begun;
 }
 
 Scope::~Scope() {

@@ -9,6 +9,7 @@
 
 #include "serried/base/error.h"
 #include "serried/tensor/dispatch/copied_view.h"
+#include "serried/tensor/gather_on_use.h"
 #include "serried/tensor/guards.h"
 #include "serried/tensor/spec.h"
 
@@ -133,7 +134,9 @@ struct Met {
 
 const TensorKind* kind_of(const IValue& value) {
   const DistMeta* meta = value.isTensor() ? dist_meta(value.unsafeToTensorImpl()) : nullptr;
-  return meta != nullptr ? meta->kind : nullptr;
+  if (meta == nullptr) return nullptr;
+  if (meta->kind != &kDTensor) return meta->kind;
+  return C10_UNLIKELY(gather_of(*static_cast<const DTensorMeta*>(meta)) != nullptr) ? &kGathered : &kDTensor;
 }
 
 // Calls `fn(kind, argument, list_index)` for every tensor of ours.
@@ -197,6 +200,7 @@ void add_tensor(Arguments& out, c10::TensorImpl* impl, int argument, int list_in
     out.key.push_back(kSpec | meta->spec->id << 8);
     if (out.first == nullptr) out.first = meta->spec.get();
     out.has_copied_view |= meta->copied_from != nullptr;
+    if (C10_UNLIKELY(meta->use != nullptr)) out.has_other_kind |= leaves_fast_path(*meta);
   } else {
     out.key.push_back(kPlain | uint64_t(impl->dim()) << 8 | uint64_t(c10::typeMetaToScalarType(impl->dtype())) << 16);
     // A nested tensor has no sizes to tell.

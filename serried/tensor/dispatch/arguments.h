@@ -26,7 +26,7 @@ struct Arguments {
   const Spec* first = nullptr;              // of the first DTensor
   bool cacheable = true;
   bool has_copied_view = false;
-  bool has_other_kind = false;  // a tensor of ours that is no DTensor
+  bool has_other_kind = false;  // a tensor of ours that is no DTensor, or one that is gathered on use
   uint64_t hash = 0;            // of op and key; see seal
 };
 
