@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "serried/base/error.h"
+#include "serried/base/hash.h"
 #include "serried/comm/collectives/ops.h"
 #include "serried/parallel/ddp/bucket.h"
 #include "serried/tape/tape.h"
@@ -159,9 +160,7 @@ bool Block::is_current(const BlockMember& member) const {
 at::Tensor Block::whole(size_t index) {
   BlockMember& member = members_[index];
   note_use(index);
-  if (tape::is_recording()) {
-    if (const auto parameter = member.parameter.lock()) tape::meet(parameter.get());
-  }
+  if (tape::is_recording()) tell_recorder(member);
   if (!is_current(member)) gather();
   if (!member.whole.defined()) {
     const LocalOnly local_only;
@@ -170,6 +169,21 @@ at::Tensor Block::whole(size_t index) {
                                   whole_.storage_offset() + offset);
   }
   return member.inner ? wrap(member.whole, member.inner) : member.whole;
+}
+
+// Settings decide what is gathered and reduced, and no op shows them.
+void Block::tell_recorder(const BlockMember& member) {
+  if (const auto parameter = member.parameter.lock()) tape::meet(parameter.get());
+  const auto settings = [self = weak_from_this()]() -> uint64_t {
+    const auto block = self.lock();
+    if (!block) return 0;
+    const BlockSetting& s = block->setting_;
+    uint64_t bits = 1 | uint64_t(s.reshard_after_forward) << 1 | uint64_t(s.reshard_after_backward) << 2 |
+                    uint64_t(s.reduces) << 3 | uint64_t(s.all_reduces) << 4 | uint64_t(block->is_held_) << 5;
+    for (const BlockMember& each : block->members_) bits = bits * 2 + uint64_t(each.kept.defined());
+    return mix_hash(bits, std::hash<double>()(s.divide_factor.value_or(0)));
+  };
+  tape::rely_on({.name = "settings of " + text(), .value = settings, .subject = this});
 }
 
 at::Tensor Block::part_of_whole(size_t index, const at::Tensor& whole) const {
@@ -199,14 +213,10 @@ void Block::install_hook(size_t index) {
   member.node = c10::weak_intrusive_ptr<torch::autograd::Node>(node);
 }
 
-// In the dtype that ops compute in, with the block's number behind it.
-at::Tensor Block::sent_shard(bool& is_pooled) {
-  is_pooled = compute_dtype() != shard_.scalar_type();
-  if (!is_pooled) return shard_;
-  at::Tensor lowered = context_->whole.take(shard_length_, shard_.options().dtype(compute_dtype()));
+// The shard in the dtype that ops compute in, with the block's number behind it.
+void Block::lower_shard(const at::Tensor& lowered) const {
   lowered.copy_(shard_);
   write_number(lowered, number_);
-  return lowered;
 }
 
 // Blocks of equal sizes would be taken for each other in silence.
@@ -273,24 +283,25 @@ void Block::gather() {
   for (BlockMember& member : members_) member.version = version_of(member);
   recording_ = tape::is_recording() ? tape::num_recordings() : 0;
   ++context_->num_gathers;
-  bool is_pooled = false;
-  at::Tensor sent = sent_shard(is_pooled);
-  if (world_size() == 1 && !is_pooled) {
+  const bool lowers = compute_dtype() != shard_.scalar_type();
+  if (world_size() == 1 && !lowers) {
     whole_ = shard_;
     return;
   }
-  at::Tensor gathered = context_->whole.take(world_size() * shard_length_, sent.options());
+  BufferPool& pool = context_->whole;
+  const at::TensorOptions options = shard_.options().dtype(compute_dtype());
+  const Borrowed lowered(pool, lowers ? pool.take(shard_length_, options) : at::Tensor());
+  if (lowers) lower_shard(lowered.tensor);
+  const Borrowed gathered(pool, pool.take(world_size() * shard_length_, options));
   try {
-    ops::all_gather_into(gathered, sent, place_.shard_group);
+    ops::all_gather_into(gathered.tensor, lowers ? lowered.tensor : shard_, place_.shard_group);
   } catch (c10::Error& error) {
     error.add_context("while " + text() + " was gathered");
     throw;
   }
-  if (is_pooled) context_->whole.give_back(std::move(sent));
-  check_same_block(gathered);
-  whole_ = context_->whole.take(whole_length_, gathered.options());
-  fill_whole(gathered);
-  context_->whole.give_back(std::move(gathered));
+  check_same_block(gathered.tensor);
+  whole_ = pool.take(whole_length_, options);
+  fill_whole(gathered.tensor);
 }
 
 void Block::drop_whole() {

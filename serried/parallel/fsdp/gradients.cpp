@@ -30,9 +30,9 @@ double early_divisor(int64_t num_ranks) {
 
 }  // namespace
 
-// Behind the parts there is a number for each parameter: whether any rank has a gradient for it.
+// Behind the parts there is a number for each parameter, whether any rank has a gradient for it, and that of the block.
 int64_t Block::gradient_length() const {
-  return shard_length_ + (int64_t(members_.size()) + 63) / 64 * 64;
+  return shard_length_ + (int64_t(members_.size()) + 1 + 63) / 64 * 64;
 }
 
 // Which parameters the running backward reaches.
@@ -117,10 +117,21 @@ void Block::put(Round& round, size_t index, const at::Tensor& gradient) {
   }
 }
 
+// What is kept from one call to the next is no tensor that a graph knows of.
+void Block::check_recordable() const {
+  const bool keeps = std::any_of(members_.begin(), members_.end(), [](const auto& m) { return m.kept.defined(); });
+  if (setting_.reduces && setting_.all_reduces && !keeps && !partial_.defined()) return;
+  raise<c10::NotImplementedError>(
+      {"capture",
+       c10::str("the function accumulates gradients of ", text(), " under no_sync() or set_requires_all_reduce(false)"),
+       "capture forward and backward of all micro-batches without no_sync(), or run them eagerly"});
+}
+
 void Block::on_gradient(size_t index, const at::Tensor& gradient) {
   const at::NoGradGuard no_grad;
   context_->watch_backward();
   BlockMember& member = members_[index];
+  if (tape::is_recording()) check_recordable();
   at::Tensor plain = gradient.defined() ? plain_gradient(member, gradient) : gradient;
   if (!setting_.reduces) {
     if (plain.defined()) keep(member, plain);
@@ -162,6 +173,7 @@ void Block::complete_buffer(Round& round) {
 void Block::write_flags(const Round& round) const {
   if (tape::is_recording()) return;
   std::vector<float> flags(round.has_gradient.begin(), round.has_gradient.end());
+  flags.push_back(float(number_ + 1));
   round.buffer.view({world_size(), gradient_length()})
       .narrow(1, shard_length_, int64_t(flags.size()))
       .copy_(at::tensor(flags).unsqueeze(0));
@@ -186,18 +198,31 @@ at::Tensor Block::reduced(const at::Tensor& buffer) const {
   at::Tensor result = at::empty({gradient_length()}, buffer.options());
   ops::reduce_scatter_into(result, buffer, place_.shard_group, op);
   if (by_hand) result.div_(factor / early);
+  check_same_blocks(result, by_hand ? factor / double(world_size()) : 1);
   return result;
+}
+
+// Gradients of blocks of equal sizes would be averaged with each other in silence. Sums in low precision do not tell.
+void Block::check_same_blocks(const at::Tensor& reduced, double factor) const {
+  const bool is_exact = reduced.scalar_type() == at::kFloat || reduced.scalar_type() == at::kDouble;
+  if (!is_exact || tape::is_recording() || place_.shard_group->getBackendName() == "fake") return;
+  const double number = reduced[shard_length_ + int64_t(members_.size())].item<double>() * factor;
+  if (std::abs(number - double(number_ + 1)) < 0.01) return;
+  raise<c10::ValueError>(
+      {"backward",
+       c10::str("other ranks reduce the gradients of another block while this rank reduces those of ", text()),
+       "run the same blocks in the same order on every rank, in backward, too"});
 }
 
 void Block::finish(Round round) {
   const OrdinaryMode ordinary;
   complete_buffer(round);
   write_flags(round);
+  const Borrowed buffer(context_->gradients, std::move(round.buffer));
   ++context_->num_reductions;
   at::Tensor result;
   try {
-    result = reduced(round.buffer);
-    context_->gradients.give_back(std::move(round.buffer));
+    result = reduced(buffer.tensor);
     if (place_.replica_group && partial_.defined()) result.add_(std::exchange(partial_, at::Tensor()));
     if (place_.replica_group && !setting_.all_reduces) {
       partial_ = std::move(result);

@@ -1,4 +1,4 @@
-// Whole buffers only: blocks of a model are mostly of one size.
+// Whole buffers only: blocks of a model are mostly of a few sizes.
 #include "serried/parallel/fsdp/memory.h"
 
 #include <ATen/ops/empty.h>
@@ -11,18 +11,19 @@
 namespace serried::detail {
 
 at::Tensor BufferPool::find(int64_t num_bytes, const at::TensorOptions& options) {
-  for (at::Tensor& buffer : free_) {
-    if (buffer.numel() < num_bytes || buffer.device() != options.device()) continue;
-    at::Tensor found = std::move(buffer);
-    buffer = std::move(free_.back());
-    free_.pop_back();
-    return found;
+  // The memory of a large block does not stay with a small one.
+  const auto fits = [&](const at::Tensor& buffer) {
+    return buffer.numel() >= num_bytes && buffer.numel() <= 2 * num_bytes && buffer.device() == options.device();
+  };
+  const auto found = std::find_if(free_.begin(), free_.end(), fits);
+  if (found != free_.end()) {
+    at::Tensor buffer = std::move(*found);
+    free_.erase(found);
+    return buffer;
   }
-  // None is large enough, so none will be again.
-  free_.clear();
+  std::erase_if(free_, [&](const at::Tensor& buffer) { return buffer.numel() > num_bytes; });
   const at::TensorOptions bytes = options.dtype(at::kByte);
-  at::Tensor made = group_ ? allocate_for(group_, largest_, bytes) : at::empty({largest_}, bytes);
-  return made.zero_();
+  return (group_ ? allocate_for(group_, num_bytes, bytes) : at::empty({num_bytes}, bytes)).zero_();
 }
 
 at::Tensor BufferPool::take(int64_t num_elements, const at::TensorOptions& options) {
@@ -30,7 +31,6 @@ at::Tensor BufferPool::take(int64_t num_elements, const at::TensorOptions& optio
   // A graph keeps what it was recorded with, and plans its memory itself.
   if (tape::is_recording()) return at::empty({num_elements}, options);
   const int64_t num_bytes = num_elements * int64_t(options.dtype().itemsize());
-  largest_ = std::max(largest_, num_bytes);
   taken_ += num_bytes;
   peak_ = std::max(peak_, taken_);
   used_.push_back(find(num_bytes, options));

@@ -43,9 +43,20 @@ class BufferPool {
   const Group group_;
   std::vector<at::Tensor> free_;  // bytes
   std::vector<at::Tensor> used_;
-  int64_t largest_ = 0;  // asked for so far: what new memory is made for
   int64_t taken_ = 0;
   int64_t peak_ = 0;
+};
+
+/// A buffer that goes back to its pool with its scope.
+struct Borrowed {
+  Borrowed(BufferPool& pool_, at::Tensor tensor_) : pool(pool_), tensor(std::move(tensor_)) {}
+  ~Borrowed() {
+    if (tensor.defined()) pool.give_back(std::move(tensor));
+  }
+  Borrowed(const Borrowed&) = delete;
+
+  BufferPool& pool;
+  at::Tensor tensor;
 };
 
 }  // namespace serried::detail

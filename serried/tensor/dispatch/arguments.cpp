@@ -83,6 +83,12 @@ void add_list(Arguments& out, const IValue& value, int argument) {
   for (size_t i = 0; i < list.size(); ++i) add_tensor(out, list[i], argument, int(i));
 }
 
+void note_gather(Arguments& out, const DTensorMeta& meta) {
+  const GatherOnUse* gather = gather_of(meta);
+  if (gather == nullptr) return;
+  (gather->is_parameter() ? out.has_other_kind : out.has_like_parameter) = true;
+}
+
 [[noreturn]] void raise_plain(const OpInfo& info, const Arguments& arguments, const TensorSlot& slot) {
   const std::string argument = info.schema->arguments()[slot.argument].name();
   raise<c10::TypeError>(
@@ -200,12 +206,13 @@ void add_tensor(Arguments& out, c10::TensorImpl* impl, int argument, int list_in
     out.key.push_back(kSpec | meta->spec->id << 8);
     if (out.first == nullptr) out.first = meta->spec.get();
     out.has_copied_view |= meta->copied_from != nullptr;
-    if (C10_UNLIKELY(meta->use != nullptr)) out.has_other_kind |= leaves_fast_path(*meta);
+    if (C10_UNLIKELY(meta->use != nullptr)) note_gather(out, *meta);
   } else {
     out.key.push_back(kPlain | uint64_t(impl->dim()) << 8 | uint64_t(c10::typeMetaToScalarType(impl->dtype())) << 16);
     // A nested tensor has no sizes to tell.
     for (int64_t size : impl->is_nested() ? c10::IntArrayRef() : impl->sizes()) out.key.push_back(uint64_t(size));
     out.has_other_kind |= impl->key_set().has(kHomeKey);
+    out.has_plain |= impl->numel() != 1;
   }
   out.tensors.push_back({argument, list_index, impl, meta});
 }

@@ -120,18 +120,31 @@ bool goes_on_parts(const OpInfo& info, const Company& company) {
   return !company.has_number && !at::GradMode::is_enabled() && torch::autograd::get_current_node() == nullptr;
 }
 
+at::Tensor replicated(const at::Tensor& t, const DeviceMesh& mesh) {
+  if (!t.defined() || dist_meta(t.unsafeGetTensorImpl()) != nullptr || t.dim() == 0) return t;
+  const LocalOnly local_only;
+  const at::Tensor whole = t.contiguous();
+  return wrap(whole,
+              intern_spec(mesh, Placements(size_t(mesh.ndim())), whole.sizes(), whole.strides(), whole.scalar_type()));
+}
+
 // A written tensor's plain operands are one value to all ranks, as it is itself.
 void replicate_plain(const OpInfo& info, const Spec& spec, Stack& stack) {
   const size_t base = stack.size() - size_t(info.num_arguments);
-  for (int i = 0; i < info.num_arguments; ++i) {
-    IValue& value = stack[base + size_t(i)];
-    if (!value.isTensor() || !value.toTensor().defined()) continue;
-    const at::Tensor& t = value.toTensor();
-    if (dist_meta(t.unsafeGetTensorImpl()) != nullptr || t.dim() == 0) continue;
-    const LocalOnly local_only;
-    const at::Tensor whole = t.contiguous();
-    value = wrap(whole, intern_spec(spec.mesh, Placements(size_t(spec.mesh.ndim())), whole.sizes(), whole.strides(),
-                                    whole.scalar_type()));
+  for (size_t i = base; i < stack.size(); ++i) {
+    if (stack[i].isTensor()) {
+      stack[i] = replicated(stack[i].toTensor(), spec.mesh);
+    } else if (stack[i].isTensorList()) {
+      std::vector<at::Tensor> list;
+      for (const at::Tensor& t : stack[i].toTensorVector()) list.push_back(replicated(t, spec.mesh));
+      stack[i] = list;
+    } else if (stack[i].isOptionalTensorList()) {
+      c10::List<std::optional<at::Tensor>> list;
+      for (const IValue& item : stack[i].toListRef()) {
+        list.push_back(item.isTensor() ? std::optional(replicated(item.toTensor(), spec.mesh)) : std::nullopt);
+      }
+      stack[i] = list;
+    }
   }
 }
 
@@ -425,11 +438,6 @@ struct GatherAlone final : GatherOnUse {
 };
 
 }  // namespace
-
-bool leaves_fast_path(const DTensorMeta& meta) {
-  GatherOnUse* gather = gather_of(meta);
-  return gather != nullptr && (gather->is_parameter() || torch::autograd::get_current_node() != nullptr);
-}
 
 const UsePtr& use_like_parameters() {
   static const UsePtr use =
