@@ -124,7 +124,7 @@ class Block : public std::enable_shared_from_this<Block> {
   void put(Round& round, size_t index, const at::Tensor& gradient);
   void finish(Round round);
   void complete_buffer(Round& round);
-  void write_flags(const Round& round) const;
+  void write_flags(const Round& round);
   at::Tensor reduced(const at::Tensor& buffer) const;
   void check_same_blocks(const at::Tensor& reduced, double factor) const;
   std::vector<bool> read_flags(const Round& round, const at::Tensor& reduced) const;
@@ -148,7 +148,9 @@ class Block : public std::enable_shared_from_this<Block> {
   uint64_t recording_ = 0;     // in which it was gathered; 0: in none
   bool is_held_ = false;       // by unshard()
   std::vector<Round> rounds_;  // of backwards that run; one, unless they nest
-  at::Tensor partial_;         // reduced over the shard group only: set_requires_all_reduce(false)
+  at::Tensor flags_;           // what stands behind the gradients, for the parameters `flagged_`
+  std::vector<bool> flagged_;
+  at::Tensor partial_;  // reduced over the shard group only: set_requires_all_reduce(false)
 };
 
 /// What a parameter of a block knows of it.

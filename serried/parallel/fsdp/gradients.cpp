@@ -170,13 +170,15 @@ void Block::complete_buffer(Round& round) {
 }
 
 // A graph was recorded with one set of gradients and keeps to it.
-void Block::write_flags(const Round& round) const {
+void Block::write_flags(const Round& round) {
   if (tape::is_recording()) return;
-  std::vector<float> flags(round.has_gradient.begin(), round.has_gradient.end());
-  flags.push_back(float(number_ + 1));
-  round.buffer.view({world_size(), gradient_length()})
-      .narrow(1, shard_length_, int64_t(flags.size()))
-      .copy_(at::tensor(flags).unsqueeze(0));
+  if (!flags_.defined() || flagged_ != round.has_gradient) {
+    std::vector<float> flags(round.has_gradient.begin(), round.has_gradient.end());
+    flags.push_back(float(number_ + 1));
+    flags_ = at::tensor(flags).to(round.buffer.options()).unsqueeze(0);
+    flagged_ = round.has_gradient;
+  }
+  round.buffer.view({world_size(), gradient_length()}).narrow(1, shard_length_, flags_.size(1)).copy_(flags_);
 }
 
 std::vector<bool> Block::read_flags(const Round& round, const at::Tensor& reduced) const {
