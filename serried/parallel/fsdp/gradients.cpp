@@ -21,6 +21,12 @@ bool any_of(const std::vector<bool>& flags) {
   return std::find(flags.begin(), flags.end(), true) != flags.end();
 }
 
+[[noreturn]] void refuse_graph(const std::string& name) {
+  raise<c10::NotImplementedError>(
+      {"backward", c10::str("with create_graph, and the average of the gradient of ", name, " has no gradient"),
+       "compute second derivatives by autograd::grad, which gives this rank's own gradients"});
+}
+
 // Sums of half-precision numbers overflow soon: one half of the division comes first. A power of two, which is exact.
 double early_divisor(int64_t num_ranks) {
   double divisor = 1;
@@ -128,6 +134,7 @@ void Block::check_recordable() const {
 }
 
 void Block::on_gradient(size_t index, const at::Tensor& gradient) {
+  if (at::GradMode::is_enabled() && gradient.defined() && gradient.requires_grad()) refuse_graph(members_[index].name);
   const at::NoGradGuard no_grad;
   context_->watch_backward();
   BlockMember& member = members_[index];

@@ -212,7 +212,7 @@ void add_tensor(Arguments& out, c10::TensorImpl* impl, int argument, int list_in
     // A nested tensor has no sizes to tell.
     for (int64_t size : impl->is_nested() ? c10::IntArrayRef() : impl->sizes()) out.key.push_back(uint64_t(size));
     out.has_other_kind |= impl->key_set().has(kHomeKey);
-    out.has_plain |= impl->numel() != 1;
+    out.has_plain |= impl->is_nested() || impl->numel() != 1;
   }
   out.tensors.push_back({argument, list_index, impl, meta});
 }

@@ -216,6 +216,21 @@ TEST(FullyShardErrors, GradientsThroughPartsAreRefused) {
   });
 }
 
+TEST(FullyShardErrors, SecondDerivativesComeFromGradOnly) {
+  run_ranks(2, [](const Group&) {
+    torch::nn::Linear layer = same_linear();
+    fully_shard(*layer);
+    const at::Tensor x = torch::ones({1, 3}, at::requires_grad());
+    EXPECT_EQ(refusal<c10::NotImplementedError>(
+                  [&] { layer(x).square().sum().backward({}, /*retain_graph=*/true, /*create_graph=*/true); }),
+              "[backward] with create_graph, and the average of the gradient of weight has no gradient\n"
+              "  fix: compute second derivatives by autograd::grad, which gives this rank's own gradients");
+    const auto first = torch::autograd::grad({layer(x).square().sum()}, {x}, {}, true, true);
+    first[0].square().sum().backward();
+    EXPECT_TRUE(is_dtensor(layer->weight.grad()));
+  });
+}
+
 TEST(FullyShardErrors, ParametersOnMetaAreNamedAtTheirFirstUse) {
   run_ranks(2, [](const Group&) {
     User user(torch::empty({4, 3}, at::TensorOptions().device(at::kMeta).requires_grad(true)));
