@@ -26,10 +26,15 @@ std::vector<void (*)()>& edge_functions() {
 void pass_edge() {
   for (void (*fn)() : edge_functions()) fn();
 }
+constinit thread_local uint64_t num_begun = 0;
 
 }  // namespace
 
 constinit thread_local Recorder* detail::current = nullptr;
+
+uint64_t num_recordings() {
+  return num_begun;
+}
 
 void run_unrecorded(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   c10::impl::ExcludeDispatchKeyGuard below(kAbovePlainOps);
@@ -73,6 +78,7 @@ Scope::Scope(Recorder& recorder) : include_(kHomeKey) {
   }
   pass_edge();
   detail::current = &recorder;
+  ++num_begun;
 }
 
 Scope::~Scope() {

@@ -43,6 +43,9 @@ inline bool is_recording() {
   return detail::current != nullptr;
 }
 
+/// How many recordings this thread has begun: what was made in an earlier one is unknown to this one.
+uint64_t num_recordings();
+
 /// Runs `op` on plain tensors, below autograd and below the home key. Every op on the part of a DTensor goes through
 /// here.
 void run(const c10::OperatorHandle& op, torch::jit::Stack& stack);

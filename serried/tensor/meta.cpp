@@ -66,9 +66,12 @@ void set_content(c10::TensorImpl& impl, c10::intrusive_ptr<DTensorMeta> meta) {
 
 }  // namespace
 
-at::Tensor make_tensor(c10::intrusive_ptr<DistMeta> meta, const TensorLooks& looks) {
-  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::Storage(no_memory(*meta->kind)), kKeys,
-                                                   c10::scalarTypeToTypeMeta(looks.dtype));
+at::Tensor make_tensor(c10::intrusive_ptr<DistMeta> meta, const TensorLooks& looks, const c10::TensorImpl* view_of) {
+  const caffe2::TypeMeta dtype = c10::scalarTypeToTypeMeta(looks.dtype);
+  c10::Storage storage(no_memory(*meta->kind));
+  auto impl = view_of == nullptr ? c10::make_intrusive<c10::TensorImpl>(std::move(storage), kKeys, dtype)
+                                 : c10::make_intrusive<c10::TensorImpl>(c10::TensorImpl::VIEW, std::move(storage),
+                                                                        view_of->key_set(), dtype);
   set_content(*impl, std::move(meta), looks);
   return at::Tensor(std::move(impl));
 }

@@ -38,6 +38,11 @@ at::Tensor rows(int64_t begin, int64_t end) {
                             .mixed_precision = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat}};
   (void)serried::JoinOptions{.divide_by_initial_world_size = false, .throw_on_early_termination = true};
   (void)serried::ZeroOptions{.process_group = world};
+  (void)serried::FullyShardOptions{.mesh = serried::DeviceMesh::from_group(world),
+                                   .reshard_after_forward = true,
+                                   .mixed_precision = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat},
+                                   .ignored_params = {},
+                                   .shard_placement_fn = {}};
 }
 
 TEST(DataParallelApi, HoldsAsDocumented) {

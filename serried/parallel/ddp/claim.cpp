@@ -103,6 +103,12 @@ void Claim::begin_backward() {
   });
 }
 
+bool is_claimed(const at::Tensor& parameter) {
+  Claim::Registry& all = Claim::registry();
+  std::lock_guard<std::mutex> lock(all.mutex);
+  return all.holders.count(parameter.unsafeGetTensorImpl()) != 0;
+}
+
 void check_no_wrapper_inside(const torch::nn::Module& module, const std::vector<ManagedParameter>& parameters) {
   std::unordered_map<const void*, const std::string*> names;
   for (const ManagedParameter& parameter : parameters) {

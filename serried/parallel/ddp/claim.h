@@ -26,10 +26,14 @@ class Claim {
   struct Registry;
   static Registry& registry();
   void check(const Holder& other, const std::string& name) const;
+  friend bool is_claimed(const at::Tensor& parameter);
 
   std::vector<const void*> tensors_;
   std::shared_ptr<Holder> self_;
 };
+
+/// Whether a wrapper that is alive averages the gradient of `parameter`.
+bool is_claimed(const at::Tensor& parameter);
 
 /// ValueError if `module` is or contains a wrapper that averages one of `parameters`.
 void check_no_wrapper_inside(const torch::nn::Module& module, const std::vector<ManagedParameter>& parameters);

@@ -117,6 +117,7 @@ detail::ReducerOptions reducer_options(const DistributedDataParallelOptions& opt
 DataParallelBase::DataParallelBase(std::shared_ptr<torch::nn::Module> module, DistributedDataParallelOptions options)
     : torch::nn::Module("DistributedDataParallel"), wrapped_(std::move(module)), options_(std::move(options)) {
   check_options();
+  detail::check_output_dtype("DistributedDataParallel", options_.mixed_precision);
   group_ = group_of(options_);
   ignored_ = {options_.ignore.begin(), options_.ignore.end()};
   register_module("module", wrapped_);

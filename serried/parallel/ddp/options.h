@@ -10,16 +10,9 @@
 
 #include "serried/comm/groups/group.h"
 #include "serried/mesh/mesh.h"
+#include "serried/parallel/mixed_precision.h"
 
 namespace serried {
-
-/// Dtypes that forward and backward (param), the collectives (reduce) and buffers run in; none: as they are. Only
-/// floating tensors are cast. Parameters, gradients and the optimizer stay in full precision outside.
-struct MixedPrecision {
-  std::optional<at::ScalarType> param_dtype = {};
-  std::optional<at::ScalarType> reduce_dtype = {};  // none: param_dtype
-  std::optional<at::ScalarType> buffer_dtype = {};
-};
 
 /// Parameters that stay out of the buckets: their gradients are reduced as one, when `trigger`'s gradient is there.
 struct DelayedAllReduce {

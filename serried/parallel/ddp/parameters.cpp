@@ -7,6 +7,7 @@
 
 #include "serried/base/error.h"
 #include "serried/tensor/dtensor.h"
+#include "serried/tensor/gather_on_use.h"
 #include "serried/tensor/making/placing.h"
 
 namespace serried::detail {
@@ -46,6 +47,12 @@ class Collector {
   }
 
   void check(const ManagedParameter& parameter) const {
+    if (gather_of(parameter.tensor) != nullptr) {
+      raise<c10::ValueError>(
+          {"DistributedDataParallel",
+           parameter.name + " is fully sharded: its gradient is averaged by its block already",
+           "drop the wrapper; to average over more ranks give fully_shard a mesh (replicate, shard)"});
+    }
     if (parameter.tensor.is_meta()) {
       raise<c10::ValueError>({"DistributedDataParallel",
                               parameter.name + " is on the meta device, it has no memory yet",

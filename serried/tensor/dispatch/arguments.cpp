@@ -9,6 +9,7 @@
 
 #include "serried/base/error.h"
 #include "serried/tensor/dispatch/copied_view.h"
+#include "serried/tensor/gather_on_use.h"
 #include "serried/tensor/guards.h"
 #include "serried/tensor/spec.h"
 
@@ -82,6 +83,12 @@ void add_list(Arguments& out, const IValue& value, int argument) {
   for (size_t i = 0; i < list.size(); ++i) add_tensor(out, list[i], argument, int(i));
 }
 
+void note_gather(Arguments& out, const DTensorMeta& meta) {
+  const GatherOnUse* gather = gather_of(meta);
+  if (gather == nullptr) return;
+  (gather->is_parameter() ? out.has_other_kind : out.has_like_parameter) = true;
+}
+
 [[noreturn]] void raise_plain(const OpInfo& info, const Arguments& arguments, const TensorSlot& slot) {
   const std::string argument = info.schema->arguments()[slot.argument].name();
   raise<c10::TypeError>(
@@ -133,7 +140,9 @@ struct Met {
 
 const TensorKind* kind_of(const IValue& value) {
   const DistMeta* meta = value.isTensor() ? dist_meta(value.unsafeToTensorImpl()) : nullptr;
-  return meta != nullptr ? meta->kind : nullptr;
+  if (meta == nullptr) return nullptr;
+  if (meta->kind != &kDTensor) return meta->kind;
+  return C10_UNLIKELY(gather_of(*static_cast<const DTensorMeta*>(meta)) != nullptr) ? &kGathered : &kDTensor;
 }
 
 // Calls `fn(kind, argument, list_index)` for every tensor of ours.
@@ -197,11 +206,13 @@ void add_tensor(Arguments& out, c10::TensorImpl* impl, int argument, int list_in
     out.key.push_back(kSpec | meta->spec->id << 8);
     if (out.first == nullptr) out.first = meta->spec.get();
     out.has_copied_view |= meta->copied_from != nullptr;
+    if (C10_UNLIKELY(meta->use != nullptr)) note_gather(out, *meta);
   } else {
     out.key.push_back(kPlain | uint64_t(impl->dim()) << 8 | uint64_t(c10::typeMetaToScalarType(impl->dtype())) << 16);
     // A nested tensor has no sizes to tell.
     for (int64_t size : impl->is_nested() ? c10::IntArrayRef() : impl->sizes()) out.key.push_back(uint64_t(size));
     out.has_other_kind |= impl->key_set().has(kHomeKey);
+    out.has_plain |= impl->is_nested() || impl->numel() != 1;
   }
   out.tensors.push_back({argument, list_index, impl, meta});
 }

@@ -26,8 +26,10 @@ struct Arguments {
   const Spec* first = nullptr;              // of the first DTensor
   bool cacheable = true;
   bool has_copied_view = false;
-  bool has_other_kind = false;  // a tensor of ours that is no DTensor
-  uint64_t hash = 0;            // of op and key; see seal
+  bool has_other_kind = false;      // a tensor of ours that is no DTensor, or a parameter that is gathered on use
+  bool has_like_parameter = false;  // a gradient or state of such parameters
+  bool has_plain = false;           // of more than one element
+  uint64_t hash = 0;                // of op and key; see seal
 };
 
 /// The words of a key, one value at a time; what `collect` does for boxed values. `impl` null: no tensor there.

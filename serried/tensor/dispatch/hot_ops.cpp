@@ -95,7 +95,7 @@ struct HotOp<Op, Result(Args...)> {
     Arguments arguments;
     KeyMaker make_key{arguments, info};
     (make_key(args), ...);
-    if (C10_LIKELY(arguments.first != nullptr && !arguments.has_other_kind)) {
+    if (C10_LIKELY(arguments.first != nullptr && !arguments.has_other_kind && goes_by_rules(arguments))) {
       detail::seal(info, arguments);
       detail::check_together(info, arguments);
       const CachedPlan* plan = detail::find_fast_plan(info, arguments);
@@ -115,6 +115,11 @@ struct HotOp<Op, Result(Args...)> {
   }
 
  private:
+  // Results made of what is like a parameter are so, too, and beside plain tensors it is gathered.
+  static bool goes_by_rules(const Arguments& arguments) {
+    return !arguments.has_like_parameter || (std::is_reference_v<Result> && !arguments.has_plain);
+  }
+
   // Only dense CPU tensors, nothing to write but DTensors, and nobody who wants to see the call.
   static bool can_skip_boxing(const Arguments& arguments) {
     if (C10_UNLIKELY(tape::is_recording())) return false;

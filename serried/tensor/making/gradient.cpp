@@ -6,6 +6,9 @@
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "serried/base/error.h"
+#include "serried/tensor/gather_on_use.h"
+
 namespace serried::detail {
 namespace {
 
@@ -31,6 +34,18 @@ c10::VariableVersion version_of(const at::Tensor& local, const at::Tensor& whole
                               : whole.unsafeGetTensorImpl()->version_counter();
 }
 
+bool is_gathered_parameter(const at::Tensor& t) {
+  const GatherOnUse* gather = gather_of(t);
+  return gather != nullptr && gather->is_parameter();
+}
+
+// Ranks compute different gradients, of which this way knows one: the average would be lost.
+at::Tensor refuse_gradient(const at::Tensor&) {
+  raise<c10::NotImplementedError>(
+      {"backward", "goes through to_local(), redistribute() or full_tensor() of a fully sharded parameter",
+       "compute with the parameter itself, which is gathered on use; to read it: DTensor(parameter.detach())"});
+}
+
 }  // namespace
 
 bool wants_gradient(const at::Tensor& input) {
@@ -39,6 +54,7 @@ bool wants_gradient(const at::Tensor& input) {
 
 void record_gradient(const char* name, const at::Tensor& input, const at::Tensor& output, Backward backward,
                      std::optional<uint64_t> order) {
+  if (is_gathered_parameter(input)) backward = refuse_gradient;
   auto node = c10::make_intrusive<ClosureNode>(name, std::move(backward));
   if (order.has_value()) node->set_sequence_nr(*order);
   node->set_next_edges(torch::autograd::collect_next_edges(input));

@@ -10,6 +10,7 @@
 #include "serried/base/error.h"
 #include "serried/comm/collectives/watch.h"
 #include "serried/tape/library_hook.h"
+#include "serried/tensor/gather_on_use.h"
 #include "serried/tensor/making/joined_sums.h"
 #include "serried/tensor/making/unchecked.h"
 #include "serried/tensor/making/placing.h"
@@ -96,11 +97,22 @@ void check_unmarked(const at::Tensor& self) {
        "convert the module before parallelize_module, or write values into the parameter: copy_ under a NoGradGuard"});
 }
 
+// A copy would have no block that gathers it and averages its gradient.
+void check_not_gathered(const at::Tensor& t) {
+  if (detail::gather_of(t) == nullptr) return;
+  raise<c10::ValueError>({"set_data",
+                          "the parameter is fully sharded: its memory is part of a block, and set_data(), which the "
+                          "module's clone() and to() call, would take it out",
+                          "clone or convert the module before fully_shard; to change values use parameter.copy_(x)"});
+}
+
 // clone() makes a fresh module and gives each plain parameter the data of the original's copy through set_data, which
 // asks this. A plain tensor may become a DTensor of the same sizes and dtype, as in distribute_parameter; never the
 // other way round, which would drop the other ranks' parts.
 bool has_compatible_type(const at::Tensor& self, const at::Tensor& from) {
   if (!self.is_same(from)) check_unmarked(self);
+  check_not_gathered(self);
+  check_not_gathered(from);
   if (self.unsafeGetTensorImpl()->has_compatible_shallow_copy_type(from.key_set())) return true;
   return dtensor_meta(from) != nullptr && dtensor_meta(self) == nullptr && self.defined() && self.device().is_cpu() &&
          self.layout() == at::kStrided && self.sizes() == from.sizes() && self.scalar_type() == from.scalar_type();

@@ -1,0 +1,260 @@
+// Finds the parameters of a block, checks them, cuts them, and hands them over.
+#include "serried/parallel/fsdp/fully_shard.h"
+
+#include <algorithm>
+#include <set>
+
+#include "serried/base/error.h"
+#include "serried/comm/collectives/watch.h"
+#include "serried/parallel/ddp/claim.h"
+#include "serried/parallel/ddp/mixed_precision.h"
+#include "serried/parallel/fsdp/block.h"
+#include "serried/tensor/dtensor.h"
+#include "serried/tensor/making/placing.h"
+#include "serried/tensor/making/unchecked.h"
+
+namespace serried {
+namespace {
+
+using detail::Block;
+using detail::BlockMember;
+using BlockPtr = std::shared_ptr<Block>;
+
+constexpr const char* kFullyShard = "fully_shard";
+
+struct ModuleParameter {
+  std::string name;
+  at::Tensor tensor;
+  const torch::nn::Module* owner;
+};
+
+void collect(const torch::nn::Module& module, const std::string& path, std::vector<ModuleParameter>& found) {
+  const std::string prefix = path.empty() ? "" : path + ".";
+  for (const auto& item : module.named_parameters(/*recurse=*/false)) {
+    if (item.value().defined()) found.push_back({prefix + item.key(), item.value(), &module});
+  }
+  for (const auto& item : module.named_children()) collect(*item.value(), prefix + item.key(), found);
+}
+
+// The blocks inside get their path, which messages show.
+std::vector<BlockPtr> blocks_inside(const torch::nn::Module& module, const std::vector<ModuleParameter>& parameters) {
+  std::vector<BlockPtr> blocks;
+  for (const ModuleParameter& parameter : parameters) {
+    BlockPtr block = detail::block_of(parameter.tensor);
+    if (block && std::find(blocks.begin(), blocks.end(), block) == blocks.end()) blocks.push_back(std::move(block));
+  }
+  for (const auto& item : module.named_modules("", /*include_self=*/false)) {
+    for (const BlockPtr& block : blocks) {
+      if (block->module() == item.value().get()) block->set_path(item.key());
+    }
+  }
+  return blocks;
+}
+
+void check_inside(const torch::nn::Module& module, const std::vector<ModuleParameter>& parameters) {
+  for (const ModuleParameter& parameter : parameters) {
+    const BlockPtr block = detail::block_of(parameter.tensor);
+    if (!block) continue;
+    if (block->module() == &module) {
+      raise<c10::ValueError>({kFullyShard, c10::str("the module ", module.name(), " is fully sharded already"),
+                              "call it once per module, layers before the module around them"});
+    }
+    if (block->contains(parameter.owner)) continue;
+    raise<c10::ValueError>({kFullyShard,
+                            c10::str(parameter.name, " is also a parameter of ", block->text(),
+                                     ", which does not contain ", parameter.owner->name()),
+                            "shard a module that contains both users of the parameter as one block"});
+  }
+}
+
+void check_new(const ModuleParameter& parameter) {
+  const at::Tensor& t = parameter.tensor;
+  if (detail::is_claimed(t)) {
+    raise<c10::ValueError>({kFullyShard, parameter.name + " belongs to a DistributedDataParallel, which averages it",
+                            "shard the bare module; for replicas of shards pass a mesh (replicate, shard)"});
+  }
+  if (!t.is_leaf()) {
+    raise<c10::ValueError>(
+        {kFullyShard,
+         c10::str(parameter.name, " ", watch::describe_tensor(t), " is the result of an op that autograd recorded"),
+         "shard a module whose parameters are leaves"});
+  }
+  if (t.grad().defined()) {
+    raise<c10::ValueError>({kFullyShard, parameter.name + " has a gradient already, which no rank has averaged",
+                            "shard the module before the first backward, or call zero_grad() before"});
+  }
+}
+
+void check_one_dtype(const std::vector<ModuleParameter>& parameters) {
+  for (const ModuleParameter& parameter : parameters) {
+    if (parameter.tensor.scalar_type() == parameters[0].tensor.scalar_type() &&
+        parameter.tensor.device() == parameters[0].tensor.device()) {
+      continue;
+    }
+    raise<c10::ValueError>(
+        {kFullyShard,
+         c10::str(parameters[0].name, " is ", parameters[0].tensor.scalar_type(), " on ", parameters[0].tensor.device(),
+                  " and ", parameter.name, " ", parameter.tensor.scalar_type(), " on ", parameter.tensor.device(),
+                  ": one block is sent by one collective"),
+         "shard submodules of one dtype by themselves first, or name one in .ignored_params"});
+  }
+}
+
+// The parameters that the new block gets, each once.
+std::vector<ModuleParameter> own_parameters(const std::vector<ModuleParameter>& all,
+                                            const std::vector<at::Tensor>& ignored) {
+  std::set<const void*> seen;
+  for (const at::Tensor& t : ignored) seen.insert(t.unsafeGetTensorImpl());
+  std::vector<ModuleParameter> own;
+  for (const ModuleParameter& parameter : all) {
+    if (detail::block_of(parameter.tensor) || !seen.insert(parameter.tensor.unsafeGetTensorImpl()).second) continue;
+    check_new(parameter);
+    own.push_back(parameter);
+  }
+  if (!own.empty()) check_one_dtype(own);
+  return own;
+}
+
+DeviceMesh checked_mesh(const FullyShardOptions& options) {
+  const DeviceMesh mesh = options.mesh ? *options.mesh : DeviceMesh::from_group(require_current_process_group());
+  detail::check_in_mesh(kFullyShard, mesh);
+  if (mesh.ndim() == 1 || mesh.ndim() == 2) return mesh;
+  raise<c10::ValueError>({kFullyShard, c10::str(mesh.to_string(), " has ", mesh.ndim(), " axes"),
+                          "pass one axis that parameters are cut over, or two: (replicate, shard)"});
+}
+
+Placement wanted_cut(const ModuleParameter& parameter, const ShardPlacementFunction& choose) {
+  const std::optional<Placement> chosen = choose ? choose(parameter.tensor) : std::nullopt;
+  const Placement cut = chosen.value_or(Shard(0));
+  if (cut.is_shard() && !cut.is_strided()) return cut;
+  raise<c10::ValueError>({kFullyShard,
+                          c10::str("shard_placement_fn gives ", to_string(Placements{cut}), " for ", parameter.name),
+                          "return Shard(dim), or std::nullopt for Shard(0)"});
+}
+
+// How a parameter comes into a block.
+struct Cutting {
+  BlockMember member;
+  at::Tensor part;
+};
+
+class Cutter {
+ public:
+  Cutter(DeviceMesh mesh, const FullyShardOptions& options) : mesh_(std::move(mesh)), options_(options) {}
+
+  Cutting cut(const ModuleParameter& parameter) const {
+    const at::Tensor& t = parameter.tensor;
+    Placements placements(size_t(mesh_.ndim()));
+    if (t.dim() > 0) placements.back() = wanted_cut(parameter, options_.shard_placement_fn);
+    placements = detail::resolved_placements(kFullyShard, placements, t.dim(), mesh_, t.scalar_type());
+    const DTensorMeta* meta = dtensor_meta(t);
+    if (meta == nullptr) return cut_plain(parameter, placements);
+    return meta->spec->mesh == mesh_ ? adopt(parameter, placements) : cut_further(parameter, placements);
+  }
+
+ private:
+  static BlockMember member_of(const ModuleParameter& parameter, SpecPtr spec, c10::IntArrayRef whole_sizes) {
+    const Placement cut = spec->placements.back();
+    return {.name = parameter.name,
+            .parameter = c10::weak_intrusive_ptr<c10::TensorImpl>(parameter.tensor.getIntrusivePtr()),
+            .spec = std::move(spec),
+            .inner = SpecPtr(),
+            .sizes = c10::DimVector(whole_sizes),
+            .dim = cut.is_shard() ? cut.dim() : -1};
+  }
+
+  at::Tensor part_of(const at::Tensor& plain, const Placements& placements, c10::IntArrayRef local_sizes) const {
+    if (plain.is_meta()) return at::empty(local_sizes, plain.options().requires_grad(false));
+    return detail::distributed_part(kFullyShard, plain, mesh_, placements, 0);
+  }
+
+  Cutting cut_plain(const ModuleParameter& parameter, const Placements& placements) const {
+    const at::Tensor& t = parameter.tensor;
+    SpecPtr spec = intern_spec(mesh_, placements, t.sizes(), serried::contiguous_strides(t.sizes()), t.scalar_type());
+    at::Tensor part = part_of(t, placements, spec->local_sizes());
+    return {member_of(parameter, std::move(spec), t.sizes()), std::move(part)};
+  }
+
+  // Born sharded.
+  Cutting adopt(const ModuleParameter& parameter, const Placements& placements) const {
+    const DTensorMeta& meta = *dtensor_meta(parameter.tensor);
+    if (meta.spec->placements == placements) return {member_of(parameter, meta.spec, meta.spec->sizes), meta.local};
+    raise<c10::ValueError>(
+        {kFullyShard,
+         c10::str(parameter.name, " lies as ", meta.spec->to_string(), ", not \"", to_string(placements), "\""),
+         "let it be born in that placement, or name it in .ignored_params"});
+  }
+
+  // Tensor parallel: the axes it is cut by come first, so that gathering the last gives what it was.
+  Cutting cut_further(const ModuleParameter& parameter, const Placements& placements) const {
+    const DTensorMeta& meta = *dtensor_meta(parameter.tensor);
+    const SpecPtr inner = meta.spec;
+    Placements all = inner->placements;
+    if (std::any_of(all.begin(), all.end(), [](const Placement& p) { return p.is_partial(); })) {
+      raise<c10::ValueError>({kFullyShard, c10::str(parameter.name, " is pending: ", inner->to_string()),
+                              "distribute parameters by Shard or Replicate"});
+    }
+    all.insert(all.end(), placements.begin(), placements.end());
+    const DeviceMesh mesh = DeviceMesh::concatenate({inner->mesh, mesh_});
+    SpecPtr spec = intern_spec(mesh, all, inner->sizes, inner->strides, inner->dtype);
+    at::Tensor part = part_of(meta.local, placements, spec->local_sizes());
+    if (part.sizes() != c10::IntArrayRef(spec->local_sizes()) || !meta.local.is_contiguous()) {
+      raise<c10::NotImplementedError>({kFullyShard,
+                                       c10::str(parameter.name, " ", inner->to_string(), " cannot be cut further by \"",
+                                                to_string(placements), "\""),
+                                       "place it by plain Shards, or cut another dim by shard_placement_fn"});
+    }
+    BlockMember member = member_of(parameter, std::move(spec), meta.local.sizes());
+    member.inner = inner;
+    return {std::move(member), std::move(part)};
+  }
+
+  const DeviceMesh mesh_;
+  const FullyShardOptions& options_;
+};
+
+BlockPtr make_block(const torch::nn::Module& module, const std::vector<ModuleParameter>& parameters,
+                    const DeviceMesh& mesh, const FullyShardOptions& options) {
+  const at::NoGradGuard no_grad;
+  std::vector<BlockMember> members;
+  std::vector<at::Tensor> tensors, parts;
+  const Cutter cutter(mesh, options);
+  for (const ModuleParameter& parameter : parameters) {
+    Cutting cutting = cutter.cut(parameter);
+    members.push_back(std::move(cutting.member));
+    parts.push_back(std::move(cutting.part));
+    tensors.push_back(parameter.tensor);
+  }
+  detail::BlockPlace place{.shard_group = mesh.get_group(mesh.ndim() - 1),
+                           .replica_group = mesh.ndim() == 2 ? mesh.get_group(int64_t(0)) : Group(),
+                           .precision = options.mixed_precision};
+  const auto block = std::make_shared<Block>(std::move(place), module, std::move(members));
+  block->adopt(tensors, parts);
+  return block;
+}
+
+}  // namespace
+
+FullyShardHandle fully_shard(torch::nn::Module& module, FullyShardOptions options) {
+  detail::check_output_dtype(kFullyShard, options.mixed_precision);
+  const DeviceMesh mesh = checked_mesh(options);
+  std::vector<ModuleParameter> all;
+  collect(module, "", all);
+  check_inside(module, all);
+  const std::vector<ModuleParameter> own = own_parameters(all, options.ignored_params);
+  const std::vector<BlockPtr> inside = blocks_inside(module, all);
+  for (const BlockPtr& block : inside) {
+    // It is not the outermost after all.
+    if (std::exchange(block->setting().is_root, false)) block->setting().reshard_after_forward = true;
+  }
+  BlockPtr block;
+  if (!own.empty()) {
+    block = make_block(module, own, mesh, options);
+    block->setting().is_root = !inside.empty() && !options.reshard_after_forward.has_value();
+    block->setting().reshard_after_forward = options.reshard_after_forward.value_or(inside.empty());
+  }
+  if (options.mixed_precision.buffer_dtype) detail::cast_buffers(module, {}, *options.mixed_precision.buffer_dtype);
+  return FullyShardHandle(std::move(block), inside);
+}
+
+}  // namespace serried
