@@ -8,6 +8,7 @@
 #include <ATen/ops/empty.h>
 
 #include "serried/base/error.h"
+#include "serried/mesh/current_mesh.h"
 #include "serried/mesh/mesh_root.h"
 #include "serried/tape/tape.h"
 
@@ -203,6 +204,10 @@ MeshGuard::~MeshGuard() {
 
 std::optional<DeviceMesh> current_mesh() {
   return current_slot();
+}
+
+std::optional<DeviceMesh> detail::exchange_current_mesh(std::optional<DeviceMesh> mesh) {
+  return std::exchange(current_slot(), std::move(mesh));
 }
 
 }  // namespace serried

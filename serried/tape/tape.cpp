@@ -67,4 +67,17 @@ Scope::~Scope() {
   detail::current = nullptr;
 }
 
+OnlookerScope::OnlookerScope(Recorder& onlooker)
+    : include_(kHomeKey), before_(std::exchange(detail::current, &onlooker)) {}
+
+OnlookerScope::~OnlookerScope() {
+  detail::current = before_;
+}
+
+Aside::Aside(Recorder* behind) : onlooker_(std::exchange(detail::current, behind)) {}
+
+Aside::~Aside() {
+  detail::current = onlooker_;
+}
+
 }  // namespace serried::tape
