@@ -45,7 +45,15 @@ class TypedSegment final : public Segment {
     auto next = tensors.begin();
     auto put = [&](at::Tensor& t) { t = *next++; };
     for_each_tensor(arguments, put);
-    std::apply([&](Args&... each) { std::invoke(fn_, std::move(each)...); }, arguments);
+    std::apply(
+        [&](Args&... each) {
+          if constexpr (std::is_invocable_v<Fn&, Args&...>) {
+            std::invoke(fn_, each...);
+          } else {
+            std::invoke(fn_, std::move(each)...);
+          }
+        },
+        arguments);
   }
 
  private:

@@ -21,6 +21,8 @@ class Recorder {
   virtual void meet(c10::TensorImpl* dtensor) = 0;
   /// To whom it hands on all of this, where it only looks on; null for one that records.
   virtual Recorder* behind() const { return nullptr; }
+  /// Whether what it sees may stand for the code that did it, later.
+  virtual bool replays() const { return true; }
 };
 
 /// This thread is recorded by `recorder` while alive. One at a time.
@@ -65,6 +67,11 @@ inline Recorder* current_recorder() {
   Recorder* last = detail::current;
   while (last != nullptr && last->behind() != nullptr) last = last->behind();
   return last;
+}
+
+/// Whether what this thread does is replayed later: not so where nobody but onlookers see it.
+inline bool is_replayed() {
+  return detail::current != nullptr && detail::current->replays();
 }
 
 /// What `run` does where nobody records.

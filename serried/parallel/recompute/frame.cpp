@@ -1,13 +1,16 @@
 // The second run: stopped as soon as it has saved all that backward wants.
 #include "serried/parallel/recompute/frame.h"
 
-#include <torch/csrc/autograd/variable.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/basic_ops.h>
 
 #include "serried/base/error.h"
 #include "serried/parallel/ddp/backward_end.h"
 
 namespace serried::detail {
 namespace {
+
+thread_local int segments_running = 0;
 
 // Thrown through the function when nothing is missing any more. No std::exception: functions catch these.
 struct AllCollected {};
@@ -154,7 +157,11 @@ at::Tensor KeptInput::get() const {
   const at::NoGradGuard no_grad;
   const at::Tensor t = hooks_ ? hooks_->call_unpack_hook() : tensor_;
   if (is_parameter(t)) return t;
-  return t.tensor_data().set_requires_grad(requires_grad_);
+  at::Tensor again = t.tensor_data();
+  if (!requires_grad_) return again;
+  auto end = c10::make_intrusive<torch::autograd::Error>("[recompute] the function calls backward on its arguments");
+  torch::autograd::create_gradient_edge(again, std::move(end));
+  return again;
 }
 
 Frame::Frame(std::shared_ptr<Segment> segment, const std::vector<at::Tensor>& tensors, TensorKeeper* outer)
@@ -232,10 +239,11 @@ void Frame::run_again() {
 }
 
 void Frame::run_segment(const std::vector<at::Tensor>& tensors, TensorKeeper& collector) {
+  const InSegment inside;
   const SurroundingsGuard surroundings(surroundings_);
   const KeeperScope scope("recompute", &collector);
   RunWatch watch(notes_, RunWatch::Run::again);
-  if (watch.is_recorded() && !notes_.drawings.empty()) {
+  if (watch.replays() && !notes_.drawings.empty()) {
     raise<c10::NotImplementedError>({"recompute",
                                      "the forward drew random numbers outside of the captured function that runs its "
                                      "backward",
@@ -273,6 +281,7 @@ struct FirstRun::Impl {
   explicit Impl(std::shared_ptr<Frame> frame_)
       : frame(std::move(frame_)), scope("recompute", frame.get()), watch(frame->notes(), RunWatch::Run::first) {}
 
+  const InSegment inside;
   const std::shared_ptr<Frame> frame;
   const KeeperScope scope;
   const RunWatch watch;
@@ -285,6 +294,18 @@ FirstRun::~FirstRun() = default;
 
 void FirstRun::end() {
   impl_->frame->check_repeatable();
+}
+
+InSegment::InSegment() {
+  ++segments_running;
+}
+
+InSegment::~InSegment() {
+  --segments_running;
+}
+
+bool is_in_segment() {
+  return segments_running > 0;
 }
 
 bool saves_activations() {

@@ -20,7 +20,7 @@ class KeptInput {
   KeptInput(const at::Tensor& t, TensorKeeper* outer);
   bool is_unchanged() const { return noted_.is_unchanged(); }
   const NotedTensor& noted() const { return noted_; }
-  /// For the second run: a leaf, so that its graph ends there.
+  /// For the second run, whose graph ends there. No leaf where it was none: as one it would get a node that holds it.
   at::Tensor get() const;
 
  private:
@@ -70,5 +70,16 @@ class Frame final : public TensorKeeper, public std::enable_shared_from_this<Fra
   std::vector<at::Tensor> collected_;  // undefined: not wanted, or given away
   int64_t task_ = -1;                  // the backward that collected them
 };
+
+/// This thread runs a function for recompute while alive, for the first or the second time. Nests.
+class InSegment {
+ public:
+  InSegment();
+  ~InSegment();
+  InSegment(const InSegment&) = delete;
+  InSegment& operator=(const InSegment&) = delete;
+};
+
+bool is_in_segment();
 
 }  // namespace serried::detail

@@ -142,7 +142,7 @@ std::string NotedTensor::to_string() const {
 
 RunWatch::RunWatch(RunNotes& notes, Run which)
     : notes_(notes), which_(which), behind_(tape::detail::current), scope_(*this) {
-  if (which == Run::first) notes.keeps_draws = is_recorded();
+  if (which == Run::first) notes.keeps_draws = replays();
 }
 
 RunWatch::~RunWatch() {
@@ -150,12 +150,6 @@ RunWatch::~RunWatch() {
   for (auto spared = versions_of_spared_.rbegin(); spared != versions_of_spared_.rend(); ++spared) {
     spared->first.set_version(spared->second);
   }
-}
-
-bool RunWatch::is_recorded() const {
-  const tape::Recorder* last = behind_;
-  while (last != nullptr && last->behind() != nullptr) last = last->behind();
-  return last != nullptr && dynamic_cast<const RunWatch*>(last) == nullptr;
 }
 
 void RunWatch::run(const c10::OperatorHandle& op, Stack& stack) {

@@ -63,9 +63,7 @@ class RunWatch final : public tape::Recorder {
   void after_replay(std::function<void()> action) override;
   void meet(c10::TensorImpl* dtensor) override;
   tape::Recorder* behind() const override { return behind_; }
-
-  /// Whether somebody behind it writes down what happens, to replay it.
-  bool is_recorded() const;
+  bool replays() const override { return behind_ != nullptr && behind_->replays(); }
 
  private:
   void hand_on(const c10::OperatorHandle& op, torch::jit::Stack& stack);

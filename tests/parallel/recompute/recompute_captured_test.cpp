@@ -45,12 +45,12 @@ at::Tensor nested_forward(CapturedNet& net, const at::Tensor& x) {
   return recompute([&](const at::Tensor& in) { return recompute(net, recompute(net, in)); }, x);
 }
 
-struct Run {
+struct CapturedRun {
   std::vector<at::Tensor> state;  // losses, then parameters and buffers
   int64_t replays = 0;
 };
 
-Run train_captured_net(const Forward& forward, bool is_captured, double dropout) {
+CapturedRun train_captured_net(const Forward& forward, bool is_captured, double dropout) {
   CapturedNet net(dropout);
   torch::optim::SGD optimizer(net->parameters(), 0.05);
   const auto eager = [&](const at::Tensor& x) {
@@ -62,7 +62,7 @@ Run train_captured_net(const Forward& forward, bool is_captured, double dropout)
   };
   auto captured = capture(eager);
   at::manual_seed(5);
-  Run run;
+  CapturedRun run;
   for (int step = 0; step < 7; ++step) {
     const at::Tensor x = models::values({5, 6}, step);
     run.state.push_back((is_captured ? captured(x) : eager(x)).clone());
@@ -73,7 +73,7 @@ Run train_captured_net(const Forward& forward, bool is_captured, double dropout)
   return run;
 }
 
-void expect_same_runs(const Run& actual, const Run& expected) {
+void expect_same_runs(const CapturedRun& actual, const CapturedRun& expected) {
   ASSERT_EQ(actual.state.size(), expected.state.size());
   for (size_t i = 0; i < expected.state.size(); ++i) {
     expect_equal(actual.state[i], expected.state[i], std::to_string(i));
@@ -82,12 +82,12 @@ void expect_same_runs(const Run& actual, const Run& expected) {
 
 TEST(RecomputeCaptured, StepsWithDropoutAndBatchNormAreThePlainEagerStep) {
   for (const double dropout : {0.0, 0.4}) {
-    const Run plain = train_captured_net(plain_forward, false, dropout);
+    const CapturedRun plain = train_captured_net(plain_forward, false, dropout);
     expect_same_runs(train_captured_net(recomputed_forward, false, dropout), plain);
-    const Run captured = train_captured_net(recomputed_forward, true, dropout);
+    const CapturedRun captured = train_captured_net(recomputed_forward, true, dropout);
     expect_same_runs(captured, plain);
     EXPECT_GE(captured.replays, 3);
-    const Run nested = train_captured_net(nested_forward, true, dropout);
+    const CapturedRun nested = train_captured_net(nested_forward, true, dropout);
     expect_same_runs(nested, plain);
     EXPECT_GE(nested.replays, 3);
   }
@@ -114,7 +114,7 @@ TORCH_MODULE(CutNet);
 
 enum class Way { plain, recomputed, sharded };
 
-Run train_cut_net(const DeviceMesh& mesh, Way way, bool is_captured, double dropout) {
+CapturedRun train_cut_net(const DeviceMesh& mesh, Way way, bool is_captured, double dropout) {
   CutNet net(mesh, dropout);
   torch::optim::SGD optimizer(net->parameters(), 0.05);
   const auto eager = [&](const at::Tensor& x) {
@@ -132,7 +132,7 @@ Run train_cut_net(const DeviceMesh& mesh, Way way, bool is_captured, double drop
   };
   auto captured = capture(eager);
   manual_seed(5, mesh);
-  Run run;
+  CapturedRun run;
   for (int step = 0; step < 7; ++step) {
     const DTensor x = place(models::values({5, 6}, step), mesh, {Replicate()});
     run.state.push_back((is_captured ? captured(x) : eager(x)).clone());
@@ -145,10 +145,10 @@ Run train_cut_net(const DeviceMesh& mesh, Way way, bool is_captured, double drop
 TEST(RecomputeCaptured, StepsOfTensorParallelModelsAreThePlainEagerStep) {
   for (const double dropout : {0.0, 0.4}) {
     on_mesh({2}, [&](const DeviceMesh& mesh) {
-      const Run plain = train_cut_net(mesh, Way::plain, false, dropout);
+      const CapturedRun plain = train_cut_net(mesh, Way::plain, false, dropout);
       for (const Way way : {Way::recomputed, Way::sharded}) {
         expect_same_runs(train_cut_net(mesh, way, false, dropout), plain);
-        const Run captured = train_cut_net(mesh, way, true, dropout);
+        const CapturedRun captured = train_cut_net(mesh, way, true, dropout);
         expect_same_runs(captured, plain);
         EXPECT_GE(captured.replays, 3);
       }
@@ -175,7 +175,7 @@ TEST(RecomputeCaptured, StepsOfDistributedDataParallelAreThePlainEagerStep) {
       return loss.detach();
     };
     auto captured = capture(eager);
-    Run run;
+    CapturedRun run;
     for (int step = 0; step < 7; ++step) {
       const at::Tensor x = models::values({5, 6}, 10 * step + group->getRank());
       run.state.push_back((is_captured ? captured(x) : eager(x)).clone());
@@ -186,9 +186,9 @@ TEST(RecomputeCaptured, StepsOfDistributedDataParallelAreThePlainEagerStep) {
     return run;
   };
   run_ranks(2, [&](const Group& group) {
-    const Run plain = train(group, false, false);
+    const CapturedRun plain = train(group, false, false);
     expect_same_runs(train(group, true, false), plain);
-    const Run captured = train(group, true, true);
+    const CapturedRun captured = train(group, true, true);
     expect_same_runs(captured, plain);
     EXPECT_GE(captured.replays, 3);
   });

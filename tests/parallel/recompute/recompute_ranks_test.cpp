@@ -198,9 +198,9 @@ std::vector<at::Tensor> train_stacked(bool recomputes, DDPOptions options, const
     optimizer.zero_grad();
     if (step % 2 == 1 && !finds) {
       const auto guard = ddp.no_sync();
-      ddp(models::values({3, 6}, 20 + step), uses_all).square().sum().backward();
+      ddp(models::values({3, 6}, 20 + step), uses_all).square().mean().backward();
     }
-    ddp(models::values({3, 6}, 10 * step + group->getRank()), uses_all).square().sum().backward();
+    ddp(models::values({3, 6}, 10 * step + group->getRank()), uses_all).square().mean().backward();
     optimizer.step();
   }
   return net->parameters();
@@ -217,6 +217,35 @@ TEST(RecomputeRanks, DistributedDataParallelTrainsThePlainModelBitForBit) {
       for (size_t i = 0; i < plain.size(); ++i) expect_equal(again[i], plain[i], std::to_string(i));
     });
   }
+}
+
+TEST(RecomputeRanks, DistributedDataParallelInsideOfASegmentIsRefused) {
+  run_ranks(2, [](const Group& group) {
+    DistributedDataParallel ddp(Tall(0.0, at::kFloat), {.process_group = group});
+    const at::Tensor x = models::values({3, 6}, 1);
+    EXPECT_THAT(error_text<c10::ValueError>([&] { recompute([&](const at::Tensor& in) { return ddp(in); }, x); }),
+                HasSubstr("[DistributedDataParallel] forward was called inside of recompute\n"
+                          "  fix: call recompute inside of the module's forward, on its blocks"));
+  });
+}
+
+TEST(RecomputeRanks, LowPrecisionOfDistributedDataParallelHoldsInTheSecondRun) {
+  run_ranks(2, [](const Group& group) {
+    std::vector<std::vector<at::Tensor>> gradients;
+    for (const bool recomputes : {false, true}) {
+      Stacked net(recomputes);
+      DDPOptions options{.process_group = group};
+      options.mixed_precision.param_dtype = at::kBFloat16;
+      DistributedDataParallel ddp(net, options);
+      for (int step = 0; step < 2; ++step) {
+        ddp(models::values({3, 6}, 10 * step + group->getRank()), true).square().mean().backward();
+      }
+      auto& all = gradients.emplace_back();
+      for (const at::Tensor& p : net->parameters()) all.push_back(p.grad().clone());
+    }
+    ASSERT_EQ(gradients[1].size(), 12);
+    for (size_t i = 0; i < 12; ++i) expect_equal(gradients[1][i], gradients[0][i], std::to_string(i));
+  });
 }
 
 }  // namespace
