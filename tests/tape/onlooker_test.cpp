@@ -4,22 +4,18 @@
 
 #include "serried/tape/recorder.h"
 #include "serried/tape/state_update.h"
+#include "tests/support/ignoring_recorder.h"
 
 namespace serried {
 namespace {
 
-struct Counting final : tape::Recorder {
+struct Counting final : testing::IgnoringRecorder {
   explicit Counting(tape::Recorder* behind_ = nullptr, bool replays_ = true) : next(behind_), is_replaying(replays_) {}
   void run(const c10::OperatorHandle& op, torch::jit::Stack& stack) override {
     ++ops;
     const tape::Aside aside(next);
     tape::run(op, stack);
   }
-  void rely_on(tape::Fact) override {}
-  void rely_on_life(const std::string&, std::weak_ptr<const void>) override {}
-  void before_replay(std::function<void()>) override {}
-  void after_replay(std::function<void()>) override {}
-  void meet(c10::TensorImpl*) override {}
   tape::Recorder* behind() const override { return next; }
   bool replays() const override { return next != nullptr ? next->replays() : is_replaying; }
   tape::Recorder* next;
