@@ -10,7 +10,7 @@
 #include "serried/base/error.h"
 #include "serried/mesh/current_mesh.h"
 #include "serried/mesh/mesh_root.h"
-#include "serried/tape/tape.h"
+#include "serried/tape/recorder.h"
 
 namespace serried {
 namespace {
@@ -35,7 +35,7 @@ void check_inside(std::string_view where, const DeviceMesh& mesh) {
 
 // Answers become constants of a recorded function.
 void note_question(const DeviceMesh& mesh, const std::shared_ptr<const detail::MeshState>& state) {
-  if (C10_UNLIKELY(tape::is_recording())) tape::rely_on_life(mesh.to_string(), state);
+  if (C10_UNLIKELY(tape::is_replayed())) tape::rely_on_life(mesh.to_string(), state);
 }
 
 // The one slot that MeshGuard writes.
