@@ -8,8 +8,9 @@
 #include <ATen/ops/empty.h>
 
 #include "serried/base/error.h"
+#include "serried/mesh/current_mesh.h"
 #include "serried/mesh/mesh_root.h"
-#include "serried/tape/tape.h"
+#include "serried/tape/recorder.h"
 
 namespace serried {
 namespace {
@@ -34,7 +35,7 @@ void check_inside(std::string_view where, const DeviceMesh& mesh) {
 
 // Answers become constants of a recorded function.
 void note_question(const DeviceMesh& mesh, const std::shared_ptr<const detail::MeshState>& state) {
-  if (C10_UNLIKELY(tape::is_recording())) tape::rely_on_life(mesh.to_string(), state);
+  if (C10_UNLIKELY(tape::is_replayed())) tape::rely_on_life(mesh.to_string(), state);
 }
 
 // The one slot that MeshGuard writes.
@@ -203,6 +204,10 @@ MeshGuard::~MeshGuard() {
 
 std::optional<DeviceMesh> current_mesh() {
   return current_slot();
+}
+
+std::optional<DeviceMesh> detail::exchange_current_mesh(std::optional<DeviceMesh> mesh) {
+  return std::exchange(current_slot(), std::move(mesh));
 }
 
 }  // namespace serried

@@ -11,6 +11,7 @@
 
 #include "serried/base/error.h"
 #include "serried/comm/collectives/collectives.h"
+#include "serried/tape/state_update.h"
 #include "serried/tape/tape.h"
 
 namespace serried {
@@ -111,6 +112,7 @@ void update_average(const Tensor& running, const Tensor& value, double momentum)
 
 void update_running(const BatchNormArguments& arguments, const Statistics& all) {
   if (!arguments.running_var.defined()) return;
+  const tape::StateUpdate update;
   update_average(arguments.running_mean, all.mean, arguments.momentum);
   const Tensor unbiased = all.count / (all.count - 1);
   update_average(arguments.running_var, all.variance * unbiased, arguments.momentum);

@@ -19,6 +19,10 @@ class Recorder {
   virtual void before_replay(std::function<void()> action) = 0;
   virtual void after_replay(std::function<void()> action) = 0;
   virtual void meet(c10::TensorImpl* dtensor) = 0;
+  /// To whom it hands on all of this, where it only looks on; null for one that records.
+  virtual Recorder* behind() const { return nullptr; }
+  /// Whether what it sees may stand for the code that did it, later.
+  virtual bool replays() const { return true; }
 };
 
 /// This thread is recorded by `recorder` while alive. One at a time.
@@ -33,9 +37,41 @@ class Scope {
   c10::impl::IncludeDispatchKeyGuard include_;  // leads every op to the fallback of the home key, which calls run()
 };
 
-/// Who records this thread; null nearly always.
+/// `onlooker` sees what this thread does while alive, before who did so until now, its `behind()`. Nests.
+class OnlookerScope {
+ public:
+  explicit OnlookerScope(Recorder& onlooker);
+  ~OnlookerScope();
+  OnlookerScope(const OnlookerScope&) = delete;
+  OnlookerScope& operator=(const OnlookerScope&) = delete;
+
+ private:
+  c10::impl::IncludeDispatchKeyGuard include_;
+  Recorder* const before_;
+};
+
+/// While alive an onlooker does something that only those behind it see.
+class Aside {
+ public:
+  explicit Aside(Recorder* behind);
+  ~Aside();
+  Aside(const Aside&) = delete;
+  Aside& operator=(const Aside&) = delete;
+
+ private:
+  Recorder* const onlooker_;
+};
+
+/// The last in the row: who records this thread, or else its first onlooker; null nearly always.
 inline Recorder* current_recorder() {
-  return detail::current;
+  Recorder* last = detail::current;
+  while (last != nullptr && last->behind() != nullptr) last = last->behind();
+  return last;
+}
+
+/// Whether what this thread does is replayed later: not so where nobody but onlookers see it.
+inline bool is_replayed() {
+  return detail::current != nullptr && detail::current->replays();
 }
 
 /// What `run` does where nobody records.

@@ -90,4 +90,17 @@ void at_edges(void (*fn)()) {
   edge_functions().push_back(fn);
 }
 
+OnlookerScope::OnlookerScope(Recorder& onlooker)
+    : include_(kHomeKey), before_(std::exchange(detail::current, &onlooker)) {}
+
+OnlookerScope::~OnlookerScope() {
+  detail::current = before_;
+}
+
+Aside::Aside(Recorder* behind) : onlooker_(std::exchange(detail::current, behind)) {}
+
+Aside::~Aside() {
+  detail::current = onlooker_;
+}
+
 }  // namespace serried::tape

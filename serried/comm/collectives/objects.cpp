@@ -5,7 +5,7 @@
 #include "serried/comm/agree/rank_texts.h"
 #include "serried/comm/collectives/checks.h"
 #include "serried/comm/collectives/watch.h"
-#include "serried/tape/tape.h"
+#include "serried/tape/recorder.h"
 
 #include <ATen/ops/empty.h>
 #include <torch/csrc/jit/serialization/pickle.h>
@@ -15,7 +15,7 @@ namespace {
 
 /// What a rank hears is a value of this moment: a replay could only repeat it.
 void check_not_recorded(const char* where) {
-  if (!tape::is_recording()) return;
+  if (!tape::is_replayed()) return;
   raise<c10::NotImplementedError>({where, "a captured function cannot hold values that ranks send each other",
                                    "call it outside of the captured function, or send a tensor"});
 }

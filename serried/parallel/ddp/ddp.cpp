@@ -17,6 +17,7 @@
 #include "serried/parallel/ddp/parameter_watch.h"
 #include "serried/parallel/ddp/parameters.h"
 #include "serried/parallel/ddp/reducer.h"
+#include "serried/parallel/recompute/frame.h"
 #include "serried/tape/facts.h"
 #include "serried/tape/tape.h"
 
@@ -76,6 +77,13 @@ void broadcast_tensors(const std::vector<at::Tensor>& tensors, const Group& grou
   // A buffer that a pending backward has saved must not look changed: GANs run two forwards before one backward.
   at::AutoDispatchBelowADInplaceOrView no_version_bump;
   c10d::broadcast_coalesced(group, data, kBroadcastBytes, source);
+}
+
+// A second run would announce another forward in the middle of the backward of the first.
+void check_not_recomputed() {
+  if (!detail::is_in_segment()) return;
+  raise<c10::ValueError>({"DistributedDataParallel", "forward was called inside of recompute",
+                          "call recompute inside of the module's forward, on its blocks"});
 }
 
 }  // namespace
@@ -229,6 +237,7 @@ void DataParallelBase::run_buffer_hook(BufferHookLocation location) {
 }
 
 void DataParallelBase::before_forward() {
+  check_not_recomputed();
   print_if_debugging();
   if (low_precision_) low_precision_->restore();
   if (c10::GradMode::is_enabled()) notice_new_memory();

@@ -10,6 +10,7 @@
 #include <ATen/ops/var_mean.h>
 #include <ATen/ops/zeros.h>
 
+#include "serried/tape/state_update.h"
 #include "serried/tensor/dispatch/handlers.h"
 #include "serried/tensor/handlers/batch_layout.h"
 
@@ -124,6 +125,7 @@ bool forward(const c10::OperatorHandle& op, Stack& stack) {
   const std::string& name = op.schema().name();
   if (starts_with(name, "aten::_batch_norm")) results.push_back(layout.wrap_whole(at::empty({0}, at::kByte)));
   if (has_running) {
+    const tape::StateUpdate update;
     const Running next = advanced(arguments, layout, now);
     if (name.find("functional") != std::string::npos) {
       results.insert(results.end(), {next.mean, next.variance});
