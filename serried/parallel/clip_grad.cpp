@@ -10,7 +10,7 @@
 
 #include "serried/base/error.h"
 #include "serried/comm/collectives/collectives.h"
-#include "serried/tape/tape.h"
+#include "serried/tape/recorder.h"
 #include "serried/tensor/meta.h"
 #include "serried/tensor/redistribute/redistribute.h"
 
@@ -148,7 +148,7 @@ void check_numbers(double max_norm, double norm_type) {
 
 // A replay reads nothing on the host, so it would raise nothing.
 void check_not_recorded() {
-  if (!tape::is_recording()) return;
+  if (!tape::is_replayed()) return;
   raise<c10::NotImplementedError>({kClip, "error_if_nonfinite reads the norm on the host, which a replay does not do",
                                    "return norm.tensor() from the captured function and look at it outside"});
 }

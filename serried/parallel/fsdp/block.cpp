@@ -11,7 +11,7 @@
 #include "serried/base/hash.h"
 #include "serried/comm/collectives/ops.h"
 #include "serried/parallel/ddp/bucket.h"
-#include "serried/tape/tape.h"
+#include "serried/tape/recorder.h"
 #include "serried/tensor/dispatch/local_only.h"
 
 namespace serried::detail {
@@ -154,13 +154,13 @@ void Block::check_memory() const {
 bool Block::is_current(const BlockMember& member) const {
   if (!whole_.defined() || member.version != version_of(member)) return false;
   // What was gathered elsewhere is unknown to a recording, and a replay will not gather it.
-  return recording_ == (tape::is_recording() ? tape::num_recordings() : 0);
+  return recording_ == (tape::is_replayed() ? tape::num_recordings() : 0);
 }
 
 at::Tensor Block::whole(size_t index) {
   BlockMember& member = members_[index];
   note_use(index);
-  if (tape::is_recording()) tell_recorder(member);
+  if (tape::is_replayed()) tell_recorder(member);
   if (!is_current(member)) gather();
   if (!member.whole.defined()) {
     const LocalOnly local_only;
@@ -221,7 +221,7 @@ void Block::lower_shard(const at::Tensor& lowered) const {
 
 // Blocks of equal sizes would be taken for each other in silence.
 void Block::check_same_block(const at::Tensor& gathered) const {
-  if (!gathered.device().is_cpu() || tape::is_recording()) return;
+  if (!gathered.device().is_cpu() || tape::is_replayed()) return;
   const int64_t stride = shard_length_ * int64_t(gathered.element_size());
   const char* number = static_cast<const char*>(gathered.const_data_ptr()) + stride - kNumberBytes;
   if (place_.shard_group->getBackendName() == "fake") return;
@@ -257,7 +257,7 @@ void Block::copy_member(const at::Tensor& gathered, const BlockMember& member) c
 }
 
 void Block::fill_whole(const at::Tensor& gathered) {
-  const bool by_hand = gathered.device().is_cpu() && !tape::is_recording();
+  const bool by_hand = gathered.device().is_cpu() && !tape::is_replayed();
   const size_t size = gathered.element_size();
   for (const BlockMember& member : members_) {
     if (!by_hand || member.dim > 0) {
@@ -281,7 +281,7 @@ void Block::gather() {
   const OrdinaryMode ordinary;
   const LocalOnly local_only;
   for (BlockMember& member : members_) member.version = version_of(member);
-  recording_ = tape::is_recording() ? tape::num_recordings() : 0;
+  recording_ = tape::is_replayed() ? tape::num_recordings() : 0;
   ++context_->num_gathers;
   const bool lowers = compute_dtype() != shard_.scalar_type();
   if (world_size() == 1 && !lowers) {

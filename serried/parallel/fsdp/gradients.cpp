@@ -10,7 +10,7 @@
 #include "serried/comm/collectives/ops.h"
 #include "serried/parallel/ddp/backward_end.h"
 #include "serried/parallel/fsdp/block.h"
-#include "serried/tape/tape.h"
+#include "serried/tape/recorder.h"
 #include "serried/tensor/dispatch/handlers.h"
 #include "serried/tensor/dtensor.h"
 
@@ -138,7 +138,7 @@ void Block::on_gradient(size_t index, const at::Tensor& gradient) {
   const at::NoGradGuard no_grad;
   context_->watch_backward();
   BlockMember& member = members_[index];
-  if (tape::is_recording()) check_recordable();
+  if (tape::is_replayed()) check_recordable();
   at::Tensor plain = gradient.defined() ? plain_gradient(member, gradient) : gradient;
   if (!setting_.reduces) {
     if (plain.defined()) keep(member, plain);
@@ -178,7 +178,7 @@ void Block::complete_buffer(Round& round) {
 
 // A graph was recorded with one set of gradients and keeps to it.
 void Block::write_flags(const Round& round) {
-  if (tape::is_recording()) return;
+  if (tape::is_replayed()) return;
   if (!flags_.defined() || flagged_ != round.has_gradient) {
     std::vector<float> flags(round.has_gradient.begin(), round.has_gradient.end());
     flags.push_back(float(number_ + 1));
@@ -189,7 +189,7 @@ void Block::write_flags(const Round& round) {
 }
 
 std::vector<bool> Block::read_flags(const Round& round, const at::Tensor& reduced) const {
-  if (tape::is_recording()) return round.has_gradient;
+  if (tape::is_replayed()) return round.has_gradient;
   const at::Tensor flags = reduced.narrow(0, shard_length_, int64_t(members_.size())).to(at::kCPU, at::kFloat);
   std::vector<bool> has_gradient(members_.size());
   for (size_t i = 0; i < members_.size(); ++i) has_gradient[i] = flags.const_data_ptr<float>()[i] > 0;
@@ -214,7 +214,7 @@ at::Tensor Block::reduced(const at::Tensor& buffer) const {
 // Gradients of blocks of equal sizes would be averaged with each other in silence. Sums in low precision do not tell.
 void Block::check_same_blocks(const at::Tensor& reduced, double factor) const {
   const bool is_exact = reduced.scalar_type() == at::kFloat || reduced.scalar_type() == at::kDouble;
-  if (!is_exact || tape::is_recording() || place_.shard_group->getBackendName() == "fake") return;
+  if (!is_exact || tape::is_replayed() || place_.shard_group->getBackendName() == "fake") return;
   const double number = reduced[shard_length_ + int64_t(members_.size())].item<double>() * factor;
   if (std::abs(number - double(number_ + 1)) < 0.01) return;
   raise<c10::ValueError>(

@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "serried/parallel/ddp/bucket.h"
-#include "serried/tape/tape.h"
+#include "serried/tape/recorder.h"
 
 namespace serried::detail {
 
@@ -29,7 +29,7 @@ at::Tensor BufferPool::find(int64_t num_bytes, const at::TensorOptions& options)
 at::Tensor BufferPool::take(int64_t num_elements, const at::TensorOptions& options) {
   const OrdinaryMode ordinary;
   // A graph keeps what it was recorded with, and plans its memory itself.
-  if (tape::is_recording()) return at::empty({num_elements}, options);
+  if (tape::is_replayed()) return at::empty({num_elements}, options);
   const int64_t num_bytes = num_elements * int64_t(options.dtype().itemsize());
   taken_ += num_bytes;
   peak_ = std::max(peak_, taken_);
