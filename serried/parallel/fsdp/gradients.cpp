@@ -12,6 +12,7 @@
 #include "serried/parallel/fsdp/block.h"
 #include "serried/tape/recorder.h"
 #include "serried/tensor/dispatch/handlers.h"
+#include "serried/tensor/dispatch/local_only.h"
 #include "serried/tensor/dtensor.h"
 
 namespace serried::detail {
@@ -25,6 +26,11 @@ bool any_of(const std::vector<bool>& flags) {
   raise<c10::NotImplementedError>(
       {"backward", c10::str("with create_graph, and the average of the gradient of ", name, " has no gradient"),
        "compute second derivatives by autograd::grad, which gives this rank's own gradients"});
+}
+
+double number_at(const at::Tensor& flat, int64_t index) {
+  const bool is_near = flat.device().is_cpu() && flat.scalar_type() == at::kFloat;
+  return is_near ? double(flat.const_data_ptr<float>()[index]) : flat[index].item<double>();
 }
 
 // Sums of half-precision numbers overflow soon: one half of the division comes first. A power of two, which is exact.
@@ -98,6 +104,7 @@ void Block::keep(BlockMember& member, const at::Tensor& gradient) {
 }
 
 void Block::put(Round& round, size_t index, const at::Tensor& gradient) {
+  const LocalOnly local_only;
   const BlockMember& member = members_[index];
   const int64_t world = world_size(), length = gradient_length();
   if (member.dim < 0) {
@@ -112,8 +119,10 @@ void Block::put(Round& round, size_t index, const at::Tensor& gradient) {
     sizes.append(member.sizes.begin() + 1, member.sizes.end());
     const c10::DimVector inner = serried::contiguous_strides(c10::IntArrayRef(sizes).slice(1));
     strides.append(inner.begin(), inner.end());
+    const at::Tensor full =
+        num_full == world && size == world * rows ? gradient : gradient.narrow(0, 0, num_full * rows);
     at::as_strided(round.buffer, sizes, strides, round.buffer.storage_offset() + member.offset)
-        .copy_(gradient.narrow(0, 0, num_full * rows).unflatten(0, {num_full, rows}));
+        .copy_(full.unflatten(0, {num_full, rows}));
   }
   for (int64_t r = num_full; r < world; ++r) {
     const Span span = serried::chunk(size, world, r);
@@ -163,6 +172,7 @@ void Block::on_gradient(size_t index, const at::Tensor& gradient) {
 
 // What this backward did not bring: earlier ones may have kept it, else it is zero.
 void Block::complete_buffer(Round& round) {
+  const LocalOnly local_only;
   for (size_t i = 0; i < members_.size(); ++i) {
     BlockMember& member = members_[i];
     if (round.has_gradient[i]) continue;
@@ -179,6 +189,7 @@ void Block::complete_buffer(Round& round) {
 // A graph was recorded with one set of gradients and keeps to it.
 void Block::write_flags(const Round& round) {
   if (tape::is_replayed()) return;
+  const LocalOnly local_only;
   if (!flags_.defined() || flagged_ != round.has_gradient) {
     std::vector<float> flags(round.has_gradient.begin(), round.has_gradient.end());
     flags.push_back(float(number_ + 1));
@@ -190,13 +201,13 @@ void Block::write_flags(const Round& round) {
 
 std::vector<bool> Block::read_flags(const Round& round, const at::Tensor& reduced) const {
   if (tape::is_replayed()) return round.has_gradient;
-  const at::Tensor flags = reduced.narrow(0, shard_length_, int64_t(members_.size())).to(at::kCPU, at::kFloat);
   std::vector<bool> has_gradient(members_.size());
-  for (size_t i = 0; i < members_.size(); ++i) has_gradient[i] = flags.const_data_ptr<float>()[i] > 0;
+  for (size_t i = 0; i < members_.size(); ++i) has_gradient[i] = number_at(reduced, shard_length_ + int64_t(i)) > 0;
   return has_gradient;
 }
 
 at::Tensor Block::reduced(const at::Tensor& buffer) const {
+  const LocalOnly local_only;
   const int64_t num_ranks = world_size() * (place_.replica_group ? place_.replica_group->getSize() : 1);
   const bool is_half = buffer.scalar_type() == at::kHalf;
   const bool by_hand = is_half || setting_.divide_factor.has_value();
@@ -215,7 +226,7 @@ at::Tensor Block::reduced(const at::Tensor& buffer) const {
 void Block::check_same_blocks(const at::Tensor& reduced, double factor) const {
   const bool is_exact = reduced.scalar_type() == at::kFloat || reduced.scalar_type() == at::kDouble;
   if (!is_exact || tape::is_replayed() || place_.shard_group->getBackendName() == "fake") return;
-  const double number = reduced[shard_length_ + int64_t(members_.size())].item<double>() * factor;
+  const double number = number_at(reduced, shard_length_ + int64_t(members_.size())) * factor;
   if (std::abs(number - double(number_ + 1)) < 0.01) return;
   raise<c10::ValueError>(
       {"backward",

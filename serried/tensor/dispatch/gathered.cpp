@@ -233,7 +233,8 @@ void run_view(const c10::OperatorHandle& op, OpInfo& info, Stack& stack) {
   }
   const ViewSource source{given, lazy != nullptr ? lazy->base : shared_meta(given),
                           lazy != nullptr ? lazy->step : nullptr};
-  const Stack arguments(stack.begin() + int64_t(base), stack.end());
+  const bool by_rules = source.base->spec->mesh.ndim() > 1;
+  const Stack arguments = by_rules ? Stack(stack.begin() + int64_t(base), stack.end()) : Stack();
   {
     const tape::Pause no_part_of_the_function;
     const LocalOnly local_only;
@@ -241,7 +242,6 @@ void run_view(const c10::OperatorHandle& op, OpInfo& info, Stack& stack) {
     stack[base] = lazy != nullptr ? strided_like(whole, given, lazy->offset) : whole;
     op.callBoxed(stack);
   }
-  const bool by_rules = source.base->spec->mesh.ndim() > 1;
   const auto lift = [&](const at::Tensor& ghost, size_t index) {
     auto step =
         by_rules ? std::make_shared<const LazyViewStep>(LazyViewStep{source.step, op, arguments, index}) : nullptr;

@@ -223,7 +223,7 @@ TEST(FullyShardErrors, SecondDerivativesComeFromGradOnly) {
     const at::Tensor x = torch::ones({1, 3}, at::requires_grad());
     EXPECT_EQ(refusal<c10::NotImplementedError>(
                   [&] { layer(x).square().sum().backward({}, /*retain_graph=*/true, /*create_graph=*/true); }),
-              "[backward] with create_graph, and the average of the gradient of weight has no gradient\n"
+              "[backward] with create_graph, and the average of the gradient of bias has no gradient\n"
               "  fix: compute second derivatives by autograd::grad, which gives this rank's own gradients");
     const auto first = torch::autograd::grad({layer(x).square().sum()}, {x}, {}, true, true);
     first[0].square().sum().backward();
