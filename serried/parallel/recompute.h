@@ -86,8 +86,8 @@ bool saves_activations();
 /// were, running statistics and other state that `fn` changes is changed once. Scopes (autocast, ImplicitReplication,
 /// ExplicitRedistribution, LossParallel, MeshGuard, ProcessGroupGuard) hold again as at the call. Nests.
 ///
-/// `fn` and what is no tensor among `arguments` are copied; what `fn` refers to must live until backward. It may read
-/// tensors that it was not given, and parameters of course. ValueError where it changes an argument in place, or reads
+/// `fn` and what is no tensor among `arguments` are copied; what `fn` refers to must live until backward, numbers
+/// unchanged. It may read tensors that it was not given, and parameters of course. ValueError where it changes an argument in place, or reads
 /// a tensor and changes it afterwards; RuntimeError in backward where what it read has changed since, or where the
 /// second run saves something else than the first.
 ///     at::Tensor y = recompute(block, x);

@@ -116,6 +116,54 @@ TEST(RecomputeRanks, PlainDrawsOfRankThreadsAreRefused) {
   });
 }
 
+// Attention whose heads are cut over the ranks.
+struct CutAttentionImpl : torch::nn::Module {
+  explicit CutAttentionImpl(const DeviceMesh& mesh) {
+    for (const auto& [name, linear] : {std::pair("q", q), {"k", k}, {"v", v}, {"out", out}}) {
+      register_module(name, linear);
+    }
+    register_module("norm", norm);
+    models::fill_parameters(*this);
+    to(at::kDouble);
+    for (const torch::nn::Linear& linear : {q, k, v}) {
+      distribute_parameter(linear->weight, mesh, {Shard(0)});
+      distribute_parameter(linear->bias, mesh, {Shard(0)});
+    }
+    distribute_parameter(out->weight, mesh, {Shard(1)});
+    distribute_module(*this, mesh);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor y = norm(x);
+    const auto heads = [](const at::Tensor& t) { return t.view({t.size(0), t.size(1), 4, 2}).transpose(1, 2); };
+    const at::Tensor mixed = at::scaled_dot_product_attention(heads(q(y)), heads(k(y)), heads(v(y)), {}, 0.0, true);
+    return x + out(mixed.transpose(1, 2).contiguous().view(x.sizes()));
+  }
+  torch::nn::Linear q{8, 8}, k{8, 8}, v{8, 8}, out{8, 8};
+  torch::nn::LayerNorm norm{torch::nn::LayerNormOptions({8})};
+};
+TORCH_MODULE(CutAttention);
+
+TEST(RecomputeRanks, AttentionWithCutHeadsIsThePlainRunBitForBit) {
+  for (const int64_t ranks : {1, 2, 4}) {
+    on_mesh({ranks}, [&](const DeviceMesh& mesh) {
+      CutAttention net(mesh);
+      const at::Tensor x =
+          at::Tensor(place(models::values({2, 3, 8}, 1).to(at::kDouble), mesh, {Replicate()})).requires_grad_();
+      std::vector<std::vector<at::Tensor>> runs;
+      for (const bool recomputes : {false, true}) {
+        net->zero_grad();
+        x.mutable_grad().reset();
+        const at::Tensor y = recomputes ? recompute(net, recompute(net, x)) : net(net(x));
+        y.square().sum().backward();
+        auto& all = runs.emplace_back(std::vector<at::Tensor>{full(y.detach()), full(x.grad())});
+        for (const at::Tensor& p : net->parameters()) all.push_back(full(p.grad()));
+      }
+      ASSERT_EQ(runs[1].size(), 12);
+      for (size_t i = 0; i < 12; ++i) expect_equal(runs[1][i], runs[0][i], std::to_string(i));
+    });
+  }
+}
+
 struct NormedImpl : torch::nn::Module {
   NormedImpl() {
     register_module("linear", linear);
