@@ -9,6 +9,7 @@
 #include "serried/tensor/above_key.h"
 #include "serried/tensor/dtensor.h"
 #include "serried/tensor/enter.h"
+#include "serried/tensor/gather_on_use.h"
 #include "serried/tensor/meta.h"
 
 namespace serried {
@@ -22,8 +23,8 @@ using detail::UseLayouts;
 constexpr DispatchKeySet kBelow(DispatchKeySet::FULL_AFTER, kAboveKey);
 
 const UseLayouts* layouts_of(const at::Tensor& t) {
-  const DTensorMeta* meta = dtensor_meta(t);
-  return meta != nullptr && meta->use != nullptr ? meta->use->layouts.get() : nullptr;
+  const ParameterUse* use = detail::use_of(t);
+  return use != nullptr ? use->layouts.get() : nullptr;
 }
 
 // One call of an op that has a marked parameter. A consumer that is made of ops hides the mark from them: what came in
@@ -73,7 +74,7 @@ const at::Tensor& tensor_or_undefined(const std::optional<at::Tensor>& t) {
 
 void hand_on(const at::Tensor& base, const at::Tensor& transpose) {
   const UseLayouts* layouts = layouts_of(base);
-  if (layouts == nullptr || layouts->transposed == nullptr || dtensor_meta(transpose) == nullptr) return;
+  if (layouts == nullptr || layouts->transposed == nullptr) return;
   set_use(transpose, layouts->transposed);
 }
 

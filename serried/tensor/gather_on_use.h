@@ -51,13 +51,23 @@ const UsePtr& use_like_parameters();
 struct LazyViewStep;
 
 struct LazyViewMeta final : DistMeta {
-  LazyViewMeta(c10::intrusive_ptr<DTensorMeta> base_, int64_t offset_, std::shared_ptr<const LazyViewStep> step_)
-      : DistMeta(kLazyView), base(std::move(base_)), offset(offset_), step(std::move(step_)) {}
+  LazyViewMeta(c10::intrusive_ptr<DTensorMeta> base_, int64_t offset_, std::shared_ptr<const LazyViewStep> step_,
+               UsePtr use_ = nullptr)
+      : DistMeta(kLazyView), base(std::move(base_)), offset(offset_), step(std::move(step_)), use(std::move(use_)) {}
 
   const c10::intrusive_ptr<DTensorMeta> base;      // of the parameter
   const int64_t offset;                            // in elements
   const std::shared_ptr<const LazyViewStep> step;  // how it was made; null where sizes, strides and offset tell all
+  const UsePtr use;                                // of the transpose of a marked matrix, else null
 };
+
+/// How a parameter, or a lazy view of one, is used; null for all other tensors.
+inline const ParameterUse* use_of(const at::Tensor& t) {
+  const DistMeta* meta = t.defined() ? dist_meta(t.unsafeGetTensorImpl()) : nullptr;
+  if (meta == nullptr) return nullptr;
+  if (meta->kind == &kDTensor) return static_cast<const DTensorMeta*>(meta)->use.get();
+  return meta->kind == &kLazyView ? static_cast<const LazyViewMeta*>(meta)->use.get() : nullptr;
+}
 
 }  // namespace detail
 }  // namespace serried

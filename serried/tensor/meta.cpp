@@ -7,6 +7,7 @@
 #include <deque>
 
 #include "serried/tensor/above_key.h"
+#include "serried/tensor/gather_on_use.h"
 
 namespace serried {
 namespace {
@@ -71,7 +72,7 @@ at::Tensor make_tensor(c10::intrusive_ptr<DistMeta> meta, const TensorLooks& loo
   c10::Storage storage(no_memory(*meta->kind));
   auto impl = view_of == nullptr ? c10::make_intrusive<c10::TensorImpl>(std::move(storage), kKeys, dtype)
                                  : c10::make_intrusive<c10::TensorImpl>(c10::TensorImpl::VIEW, std::move(storage),
-                                                                        view_of->key_set(), dtype);
+                                                                        view_of->key_set().remove(kAboveKey), dtype);
   set_content(*impl, std::move(meta), looks);
   return at::Tensor(std::move(impl));
 }
@@ -103,12 +104,16 @@ void set_meta(const at::Tensor& t, at::Tensor local, SpecPtr spec) {
 }
 
 void set_use(const at::Tensor& parameter, UsePtr use) {
-  const DTensorMeta& old = *dtensor_meta(parameter);
   c10::TensorImpl& impl = *parameter.unsafeGetTensorImpl();
   const bool asks_layouts = use != nullptr && use->layouts != nullptr;
   c10::DispatchKeySet& keys = OpenTensorImpl::key_set(impl);
   keys = asks_layouts ? keys.add(kAboveKey) : keys.remove(kAboveKey);
-  impl.set_backend_meta(c10::make_intrusive<DTensorMeta>(old.local, old.spec, old.copied_from, std::move(use)));
+  if (const DTensorMeta* old = dtensor_meta(parameter)) {
+    impl.set_backend_meta(c10::make_intrusive<DTensorMeta>(old->local, old->spec, old->copied_from, std::move(use)));
+    return;
+  }
+  const auto& old = static_cast<const detail::LazyViewMeta&>(*dist_meta(&impl));
+  impl.set_backend_meta(c10::make_intrusive<detail::LazyViewMeta>(old.base, old.offset, old.step, std::move(use)));
 }
 
 void convert_in_place(const at::Tensor& plain, at::Tensor local, SpecPtr spec) {
