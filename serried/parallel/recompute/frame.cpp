@@ -6,6 +6,7 @@
 
 #include "serried/base/error.h"
 #include "serried/parallel/ddp/backward_end.h"
+#include "serried/tensor/meta.h"
 
 namespace serried::detail {
 namespace {
@@ -30,6 +31,12 @@ bool is_parameter(const at::Tensor& t) {
 // Without its history, which would hold the node that saves it.
 at::Tensor without_history(const at::Tensor& t) {
   return is_parameter(t) ? t : t.tensor_data();
+}
+
+const c10::StorageImpl* memory_of(const at::Tensor& t) {
+  const DTensorMeta* meta = dtensor_meta(t);
+  const at::Tensor& part = meta != nullptr ? meta->local : t;
+  return part.has_storage() ? part.storage().unsafeGetStorageImpl() : nullptr;
 }
 
 NotedTensor noted(const at::Tensor& t) {
@@ -89,6 +96,8 @@ class Collector final : public TensorKeeper {
   void check_complete() const;
 
  private:
+  void stop() const;
+
   Frame& frame_;
   size_t next_ = 0;
   size_t end_ = 0;  // behind the last that is wanted
@@ -119,7 +128,7 @@ SavedHooks Collector::make_hooks() {
 
 void Collector::take(const at::Tensor& t) {
   const size_t number = next_++;
-  if (number >= end_) throw AllCollected();
+  if (number >= end_) return stop();
   const Frame::Slot& slot = frame_.slots_[number];
   if (t.sizes() != slot.noted.sizes || t.scalar_type() != slot.noted.dtype) {
     raise<c10::Error>({"recompute",
@@ -129,7 +138,11 @@ void Collector::take(const at::Tensor& t) {
                        "backward, no counters, no random numbers but torch's"});
   }
   if (slot.is_wanted) frame_.collected_[number] = t;
-  if (number + 1 == end_) throw AllCollected();
+  if (number + 1 == end_) stop();
+}
+
+void Collector::stop() const {
+  if (!frame_.notes_.writes_saved) throw AllCollected();
 }
 
 void Collector::check_complete() const {
@@ -197,6 +210,7 @@ void Frame::check_repeatable() const {
 size_t Frame::add(const at::Tensor& t, bool is_leaf) {
   const std::lock_guard lock(mutex_);
   slots_.push_back({noted(t), !is_leaf});
+  if (!is_leaf) notes_.saved.insert(memory_of(t));
   return slots_.size() - 1;
 }
 
@@ -293,6 +307,7 @@ FirstRun::FirstRun(std::shared_ptr<Segment> segment, std::vector<at::Tensor> ten
 FirstRun::~FirstRun() = default;
 
 void FirstRun::end() {
+  impl_->frame->notes().saved.clear();
   impl_->frame->check_repeatable();
 }
 

@@ -179,6 +179,7 @@ void RunWatch::note_operands(const OpTraits& traits, at::ArrayRef<IValue> argume
     const bool is_written = traits.writes(i, arguments);
     for_each_tensor_in(arguments[i], [&](const at::Tensor& t) {
       const c10::StorageImpl* storage = storage_of(t);
+      if (is_written && notes_.saved.contains(storage)) notes_.writes_saved = true;
       if (storage == nullptr || born_.contains(storage)) return;
       if (is_written) {
         notes_.written.try_emplace(storage, t.storage().getWeakStorageImpl());
@@ -207,6 +208,7 @@ void RunWatch::note_results(const c10::OperatorHandle& op, const Stack& stack,
       const c10::StorageImpl* storage = storage_of(t);
       if (storage != nullptr && std::find(operands.begin(), operands.end(), storage) == operands.end()) {
         born_.insert(storage);
+        notes_.saved.erase(storage);  // another one at the address of one that is gone
       }
     });
   }

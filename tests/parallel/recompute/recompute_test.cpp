@@ -103,6 +103,16 @@ TEST(Recompute, ConvolutionsAndRecurrentNetsAreThePlainRunBitForBit) {
                          [&](const at::Tensor& x) { return recurrent.forward(x); });
 }
 
+// Autograd saves rrelu's noise before the op draws it.
+TEST(Recompute, WhatIsWrittenAfterItWasSavedIsThereInTheSecondRun) {
+  for (const bool goes_on : {false, true}) {
+    expect_same_recomputed(input({4, 5}), {}, [&](const at::Tensor& x) {
+      const at::Tensor y = at::rrelu(x - 0.2, 0.1, 0.5, /*training=*/true);
+      return goes_on ? y.sin() : y;
+    });
+  }
+}
+
 TEST(Recompute, BatchNormMovesItsRunningStatisticsOnce) {
   const auto make = [] {
     torch::nn::Sequential net(torch::nn::Linear(5, 4), torch::nn::BatchNorm1d(4), torch::nn::ReLU(),
