@@ -8,7 +8,7 @@
 #include <unordered_set>
 
 #include "serried/base/error.h"
-#include "serried/parallel/ddp/backward_end.h"
+#include "serried/tensor/making/backward_end.h"
 #include "serried/parallel/ddp/ddp.h"
 
 namespace serried::detail {

@@ -5,7 +5,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "serried/base/log.h"
-#include "serried/parallel/ddp/backward_end.h"
+#include "serried/tensor/making/backward_end.h"
 #include "serried/tape/library_hook.h"
 
 namespace serried::detail {

@@ -20,7 +20,7 @@
 #include "serried/comm/collectives/ops.h"
 #include "serried/comm/collectives/own_backend.h"
 #include "serried/comm/collectives/watch.h"
-#include "serried/parallel/ddp/backward_end.h"
+#include "serried/tensor/making/backward_end.h"
 #include "serried/parallel/ddp/parameters.h"
 #include "serried/tape/library_hook.h"
 #include "serried/tape/tape.h"

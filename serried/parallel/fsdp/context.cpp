@@ -5,7 +5,7 @@
 #include <mutex>
 #include <unordered_map>
 
-#include "serried/parallel/ddp/backward_end.h"
+#include "serried/tensor/making/backward_end.h"
 #include "serried/parallel/fsdp/block.h"
 
 namespace serried::detail {

@@ -8,7 +8,7 @@
 
 #include "serried/base/error.h"
 #include "serried/comm/collectives/ops.h"
-#include "serried/parallel/ddp/backward_end.h"
+#include "serried/tensor/making/backward_end.h"
 #include "serried/parallel/fsdp/block.h"
 #include "serried/tape/recorder.h"
 #include "serried/tensor/dispatch/handlers.h"

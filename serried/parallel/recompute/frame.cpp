@@ -5,7 +5,7 @@
 #include <torch/csrc/autograd/functions/basic_ops.h>
 
 #include "serried/base/error.h"
-#include "serried/parallel/ddp/backward_end.h"
+#include "serried/tensor/making/backward_end.h"
 #include "serried/tensor/meta.h"
 
 namespace serried::detail {

@@ -6,7 +6,7 @@
 #include "serried/parallel/clip_grad.h"
 #include "serried/parallel/recompute.h"
 #include "serried/parallel/tensor_parallel/parallelize.h"
-#include "serried/tensor/debug/comm_debug.h"
+#include "serried/tensor/guards.h"
 #include "tests/parallel/fsdp/sharded_models.h"
 #include "tests/parallel/tensor_parallel/gpt.h"
 
