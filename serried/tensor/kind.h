@@ -56,8 +56,8 @@ struct TensorLooks {
   c10::ScalarType dtype;
 };
 
-/// A new tensor of the kind of `meta`: it has these sizes and no memory. No gradient. `view_of`, one of ours: what it is
-/// a view of. Under InferenceMode a view is an inference tensor only where its base is.
+/// A new tensor of the kind of `meta`: it has these sizes and no memory. No gradient. `view_of`, one of ours: what it
+/// is a view of. Under InferenceMode a view is an inference tensor only where its base is.
 at::Tensor make_tensor(c10::intrusive_ptr<DistMeta> meta, const TensorLooks& looks,
                        const c10::TensorImpl* view_of = nullptr);
 
