@@ -245,7 +245,7 @@ TEST_P(RootedErrors, ARankThatDoesNotComeIsNamed) {
       return;
     }
     const std::string text = error_text<c10::DistBackendError>([&] { gather(at::ones({2}), g, {.timeout = 3s}); });
-    EXPECT_THAT(text, HasSubstr("in #1 all_gather i64[20]: rank 1 has not made any call"));
+    EXPECT_THAT(text, HasSubstr("in gather: #1 all_gather i64[20]: rank 1 has not made any call"));
     ++num_done;
     num_done.notify_all();
   });
