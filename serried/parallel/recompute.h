@@ -87,9 +87,9 @@ bool saves_activations();
 /// ExplicitRedistribution, LossParallel, MeshGuard, ProcessGroupGuard) hold again as at the call. Nests.
 ///
 /// `fn` and what is no tensor among `arguments` are copied; what `fn` refers to must live until backward, numbers
-/// unchanged. It may read tensors that it was not given, and parameters of course. ValueError where it changes an argument in place, or reads
-/// a tensor and changes it afterwards; RuntimeError in backward where what it read has changed since, or where the
-/// second run saves something else than the first.
+/// unchanged. It may read tensors that it was not given, and parameters of course. ValueError where it changes an
+/// argument in place, or reads a tensor and changes it afterwards; RuntimeError in backward where what it read has
+/// changed since, or where the second run saves something else than the first.
 ///     at::Tensor y = recompute(block, x);
 ///     at::Tensor z = recompute([&](const at::Tensor& x, double p) { return torch::dropout(net(x), p, true); }, x,
 ///     0.1);
