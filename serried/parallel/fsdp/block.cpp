@@ -278,6 +278,8 @@ void Block::gather() {
   check_memory();
   drop_whole();
   context_->make_room(*this);
+  // Who looks on to run a function again would take the memory that blocks share for state, which changes once.
+  const tape::Aside unseen_by_onlookers(tape::is_replayed() ? tape::current_recorder() : nullptr);
   const OrdinaryMode ordinary;
   const LocalOnly local_only;
   for (BlockMember& member : members_) member.version = version_of(member);
