@@ -17,7 +17,7 @@ inline constexpr const char* kMeetingPrefix = "serried-in-";  // held during the
 /// Where the file begins. All but the name and `failed` is written before anybody else sees the file.
 struct Header {
   static constexpr uint64_t kMagic = 0x3148435441575253;  // "SRWATCH1"
-  static constexpr uint32_t kVersion = 1;                 // counts changes of anything in this file
+  static constexpr uint32_t kVersion = 2;                 // counts changes of anything in this file
 
   uint64_t magic;
   uint32_t version;
@@ -72,6 +72,10 @@ struct Call {
   int64_t num_elements = 0;
   int64_t sizes[kMaxDims] = {};
   char part_of[24] = {};
+  uint32_t sizes_of_all = 0;
+  uint8_t captured = 0;
+  uint8_t same_size = 0;
+  uint16_t unused = 0;
 };
 
 }  // namespace serried::watch_page

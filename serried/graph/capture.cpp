@@ -15,6 +15,7 @@
 #include "serried/base/log.h"
 #include "serried/base/text.h"
 #include "serried/base/trace.h"
+#include "serried/comm/collectives/watch.h"
 #include "serried/graph/capture_states.h"
 #include "serried/graph/record/agree.h"
 #include "serried/graph/record/argument_watch.h"
@@ -250,6 +251,7 @@ void CaptureState::Impl::note_reason(const CallArguments& arguments) {
 CaptureState::Outcome CaptureState::Impl::replay(Ready& ready, const CallArguments& arguments) {
   if (recordings_in_a_row > 0) log_call("replays its graph of ", ready.graph.nodes().size(), " ops, as later ones do");
   const trace::Span span("replay", "replay");
+  const watch::Replaying replaying;
   Outcome outcome{.is_replay = true, .outputs = ready.replay(arguments), .form = ready.form};
   ++replays;
   recordings_in_a_row = 0;

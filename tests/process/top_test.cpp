@@ -307,7 +307,7 @@ TEST(TopPages, TextsOfOthersAreMadePrintable) {
 TEST(TopPages, OtherVersionsAreNamed) {
   FakePage fake;
   fake.memory().header.version = 7;
-  EXPECT_EQ(fake.read().problem, "its layout has version 7, and this serried reads version 1");
+  EXPECT_EQ(fake.read().problem, "its layout has version 7, and this serried reads version 2");
   fake.memory().header.magic = 0;
   EXPECT_EQ(fake.read().problem, "another version of serried made it, or it is not yet made");
 }

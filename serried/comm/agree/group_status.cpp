@@ -184,6 +184,7 @@ bool GroupStatus::agrees(const Record& record, uint64_t print, int other) {
   Record theirs;
   uint64_t their_print = 0;
   if (!read_slot(other, record.sequence, theirs, their_print) || their_print == print) return true;
+  if (watch::differ_in_knowledge(record, theirs)) return true;
   Record before;
   uint64_t print_before = 0;
   if (!read_slot(rank_, record.sequence - 1, before, print_before)) before = {};
@@ -303,7 +304,9 @@ std::string GroupStatus::reported_text(const Record& waiting, int64_t waited_ms)
   }
   for (int r = 0; r < world_size_; ++r) {
     const bool same_call = reports[r].sequence == waiting.sequence && waiting.sequence != 0;
-    if (same_call && watch::fingerprint(reports[r]) != watch::fingerprint(waiting)) {
+    const bool agrees = watch::fingerprint(reports[r]) == watch::fingerprint(waiting) ||
+                        watch::differ_in_knowledge(reports[r], waiting);
+    if (same_call && !agrees) {
       return watch::mismatch_text(rank_, waiting, r, reports[r]);
     }
   }

@@ -27,7 +27,8 @@ struct AllGather {
                             .where = kName,
                             .inputs = input,
                             .outputs = pieces.outputs(),
-                            .timeout = in_milliseconds(timeout)};
+                            .timeout = in_milliseconds(timeout),
+                            .sizes_of_all = watch::hash_sizes({dim, sizes, with_size(x.sizes(), dim, 0)})};
     carry_out(group, gather, started, pieces.what_is_left());
     return result;
   }

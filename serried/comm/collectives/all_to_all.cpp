@@ -16,39 +16,43 @@ namespace {
 
 struct AllToAll {
   static constexpr const char* kName = "all_to_all";
-  static constexpr const char* kArguments = "int split_dim, int concat_dim, int[] split_sizes, int[] concat_sizes";
+  static constexpr const char* kArguments =
+      "int split_dim, int concat_dim, int[] split_sizes, int[] concat_sizes, int sizes_of_all=0";
 
   static at::Tensor kernel(const at::Tensor& x, const Group& group, int64_t split_dim, int64_t concat_dim,
-                           at::IntArrayRef split_sizes, at::IntArrayRef concat_sizes, TimeoutMs timeout,
-                           WorkPtr* started) {
-    const at::Tensor result = meta(x, group, split_dim, concat_dim, split_sizes, concat_sizes);
+                           at::IntArrayRef split_sizes, at::IntArrayRef concat_sizes, int64_t sizes_of_all,
+                           TimeoutMs timeout, WorkPtr* started) {
+    const at::Tensor result = meta(x, group, split_dim, concat_dim, split_sizes, concat_sizes, sizes_of_all);
     const std::vector<at::Tensor> sent = cut_pieces(x, split_dim, split_sizes);
     const ArrivingPieces pieces(result, concat_dim, concat_sizes, /*one_each=*/true);
     const Collective exchange{.kind = watch::Kind::all_to_all,
                               .where = kName,
                               .inputs = sent,
                               .outputs = pieces.outputs(),
-                              .timeout = in_milliseconds(timeout)};
+                              .timeout = in_milliseconds(timeout),
+                              .sizes_of_all = uint32_t(sizes_of_all)};
     carry_out(group, exchange, started, pieces.what_is_left());
     return result;
   }
   // Where both dims are one, what comes replaces what went.
   static at::Tensor meta(const at::Tensor& x, const Group& group, int64_t split_dim, int64_t concat_dim,
-                         at::IntArrayRef split_sizes, at::IntArrayRef concat_sizes) {
+                         at::IntArrayRef split_sizes, at::IntArrayRef concat_sizes, int64_t) {
     const std::vector<int64_t> piece = with_size(x.sizes(), split_dim, split_sizes[group->getRank()]);
     return at::empty(with_size(piece, concat_dim, sum_of(concat_sizes)), x.options());
   }
   static void save(AutogradContext* ctx, int64_t split_dim, int64_t concat_dim, at::IntArrayRef split_sizes,
-                   at::IntArrayRef concat_sizes) {
+                   at::IntArrayRef concat_sizes, int64_t sizes_of_all) {
     ctx->saved_data["split_dim"] = split_dim;
     ctx->saved_data["concat_dim"] = concat_dim;
     ctx->saved_data["split_sizes"] = split_sizes.vec();
     ctx->saved_data["concat_sizes"] = concat_sizes.vec();
+    ctx->saved_data["sizes_of_all"] = sizes_of_all;
   }
   static at::Tensor backward(AutogradContext* ctx, const Group& group, const at::Tensor& grad) {
     auto& saved = ctx->saved_data;
     return ops::all_to_all(grad, group, saved["concat_dim"].toInt(), saved["split_dim"].toInt(),
-                           saved["concat_sizes"].toIntVector(), saved["split_sizes"].toIntVector());
+                           saved["concat_sizes"].toIntVector(), saved["split_sizes"].toIntVector(),
+                           uint32_t(saved["sizes_of_all"].toInt()));
   }
 };
 
@@ -61,7 +65,7 @@ struct AllToAllInto : MovingInto {
   }
 };
 
-using AllToAllOp = FunctionalOp<AllToAll, int64_t, int64_t, at::IntArrayRef, at::IntArrayRef>;
+using AllToAllOp = FunctionalOp<AllToAll, int64_t, int64_t, at::IntArrayRef, at::IntArrayRef, int64_t>;
 using AllToAllIntoOp = PlainOp<AllToAllInto, const at::Tensor&, const Group&>;
 
 TORCH_LIBRARY_FRAGMENT(serried, m) {
@@ -117,8 +121,10 @@ void check_into(const at::Tensor& output, const at::Tensor& x, const Group& grou
 }  // namespace
 
 at::Tensor ops::all_to_all(const at::Tensor& x, const Group& group, int64_t split_dim, int64_t concat_dim,
-                           at::IntArrayRef split_sizes, at::IntArrayRef concat_sizes, WorkPtr* started) {
-  return AllToAllOp::call_or_start(x, group, split_dim, concat_dim, split_sizes, concat_sizes, {}, started);
+                           at::IntArrayRef split_sizes, at::IntArrayRef concat_sizes, uint32_t sizes_of_all,
+                           WorkPtr* started) {
+  return AllToAllOp::call_or_start(x, group, split_dim, concat_dim, split_sizes, concat_sizes, int64_t(sizes_of_all),
+                                   {}, started);
 }
 
 void ops::all_to_all_into(const at::Tensor& output, const at::Tensor& x, const Group& group, WorkPtr* started) {
@@ -129,9 +135,10 @@ void ops::all_to_all_into(const at::Tensor& output, const at::Tensor& x, const G
 
 at::Tensor all_to_all(const at::Tensor& x, const Group& group, AllToAllOptions options) {
   const auto [split_dim, concat_dim, split_sizes, timeout] = detail::checked(x, group, std::move(options));
-  const std::vector<int64_t> concat_sizes =
+  const detail::ArrivingSizes arriving =
       detail::ExchangeSizes(x, group, split_dim, concat_dim, split_sizes, timeout, /*now=*/true).get();
-  return detail::AllToAllOp::call(x, group, split_dim, concat_dim, split_sizes, concat_sizes, timeout);
+  return detail::AllToAllOp::call(x, group, split_dim, concat_dim, split_sizes, arriving.sizes, arriving.sizes_of_all,
+                                  timeout);
 }
 
 void all_to_all_into(const at::Tensor& output, const at::Tensor& x, const Group& group) {
@@ -146,8 +153,9 @@ Pending async::all_to_all(const at::Tensor& x, const Group& group, AllToAllOptio
   return detail::pending_after(
       "all_to_all", x, group, [sizes] { return sizes->are_known(); },
       [sizes, x, group, call] {
-        return detail::AllToAllOp::start(x, group, call.split_dim, call.concat_dim, call.split_sizes, sizes->get(),
-                                         call.timeout);
+        const detail::ArrivingSizes arriving = sizes->get();
+        return detail::AllToAllOp::start(x, group, call.split_dim, call.concat_dim, call.split_sizes, arriving.sizes,
+                                         arriving.sizes_of_all, call.timeout);
       });
 }
 

@@ -23,6 +23,7 @@ struct Collective {
   int root = -1;  // or the peer of send and recv
   int tag = 0;
   std::chrono::milliseconds timeout = c10d::kUnsetTimeout;  // unset: the group's
+  uint32_t sizes_of_all = 0;                                // watch::hash_sizes; 0: not known, or all ranks' are alike
 
   bool is_point_to_point() const { return kind == watch::Kind::send || kind == watch::Kind::recv; }
 };

@@ -121,6 +121,7 @@ bool tells_of_itself(c10d::Backend& backend) {
 }
 
 void run_on(c10d::Backend& backend, const Collective& c) {
+  const watch::SizesOfAll scope(c.sizes_of_all);
   if (OwnBackend* own = taker_of(backend, c)) return own->run(c);
   std::optional<ForeignCall> call;
   if (!tells_of_itself(backend)) call.emplace(backend, c, trace::kWait);
@@ -128,6 +129,7 @@ void run_on(c10d::Backend& backend, const Collective& c) {
 }
 
 WorkPtr start_on(c10d::Backend& backend, const Collective& c) {
+  const watch::SizesOfAll scope(c.sizes_of_all);
   if (OwnBackend* own = taker_of(backend, c)) return own->start(c);
   std::optional<ForeignCall> call;
   if (!tells_of_itself(backend)) call.emplace(backend, c, trace::kCommunication);

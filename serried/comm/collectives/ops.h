@@ -25,17 +25,20 @@ at::Tensor reduce_scatter(const at::Tensor& x, const Group& group, int64_t dim, 
                           const ReduceOpPtr& op, WorkPtr* started = nullptr);
 void reduce_scatter_into(const at::Tensor& output, const at::Tensor& x, const Group& group, const ReduceOpPtr& op,
                          WorkPtr* started = nullptr);
-/// Piece p has split_sizes[p] along split_dim; from rank p come concat_sizes[p] along concat_dim.
+/// Piece p has split_sizes[p] along split_dim; from rank p come concat_sizes[p] along concat_dim. `sizes_of_all` is a
+/// watch::hash_sizes of what tells every rank its sizes; 0 where nothing does.
 at::Tensor all_to_all(const at::Tensor& x, const Group& group, int64_t split_dim, int64_t concat_dim,
-                      at::IntArrayRef split_sizes, at::IntArrayRef concat_sizes, WorkPtr* started = nullptr);
+                      at::IntArrayRef split_sizes, at::IntArrayRef concat_sizes, uint32_t sizes_of_all,
+                      WorkPtr* started = nullptr);
 void all_to_all_into(const at::Tensor& output, const at::Tensor& x, const Group& group, WorkPtr* started = nullptr);
 at::Tensor broadcast(const at::Tensor& x, const Group& group, int64_t src);
 /// The reduction at rank dst, zeros elsewhere; the sum is the gradient of broadcast.
 at::Tensor reduce(const at::Tensor& x, const Group& group, int64_t dst, const ReduceOpPtr& op);
-/// Tensors of one dim; sizes[p] elements are rank p's. Rank dst gets all of them in a row, the others as many zeros.
-at::Tensor gather(const at::Tensor& x, const Group& group, int64_t dst, at::IntArrayRef sizes);
+/// Tensors of one dim; sizes[p] elements are rank p's, and `sizes_of_all` as above. Rank dst gets all of them in a row,
+/// the others as many zeros.
+at::Tensor gather(const at::Tensor& x, const Group& group, int64_t dst, at::IntArrayRef sizes, uint32_t sizes_of_all);
 /// The way back: `x` has all elements, and is read at rank src only.
-at::Tensor scatter(const at::Tensor& x, const Group& group, int64_t src, at::IntArrayRef sizes);
+at::Tensor scatter(const at::Tensor& x, const Group& group, int64_t src, at::IntArrayRef sizes, uint32_t sizes_of_all);
 
 /// Started only, below autograd: there is neither a gradient nor a count of the write. Sparse tensors are added up by
 /// c10d's call.

@@ -7,6 +7,7 @@
 
 #include "serried/base/error.h"
 #include "serried/comm/collectives/watch.h"
+#include "serried/tape/tape.h"
 
 namespace serried::detail {
 namespace {
@@ -105,10 +106,25 @@ void check_pieces(const Table& table) {
   }
 }
 
+bool are_equal(const std::vector<int64_t>& sizes) {
+  return std::all_of(sizes.begin(), sizes.end(), [&](int64_t size) { return size == sizes[0]; });
+}
+
+// Whether all ranks send and get pieces of one size.
+bool are_even(const Table& table) {
+  std::vector<int64_t> sent;
+  for (const auto& record : table) sent.insert(sent.end(), record.begin() + Column::extra, record.end());
+  return are_equal(sent) && are_equal(column(table, Column::concat_size));
+}
+
+// Of a call that asks: none that knows all sizes may take itself for it.
+constexpr uint32_t kAsksForSizes = 1;
+
 }  // namespace
 
 SizeExchange::SizeExchange(const char* where, at::Device device, const Group& group, const Record& mine,
-                           TimeoutMs timeout, bool now) {
+                           TimeoutMs timeout, bool now)
+    : where_(where), group_(group) {
   at::AutoDispatchBelowADInplaceOrView below;
   const int64_t length = int64_t(mine.size());
   mine_ = at::empty({length}, at::kLong);
@@ -118,18 +134,19 @@ SizeExchange::SizeExchange(const char* where, at::Device device, const Group& gr
   int64_t* next = all_.mutable_data_ptr<int64_t>();
   for (int rank = 0; rank < group->getSize(); ++rank) next = std::copy(mine.begin(), mine.end(), next);
   move_to(device);
-  exchange(watch::Kind::all_gather, where, group, timeout, now);
+  exchange(watch::Kind::all_gather, timeout, now);
 }
 
 SizeExchange::SizeExchange(const char* where, at::Device device, const Group& group, const Table& to_each,
-                           TimeoutMs timeout, bool now) {
+                           TimeoutMs timeout, bool now)
+    : where_(where), group_(group) {
   at::AutoDispatchBelowADInplaceOrView below;
   mine_ = at::empty({group->getSize(), int64_t(to_each[0].size())}, at::kLong);
   int64_t* next = mine_.mutable_data_ptr<int64_t>();
   for (const Record& record : to_each) next = std::copy(record.begin(), record.end(), next);
   all_ = at::empty_like(mine_);
   move_to(device);
-  exchange(watch::Kind::all_to_all, where, group, timeout, now);
+  exchange(watch::Kind::all_to_all, timeout, now);
 }
 
 void SizeExchange::move_to(at::Device device) {
@@ -138,14 +155,34 @@ void SizeExchange::move_to(at::Device device) {
   all_ = all_.to(device);
 }
 
-void SizeExchange::exchange(watch::Kind kind, const char* where, const Group& group, TimeoutMs timeout, bool now) {
-  const Collective records{
-      .kind = kind, .where = where, .inputs = mine_, .outputs = all_, .timeout = in_milliseconds(timeout)};
+void SizeExchange::exchange(watch::Kind kind, TimeoutMs timeout, bool now) {
+  const Collective records{.kind = kind,
+                           .where = where_,
+                           .inputs = mine_,
+                           .outputs = all_,
+                           .timeout = in_milliseconds(timeout),
+                           .sizes_of_all = kAsksForSizes};
   if (now) {
-    run_quietly(group, records);
+    run_quietly(group_, records);
   } else {
-    work_ = start_quietly(group, records);
+    work_ = start_quietly(group_, records);
   }
+}
+
+uint32_t hash_of(const Table& table) {
+  std::vector<int64_t> all;
+  for (const auto& record : table) all.insert(all.end(), record.begin(), record.end());
+  return watch::hash_sizes({all});
+}
+
+void SizeExchange::check_recordable() const {
+  if (!tape::is_recording() || group_->getBackendName() == "fake") return;  // which moves nothing
+  if (capabilities_of(*group_->getBackend(mine_.device().type())).compares_calls) return;
+  raise<c10::NotImplementedError>(
+      {where_,
+       c10::str("the graph of a captured function would count on what other ranks hold, and ranks of group \"",
+                group_->getGroupName(), "\", which share no memory, cannot compare that before they send"),
+       "call it outside of the captured function, or with all_gather_into, all_to_all_into or tensors of one size"});
 }
 
 Table SizeExchange::get() const {
@@ -172,7 +209,9 @@ std::vector<int64_t> GatherSizes::get() const {
   if (!exchange_) return alone_;
   const Table table = exchange_->get();
   check_agreement("all_gather", table);
-  return column(table, Column::split_size);
+  std::vector<int64_t> sizes = column(table, Column::split_size);
+  if (!are_equal(sizes)) exchange_->check_recordable();
+  return sizes;
 }
 
 ExchangeSizes::ExchangeSizes(const at::Tensor& x, const Group& group, int64_t split_dim, int64_t concat_dim,
@@ -186,13 +225,14 @@ ExchangeSizes::ExchangeSizes(const at::Tensor& x, const Group& group, int64_t sp
   }
 }
 
-std::vector<int64_t> ExchangeSizes::get() const {
-  if (!exchange_) return alone_;
+ArrivingSizes ExchangeSizes::get() const {
+  if (!exchange_) return {alone_, 0};
   const Table table = exchange_->get();
   check_agreement("all_to_all", table);
-  if (one_dim_) return column(table, Column::extra + rank_);
-  check_pieces(table);
-  return column(table, Column::concat_size);
+  if (!one_dim_) check_pieces(table);
+  if (!are_even(table)) exchange_->check_recordable();
+  const int64_t arriving = one_dim_ ? Column::extra + rank_ : Column::concat_size;
+  return {column(table, arriving), hash_of(table)};
 }
 
 }  // namespace serried::detail

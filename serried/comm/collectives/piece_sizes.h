@@ -23,15 +23,23 @@ class SizeExchange {
   bool is_complete() const { return !work_ || work_->isCompleted(); }
   /// The records of all ranks, in order.
   Table get() const;
+  /// Where a captured function is recorded: NotImplementedError if the ranks of the group cannot compare their calls
+  /// before anything is sent. Those that replay graphs of different sizes would not find out.
+  void check_recordable() const;
 
  private:
   void move_to(at::Device device);
-  void exchange(watch::Kind kind, const char* where, const Group& group, TimeoutMs timeout, bool now);
+  void exchange(watch::Kind kind, TimeoutMs timeout, bool now);
 
+  const char* where_;
+  Group group_;
   at::Tensor mine_;
   at::Tensor all_;
   WorkPtr work_;  // null: it is complete
 };
+
+/// watch::hash_sizes of all that ranks have said.
+uint32_t hash_of(const SizeExchange::Table& table);
 
 /// What every rank holds along `dim`. A meta tensor communicates nothing: every rank is taken to hold as much.
 class GatherSizes {
@@ -47,6 +55,11 @@ class GatherSizes {
   std::optional<SizeExchange> exchange_;
 };
 
+struct ArrivingSizes {
+  std::vector<int64_t> sizes;  // by rank
+  uint32_t sizes_of_all = 0;   // watch::hash_sizes of what every rank has said
+};
+
 /// What comes from each rank along `concat_dim` when rank p sends split_sizes[q] along `split_dim` to rank q.
 class ExchangeSizes {
  public:
@@ -54,7 +67,7 @@ class ExchangeSizes {
                 at::IntArrayRef split_sizes, TimeoutMs timeout, bool now);
 
   bool are_known() const { return !exchange_ || exchange_->is_complete(); }
-  std::vector<int64_t> get() const;
+  ArrivingSizes get() const;
 
  private:
   bool one_dim_;

@@ -31,7 +31,9 @@ struct ReduceScatter {
                            const ReduceOpPtr& op, TimeoutMs timeout, WorkPtr* started) {
     const at::Tensor result = meta(x, group, dim, sizes, op);
     const std::vector<at::Tensor> pieces = cut_pieces(x, dim, sizes);
-    carry_out(group, reduction(kName, pieces, result, op, timeout), started);
+    Collective reducing = reduction(kName, pieces, result, op, timeout);
+    reducing.sizes_of_all = watch::hash_sizes({dim, sizes});
+    carry_out(group, reducing, started);
     return result;
   }
   static at::Tensor meta(const at::Tensor& x, const Group& group, int64_t dim, at::IntArrayRef sizes,

@@ -69,7 +69,7 @@ void check_gather(const SizeExchange::Table& table) {
 
 struct ScatterColumn {
   static constexpr size_t rank = 0, src = 1, count = 2, odd_place = 3, odd_kind = 4, odd_dtype = 5;
-  static constexpr size_t dtype = 6, is_meta = 7, needs_grad = 8, sizes = 9;
+  static constexpr size_t dtype = 6, is_meta = 7, needs_grad = 8, shapes = 9, sizes = 10;
 };
 
 // Why a list cannot be sent.
@@ -82,7 +82,7 @@ struct OddTensor {
 
 Oddity oddity_of(const at::Tensor& x, const at::Tensor& first) {
   if (!x.defined()) return Oddity::undefined;
-  if (x.layout() != at::kStrided || is_dist_tensor(x)) return Oddity::not_plain;
+  if (x.layout() != at::kStrided || x.is_quantized() || is_dist_tensor(x)) return Oddity::not_plain;
   if (x.scalar_type() != first.scalar_type()) return Oddity::dtype;
   if (x.device() != first.device()) return Oddity::device;
   return x.dim() > kMostDims ? Oddity::dims : Oddity::none;
@@ -100,7 +100,7 @@ std::string describe_odd(const SizeExchange::Record& list) {
   const auto dtype = [&](size_t column) { return watch::dtype_name(at::ScalarType(list[column])); };
   switch (Oddity(list[ScatterColumn::odd_kind])) {
     case Oddity::undefined: return "is undefined";
-    case Oddity::not_plain: return "is sparse or distributed";
+    case Oddity::not_plain: return "is sparse, quantized or distributed";
     case Oddity::dtype:
       return "is " + dtype(ScatterColumn::odd_dtype) + " and the first " + dtype(ScatterColumn::dtype);
     case Oddity::device: return "is on another device than the first";
@@ -120,6 +120,13 @@ bool any_needs_grad(at::TensorList tensors) {
   return std::any_of(tensors.begin(), tensors.end(), [](const at::Tensor& x) { return x.defined() && needs_grad(x); });
 }
 
+// Each rank hears the shape of its own tensor only.
+int64_t hash_of_shapes(at::TensorList tensors) {
+  int64_t hash = 0;
+  for (const at::Tensor& x : tensors) hash = watch::hash_sizes({hash, x.sizes()});
+  return hash;
+}
+
 // What each rank hears of this rank's list; a list that cannot be sent has no sizes.
 SizeExchange::Table scatter_records(at::TensorList tensors, const Group& group, int src) {
   const OddTensor odd = find_odd(tensors);
@@ -135,6 +142,7 @@ SizeExchange::Table scatter_records(at::TensorList tensors, const Group& group, 
   common[ScatterColumn::dtype] = dtype_in_record(first);
   common[ScatterColumn::is_meta] = first.defined() && first.is_meta();
   common[ScatterColumn::needs_grad] = any_needs_grad(tensors);
+  if (fits) common[ScatterColumn::shapes] = hash_of_shapes(tensors);
   const size_t num_ranks = size_t(group->getSize());
   for (size_t rank = 0; rank < num_ranks; ++rank) common.push_back(fits ? tensors[rank].numel() : 0);
   SizeExchange::Table to_each(num_ranks, common);
@@ -223,12 +231,14 @@ GatherShapes::GatherShapes(const at::Tensor& x, const Group& group, int dst, Tim
 GatheredParts GatherShapes::get() const {
   const SizeExchange::Table table = exchange_ ? exchange_->get() : alone_;
   check_gather(table);
+  if (exchange_) exchange_->check_recordable();
   GatheredParts parts;
   for (const SizeExchange::Record& record : table) {
     parts.shapes.push_back(shape_of(record));
     parts.sizes.push_back(c10::multiply_integers(parts.shapes.back()));
     parts.need_grad |= record[GatherColumn::needs_grad] != 0;
   }
+  parts.sizes_of_all = hash_of(table);
   return parts;
 }
 
@@ -251,12 +261,14 @@ ScatteredParts ScatterShapes::get() const {
   check_scatter(table);
   const SizeExchange::Record& list = list_of_source(table);
   check_list(list, num_ranks);
+  if (exchange_) exchange_->check_recordable();
   const auto sizes = list.begin() + ScatterColumn::sizes;
   const at::Device device = list[ScatterColumn::is_meta] != 0 ? at::Device(at::kMeta) : device_;
   return {shape_of(list),
           {sizes, sizes + num_ranks},
           at::device(device).dtype(at::ScalarType(list[ScatterColumn::dtype])),
-          list[ScatterColumn::needs_grad] != 0};
+          list[ScatterColumn::needs_grad] != 0,
+          watch::hash_sizes({at::IntArrayRef(list.data(), ScatterColumn::sizes + size_t(num_ranks))})};
 }
 
 at::Tensor ScatterShapes::input(const ScatteredParts& parts) const {

@@ -16,6 +16,7 @@ struct GatheredParts {
   std::vector<std::vector<int64_t>> shapes;
   std::vector<int64_t> sizes;  // in elements
   bool need_grad = false;      // on any rank
+  uint32_t sizes_of_all = 0;   // watch::hash_sizes of what every rank has said
 };
 
 /// What every rank passes to a gather. A meta tensor communicates nothing: every rank is taken to pass the same.
@@ -37,6 +38,7 @@ struct ScatteredParts {
   std::vector<int64_t> sizes;  // of all, in elements
   at::TensorOptions options;
   bool need_grad = false;
+  uint32_t sizes_of_all = 0;  // watch::hash_sizes of what the source has said to all
 };
 
 /// What the source of a scatter sends to whom. Communicates for meta tensors too: the others know nothing of them.

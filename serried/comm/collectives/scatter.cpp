@@ -24,11 +24,11 @@ void refuse_second_gradient(const Group& group) {
 
 struct Scatter {
   static constexpr const char* kName = "scatter";
-  static constexpr const char* kArguments = "int src, int[] sizes";
+  static constexpr const char* kArguments = "int src, int[] sizes, int sizes_of_all=0";
 
   static at::Tensor kernel(const at::Tensor& x, const Group& group, int64_t src, at::IntArrayRef sizes,
-                           TimeoutMs timeout, WorkPtr* started) {
-    const at::Tensor result = meta(x, group, src, sizes);
+                           int64_t sizes_of_all, TimeoutMs timeout, WorkPtr* started) {
+    const at::Tensor result = meta(x, group, src, sizes, sizes_of_all);
     const std::vector<at::Tensor> pieces =
         group->getRank() == src ? cut_pieces(x, 0, sizes) : std::vector<at::Tensor>();
     const Collective scattering{.kind = watch::Kind::scatter,
@@ -36,24 +36,27 @@ struct Scatter {
                                 .inputs = pieces,
                                 .outputs = result,
                                 .root = int(src),
-                                .timeout = in_milliseconds(timeout)};
+                                .timeout = in_milliseconds(timeout),
+                                .sizes_of_all = watch::hash_sizes({int64_t(watch::Kind::scatter), sizes_of_all})};
     carry_out(group, scattering, started);
     return result;
   }
-  static at::Tensor meta(const at::Tensor& x, const Group& group, int64_t, at::IntArrayRef sizes) {
+  static at::Tensor meta(const at::Tensor& x, const Group& group, int64_t, at::IntArrayRef sizes, int64_t) {
     return at::empty({sizes[size_t(group->getRank())]}, x.options());
   }
-  static void save(AutogradContext* ctx, int64_t src, at::IntArrayRef sizes) {
+  static void save(AutogradContext* ctx, int64_t src, at::IntArrayRef sizes, int64_t sizes_of_all) {
     ctx->saved_data["src"] = src;
     ctx->saved_data["sizes"] = sizes.vec();
+    ctx->saved_data["sizes_of_all"] = sizes_of_all;
   }
   static at::Tensor backward(AutogradContext* ctx, const Group& group, const at::Tensor& grad) {
     refuse_second_gradient(group);
-    return ops::gather(grad, group, ctx->saved_data["src"].toInt(), ctx->saved_data["sizes"].toIntVector());
+    return ops::gather(grad, group, ctx->saved_data["src"].toInt(), ctx->saved_data["sizes"].toIntVector(),
+                       uint32_t(ctx->saved_data["sizes_of_all"].toInt()));
   }
 };
 
-using ScatterOp = FunctionalOp<Scatter, int64_t, at::IntArrayRef>;
+using ScatterOp = FunctionalOp<Scatter, int64_t, at::IntArrayRef, int64_t>;
 
 TORCH_LIBRARY_FRAGMENT(serried, m) {
   ScatterOp::define(m);
@@ -84,8 +87,9 @@ at::Tensor shaped(const at::Tensor& part, at::IntArrayRef shape) {
 
 }  // namespace
 
-at::Tensor ops::scatter(const at::Tensor& x, const Group& group, int64_t src, at::IntArrayRef sizes) {
-  return ScatterOp::call(x, group, src, sizes, {});
+at::Tensor ops::scatter(const at::Tensor& x, const Group& group, int64_t src, at::IntArrayRef sizes,
+                        uint32_t sizes_of_all) {
+  return ScatterOp::call(x, group, src, sizes, int64_t(sizes_of_all), {});
 }
 
 }  // namespace detail
@@ -94,8 +98,9 @@ at::Tensor scatter(at::TensorList tensors, const Group& group, ScatterOptions op
   const auto timeout = detail::checked(group, options);
   const detail::ScatterShapes shapes(tensors, group, options.src, timeout, /*now=*/true);
   const detail::ScatteredParts parts = shapes.get();
-  return detail::shaped(detail::ScatterOp::call(shapes.input(parts), group, options.src, parts.sizes, timeout),
-                        parts.shape);
+  return detail::shaped(
+      detail::ScatterOp::call(shapes.input(parts), group, options.src, parts.sizes, parts.sizes_of_all, timeout),
+      parts.shape);
 }
 
 Pending async::scatter(at::TensorList tensors, const Group& group, ScatterOptions options) {
@@ -106,7 +111,7 @@ Pending async::scatter(at::TensorList tensors, const Group& group, ScatterOption
       "scatter", at::Tensor(), group, [shapes] { return shapes->are_known(); },
       [shapes, group, src = options.src, timeout] {
         const detail::ScatteredParts parts = shapes->get();
-        return detail::ScatterOp::start(shapes->input(parts), group, src, parts.sizes, timeout);
+        return detail::ScatterOp::start(shapes->input(parts), group, src, parts.sizes, parts.sizes_of_all, timeout);
       });
   return part.then([shapes](const at::Tensor& whole) { return detail::shaped(whole, shapes->get().shape); });
 }

@@ -9,6 +9,7 @@
 
 #include "serried/base/hash.h"
 #include "serried/comm/agree/rank_texts.h"
+#include "serried/tape/tape.h"
 
 namespace serried::watch {
 
@@ -83,6 +84,41 @@ std::string waiting_head(const Record& waiting, int64_t waited_ms) {
 }
 
 thread_local decltype(Record::part_of) part_of_now{};
+constinit thread_local bool is_replaying = false;
+constinit thread_local uint32_t sizes_of_all_now = 0;
+
+Captured captured_now() {
+  if (is_replaying) return Captured::replays;
+  return tape::is_recording() ? Captured::records : Captured::no;
+}
+
+const char* doing_text(Captured captured) {
+  switch (captured) {
+    case Captured::records: return "records a captured function";
+    case Captured::replays: return "replays a captured function";
+    default: return "is in no captured function";
+  }
+}
+
+// "; rank 0 records a captured function, rank 1 replays a captured function"
+std::string captured_text(int rank, const Record& record, int other, const Record& other_record) {
+  if (record.captured == Captured::no && other_record.captured == Captured::no) return "";
+  return c10::str("; rank ", rank, " ", doing_text(record.captured), ", rank ", other, " ",
+                  doing_text(other_record.captured));
+}
+
+// Both may read the same: what differs is what they know of the others.
+std::string sizes_text(const Record& record, const Record& other_record) {
+  const bool both_know = record.sizes_of_all != 0 && other_record.sizes_of_all != 0;
+  const bool alike = record.kind == other_record.kind && record.dtype == other_record.dtype;
+  if (!both_know || !alike || record.sizes_of_all == other_record.sizes_of_all) return "";
+  return "; they count on different sizes of all ranks";
+}
+
+uint64_t fingerprint_without_sizes(Record record) {
+  record.sizes_of_all = 0;
+  return fingerprint(record);
+}
 
 // A record may have come through a store: only what can be printed is.
 std::string whole_call(const Record& record) {
@@ -121,12 +157,36 @@ PartOf::~PartOf() {
   if (is_outermost_) part_of_now = {};
 }
 
+Replaying::Replaying() : was_(std::exchange(is_replaying, true)) {}
+
+Replaying::~Replaying() {
+  is_replaying = was_;
+}
+
+SizesOfAll::SizesOfAll(uint32_t sizes_of_all) : before_(std::exchange(sizes_of_all_now, sizes_of_all)) {}
+
+SizesOfAll::~SizesOfAll() {
+  sizes_of_all_now = before_;
+}
+
+uint32_t hash_sizes(std::initializer_list<c10::IntArrayRef> lists) {
+  uint64_t hash = 0x452821e638d01377ull;
+  for (const c10::IntArrayRef list : lists) {
+    hash = mix_hash(hash, list.size());
+    for (const int64_t size : list) hash = mix_hash(hash, uint64_t(size));
+  }
+  const auto folded = uint32_t(hash ^ (hash >> 32));
+  return folded == 0 ? 1 : folded;
+}
+
 Record make_record(Kind kind, const at::Tensor& tensor, int root, c10d::ReduceOp::RedOpType op) {
   Record record;
   record.kind = kind;
   record.root = root;
   record.reduce_op = uint8_t(op);
   record.part_of = part_of_now;
+  record.captured = captured_now();
+  record.sizes_of_all = sizes_of_all_now;
   if (!tensor.defined()) return record;
   const at::IntArrayRef sizes = tensor.sizes();
   record.dtype = int8_t(tensor.scalar_type());
@@ -142,6 +202,8 @@ uint64_t fingerprint(const Record& record) {
                         (uint64_t(record.reduce_op) << 16) | (uint64_t(shapeless ? 0 : record.num_dims) << 24) |
                         (uint64_t(uint32_t(record.root)) << 32);
   uint64_t hash = mix_hash(0x243f6a8885a308d3ull, head);
+  if (record.sizes_of_all != 0) hash = mix_hash(hash, record.sizes_of_all);
+  if (shapeless && record.same_size != 0) hash = mix_hash(hash, uint64_t(record.num_elements));
   if (!shapeless) {
     hash = mix_hash(hash, uint64_t(record.num_elements));
     for (int i = 0; i < std::min<int>(record.num_dims, Record::kMaxDims); ++i) {
@@ -149,6 +211,11 @@ uint64_t fingerprint(const Record& record) {
     }
   }
   return hash == 0 ? 1 : hash;
+}
+
+bool differ_in_knowledge(const Record& record, const Record& other_record) {
+  if ((record.sizes_of_all == 0) == (other_record.sizes_of_all == 0)) return false;
+  return fingerprint_without_sizes(record) == fingerprint_without_sizes(other_record);
 }
 
 std::string describe(const Record& record) {
@@ -203,11 +270,18 @@ std::string mismatch_text(int rank, const Record& record, int other, const Recor
   // The lower rank comes first, so that every rank raises the same text.
   if (other < rank) return mismatch_text(other, other_record, rank, record, before);
   return c10::str("ranks called different collectives: rank ", rank, " ", whole_call(record), ", rank ", other, " ",
-                  whole_call(other_record), behind_text(rank, record, before),
+                  whole_call(other_record), sizes_text(record, other_record),
+                  captured_text(rank, record, other, other_record), behind_text(rank, record, before),
                   behind_text(other, other_record, before));
 }
 
 std::string mismatch_fix(const Record& record, const Record& other_record) {
+  const bool is_captured = record.captured != Captured::no || other_record.captured != Captured::no;
+  if (is_captured && record.sizes_of_all != other_record.sizes_of_all) {
+    return "change the shapes that a captured function is called with on all ranks at once: its graph counts on what "
+           "the other ranks hold, and a rank sees only its own; or leave such calls (gather, scatter, all_gather, "
+           "all_to_all) outside of it";
+  }
   if (record.kind != other_record.kind) return "make every rank call the same collectives in the same order";
   if (record.root != other_record.root) return "pass the same root on every rank";
   if (record.dtype != other_record.dtype) return "pass tensors of the same dtype on every rank";

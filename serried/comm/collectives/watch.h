@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -32,6 +33,13 @@ enum class Kind : uint8_t {
   recv,
 };
 
+/// Whose call it is, as far as captured functions matter.
+enum class Captured : uint8_t {
+  no,
+  records,  // of a captured function that is recorded
+  replays,  // of the graph of one
+};
+
 /// One collective as one rank called it. Plain bytes: it lives in memory that ranks share.
 struct Record {
   static constexpr int kMaxDims = 5;
@@ -45,6 +53,10 @@ struct Record {
   int64_t num_elements = 0;
   std::array<int64_t, kMaxDims> sizes{};
   std::array<char, 24> part_of{};  // what the user called, cut to fit: "item()"; empty: this call
+  uint32_t sizes_of_all = 0;       // hash_sizes of what all ranks hold, as this one knows it; 0: it knows nothing of it
+  Captured captured = Captured::no;
+  uint8_t same_size = 0;  // the number of elements must agree, though the kind lets sizes differ
+  uint16_t unused = 0;    // so that all bytes mean something
 };
 
 /// While it lives, the collectives that this thread calls are parts of `name`, and messages say so. The outermost
@@ -61,6 +73,34 @@ class PartOf {
   bool is_outermost_;
 };
 
+/// While it lives, this thread replays the graph of a captured function, and messages say so.
+class Replaying {
+ public:
+  Replaying();
+  ~Replaying();
+  Replaying(const Replaying&) = delete;
+  Replaying& operator=(const Replaying&) = delete;
+
+ private:
+  bool was_;
+};
+
+/// While it lives, records that this thread makes have these `sizes_of_all`.
+class SizesOfAll {
+ public:
+  explicit SizesOfAll(uint32_t sizes_of_all);
+  ~SizesOfAll();
+  SizesOfAll(const SizesOfAll&) = delete;
+  SizesOfAll& operator=(const SizesOfAll&) = delete;
+
+ private:
+  uint32_t before_;
+};
+
+/// A hash of sizes on which all ranks of a call count, never 0. Where ranks count on different ones, as graphs of
+/// captured functions may, they find out before anything is sent.
+uint32_t hash_sizes(std::initializer_list<c10::IntArrayRef> lists);
+
 /// The record of `kind` on `tensor`; an undefined tensor gives one without dtype and shape.
 Record make_record(Kind kind, const at::Tensor& tensor, int root = -1,
                    c10d::ReduceOp::RedOpType op = c10d::ReduceOp::UNUSED);
@@ -68,6 +108,10 @@ Record make_record(Kind kind, const at::Tensor& tensor, int root = -1,
 /// A hash of all that must agree across ranks, never 0. Kinds whose sizes may differ (all_gather of pieces,
 /// all_to_all, gather, scatter) leave the shape out.
 uint64_t fingerprint(const Record& record);
+
+/// Whether records with different fingerprints are of one call all the same: a rank that made it by c10d knows nothing
+/// of the sizes of all.
+bool differ_in_knowledge(const Record& record, const Record& other_record);
 
 /// "#183 all_reduce f32[512,4] sum", "#7 broadcast i64[3] from rank 0", "#9 barrier"; "nothing yet" for Kind::none.
 std::string describe(const Record& record);
@@ -92,7 +136,7 @@ std::string describe_tensor(const at::Tensor& tensor);
 std::string mismatch_text(int rank, const Record& record, int other, const Record& other_record,
                           const Record& before = {});
 
-/// What to do about it, by what differs: the kind, the root, the dtype, the op or the shape.
+/// What to do about it, by what differs: what graphs count on, the kind, the root, the dtype, the op or the shape.
 std::string mismatch_fix(const Record& record, const Record& other_record);
 
 /// Who is missing: `last` holds each rank's newest record.

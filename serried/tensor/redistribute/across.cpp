@@ -121,6 +121,7 @@ detail::Exchange exchange_between(const Side& source, const Side& target, const 
   const std::optional<int64_t> source_place = source.place(self);
   const std::optional<int64_t> target_place = target.place(self);
   detail::Exchange exchange;
+  exchange.sizes.assign(source.sizes.begin(), source.sizes.end());
   std::optional<PartBoxes>& mine = exchange.source;
   std::optional<PartBoxes>& wanted = exchange.target;
   if (source_place) mine = source.part(*source_place);

@@ -102,7 +102,8 @@ at::Tensor exchange_boxes(const at::Tensor& local, const Group& group, Exchange 
   at::Tensor packed = at::empty({total(sent)}, options);
   for_each_piece(packed, exchange.sends,
                  [&](const Box& box, const at::Tensor& piece) { piece.copy_(exchange.source->view(local, box)); });
-  const at::Tensor arrived = ops::all_to_all(packed, group, 0, 0, sent, received, work_of(started));
+  const at::Tensor arrived =
+      ops::all_to_all(packed, group, 0, 0, sent, received, watch::hash_sizes({exchange.sizes}), work_of(started));
   packed.reset();
   if (!exchange.target) return {};
   at::Tensor result = at::empty(exchange.target->local_sizes(), options);

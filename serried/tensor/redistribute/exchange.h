@@ -34,6 +34,7 @@ struct Exchange {
   std::optional<PartBoxes> target;
   std::vector<std::vector<spmd::Box>> sends;
   std::vector<std::vector<spmd::Box>> receives;
+  c10::DimVector sizes = {};  // of the whole tensor, the same on every rank
 };
 
 /// The target's local tensor; undefined where there is none. `local` is undefined where there is no source.

@@ -138,7 +138,7 @@ at::Tensor all_to_all(const at::Tensor& local, const Scene& scene) {
   const int64_t size = scene.size_after(concat);
   if (scene.by_pieces(size) || scene.by_pieces(local.size(split))) {
     return ops::all_to_all(local, scene.group(), split, concat, scene.cut(local.size(split)), scene.cut(size),
-                           scene.work());
+                           watch::hash_sizes({split, concat, local.size(split), size}), scene.work());
   }
   const at::Tensor x = local.contiguous();
   const bool in_row = leads(x.sizes(), split);
@@ -235,7 +235,7 @@ at::Tensor exchange(const at::Tensor& local, const Scene& scene) {
   const PartBoxes& mine = sources[scene.rank];
   const PartBoxes& wanted = targets[scene.rank];
   if (gathers_all(scene.step)) return gather_boxes(local, scene, std::move(sources), wanted);
-  Exchange exchange{mine, wanted, {}, {}};
+  Exchange exchange{mine, wanted, {}, {}, scene.spec.sizes};
   for (int64_t peer = 0; peer < scene.num_ranks; ++peer) {
     exchange.sends.push_back(common_boxes(mine, targets[peer]));
     exchange.receives.push_back(common_boxes(sources[peer], wanted));

@@ -117,7 +117,8 @@ TEST_P(RootedErrors, AListThatCannotBeSentNamesItsTensor) {
     const at::Tensor x = at::ones({2});
     const std::vector<std::pair<at::Tensor, const char*>> odd = {
         {at::Tensor(), "is undefined"},
-        {at::ones({2, 2}).to_sparse(), "is sparse or distributed"},
+        {at::ones({2, 2}).to_sparse(), "is sparse, quantized or distributed"},
+        {at::quantize_per_tensor(x, 0.1, 0, at::kQInt8), "is sparse, quantized or distributed"},
         {at::ones({3}, at::kLong), "is i64 and the first f32"},
         {at::ones({3}, at::kMeta), "is on another device than the first"},
     };
@@ -155,8 +156,8 @@ TEST_P(RootedErrors, ReducesThatDifferNameBothRanks) {
        "rank 0 gather: #1 all_gather i64[20], rank 1 #1 all_reduce f32[3] sum",
        "make every rank call the same collectives in the same order"},
       {[](const Group& g) { return g->getRank() == 1 ? scatter({}, g) : all_reduce(at::ones({3}), g); },
-       is_gloo ? "rank 0 #1 all_reduce f32[3] sum, rank 1 scatter: #1 all_to_all i64[56]"
-               : "rank 0 #1 all_reduce f32[3] sum, rank 1 scatter: #1 all_to_all i64[2,28]",
+       is_gloo ? "rank 0 #1 all_reduce f32[3] sum, rank 1 scatter: #1 all_to_all i64[58]"
+               : "rank 0 #1 all_reduce f32[3] sum, rank 1 scatter: #1 all_to_all i64[2,29]",
        "make every rank call the same collectives in the same order"},
   };
   for (const Difference& difference : all) {
@@ -192,6 +193,10 @@ TEST(RootedRefusals, NullGroupsAndUndefinedTensorsAreNamed) {
                   gather(at::ones({2, 2}).to_sparse(), g);
                 }),
                 HasSubstr("[gather] the tensor is Sparse, collectives take strided ones"));
+    EXPECT_EQ(error_text<c10::NotImplementedError>(
+                  [&] { gather(at::quantize_per_tensor(at::ones({2}), 0.1, 0, at::kQInt8), g); }),
+              "[gather] the tensor is QInt8, and gather takes no quantized ones\n"
+              "  fix: pass x.int_repr(), and make the tensor of it where it arrives\n  at:  rank 0/1");
   });
 }
 

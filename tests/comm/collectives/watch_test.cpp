@@ -83,6 +83,68 @@ TEST(Watch, FingerprintLeavesOutSizesThatMayDiffer) {
   }
 }
 
+TEST(Watch, FingerprintHoldsWhatIsKnownOfTheSizesOfAll) {
+  const auto gather_of = [](int64_t mine, uint32_t sizes_of_all) {
+    const SizesOfAll scope(sizes_of_all);
+    return make_record(Kind::gather, torch::zeros({mine}), 0);
+  };
+  const uint32_t small = hash_sizes({at::IntArrayRef({3, 5})}), large = hash_sizes({at::IntArrayRef({3, 7})});
+  EXPECT_EQ(fingerprint(gather_of(3, small)), fingerprint(gather_of(5, small)));
+  EXPECT_NE(fingerprint(gather_of(3, small)), fingerprint(gather_of(3, large)));
+  EXPECT_FALSE(differ_in_knowledge(gather_of(3, small), gather_of(7, large)));
+  EXPECT_TRUE(differ_in_knowledge(gather_of(3, 0), gather_of(5, small))) << "c10d's call knows nothing";
+  EXPECT_TRUE(differ_in_knowledge(gather_of(3, small), gather_of(5, 0)));
+  EXPECT_FALSE(differ_in_knowledge(gather_of(3, 0), gather_of(5, 0)));
+  EXPECT_FALSE(differ_in_knowledge(gather_of(3, 0), sum_of(5, {3}))) << "another call";
+  EXPECT_EQ(make_record(Kind::barrier, {}).sizes_of_all, 0u) << "only while the scope lives";
+}
+
+TEST(Watch, HashesOfSizesTellListsApart) {
+  const std::vector<int64_t> one{3, 5}, two{5, 3}, front{3}, back{5}, none;
+  EXPECT_EQ(hash_sizes({one}), hash_sizes({one}));
+  const std::vector<uint32_t> all = {hash_sizes({one}),  hash_sizes({two}),        hash_sizes({front, back}),
+                                     hash_sizes({none}), hash_sizes({none, none}), hash_sizes({one, none})};
+  for (size_t i = 0; i < all.size(); ++i) {
+    EXPECT_NE(all[i], 0u);
+    for (size_t k = 0; k < i; ++k) EXPECT_NE(all[i], all[k]) << i << " and " << k;
+  }
+}
+
+TEST(Watch, SizesThatMustAgreeAreInTheFingerprint) {
+  Record three = make_record(Kind::all_gather, torch::zeros({3})),
+         five = make_record(Kind::all_gather, torch::zeros({5}));
+  EXPECT_EQ(fingerprint(three), fingerprint(five));
+  three.same_size = five.same_size = 1;
+  EXPECT_NE(fingerprint(three), fingerprint(five));
+}
+
+TEST(Watch, MismatchesSayWhoReplaysAndThatGraphsCountOnTheSizesOfOthers) {
+  const auto gather_of = [](const std::vector<int64_t>& sizes) {
+    const SizesOfAll scope(hash_sizes({sizes}));
+    Record record = make_record(Kind::gather, torch::zeros({3}), 0);
+    record.sequence = 7;
+    return record;
+  };
+  const auto replayed = [&](const std::vector<int64_t>& sizes) {
+    const Replaying scope;
+    return gather_of(sizes);
+  };
+  EXPECT_EQ(mismatch_text(0, gather_of({3, 5}), 1, gather_of({3, 7})),
+            "ranks called different collectives: rank 0 #7 gather f32[3] to rank 0, rank 1 #7 gather f32[3] to rank 0; "
+            "they count on different sizes of all ranks");
+  EXPECT_EQ(mismatch_fix(gather_of({3, 5}), gather_of({3, 7})),
+            "pass tensors of the same shape on every rank, or look for a call that only some ranks make");
+  EXPECT_EQ(mismatch_text(1, replayed({3, 5}), 0, gather_of({3, 7})),
+            "ranks called different collectives: rank 0 #7 gather f32[3] to rank 0, rank 1 #7 gather f32[3] to rank 0; "
+            "they count on different sizes of all ranks; rank 0 is in no captured function, rank 1 replays a captured "
+            "function");
+  EXPECT_EQ(mismatch_fix(replayed({3, 5}), gather_of({3, 7})),
+            "change the shapes that a captured function is called with on all ranks at once: its graph counts on what "
+            "the other ranks hold, and a rank sees only its own; or leave such calls (gather, scatter, all_gather, "
+            "all_to_all) outside of it");
+  EXPECT_EQ(make_record(Kind::barrier, {}).captured, Captured::no) << "only while the scope lives";
+}
+
 TEST(Watch, MismatchNamesBothRanksAndBothCallsLowerRankFirst) {
   const Record mine = sum_of(5, {3});
   const Record theirs = sum_of(5, {5});

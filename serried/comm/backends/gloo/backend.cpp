@@ -119,9 +119,8 @@ void GlooBackend::enter(Plan& plan) {
   detail::GroupStatus& status = calls_->status();
   if (status.failed()) raise_unusable(status, plan.record);
   plan.record.sequence = sequence_ + 1;
-  uint64_t print = watch::fingerprint(plan.record);
-  if (plan.strict) print ^= uint64_t(plan.record.num_elements) * 0x9e3779b97f4a7c15ull;
-  if (!status.enter(plan.record, print)) raise_failure(status, plan.record);
+  plan.record.same_size = plan.strict ? 1 : 0;
+  if (!status.enter(plan.record, watch::fingerprint(plan.record))) raise_failure(status, plan.record);
   ++sequence_;
 }
 

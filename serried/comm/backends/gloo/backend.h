@@ -30,7 +30,7 @@ class GlooBackend : public detail::OwnBackend {
   c10::intrusive_ptr<Options> getBackendOptions() override;
   void setTimeout(std::chrono::milliseconds timeout) override;
   /// gloo knows c10d's calls alone.
-  detail::Capabilities capabilities() const override { return {}; }
+  detail::Capabilities capabilities() const override { return {.compares_calls = calls_->status().is_shared()}; }
   void setGroupUid(const std::string& name) override;
   watch_page::RankPage* page() override { return &calls_->status().page(); }
   void setSequenceNumberForGroup() override { engine_->setSequenceNumberForGroup(); }

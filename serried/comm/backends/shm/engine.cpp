@@ -74,6 +74,7 @@ void Engine::complete_kind(Op& op) {
 void Engine::check_fingerprint(int peer, const Op& op) {
   if (segment_.line(peer).offers[op.parity].fingerprint == segment_.line(rank_).offers[op.parity].fingerprint) return;
   const watch::Record other = segment_.info(peer).records[op.parity];
+  if (watch::differ_in_knowledge(op.record, other)) return;
   const bool first = rank_ < peer;
   const watch::Record before = segment_.info(rank_).records[op.parity ^ 1];
   sync_.fail(watch::mismatch_text(first ? rank_ : peer, first ? op.record : other, first ? peer : rank_,

@@ -24,7 +24,10 @@ static_assert(sizeof(watch::Record) == sizeof(watch_page::Call) &&
               offsetof(watch::Record, root) == offsetof(watch_page::Call, root) &&
               offsetof(watch::Record, num_elements) == offsetof(watch_page::Call, num_elements) &&
               offsetof(watch::Record, sizes) == offsetof(watch_page::Call, sizes) &&
-              offsetof(watch::Record, part_of) == offsetof(watch_page::Call, part_of));
+              offsetof(watch::Record, part_of) == offsetof(watch_page::Call, part_of) &&
+              offsetof(watch::Record, sizes_of_all) == offsetof(watch_page::Call, sizes_of_all) &&
+              offsetof(watch::Record, captured) == offsetof(watch_page::Call, captured) &&
+              offsetof(watch::Record, same_size) == offsetof(watch_page::Call, same_size));
 static_assert(offsetof(RankInfo, page) == 0 && offsetof(Header, page) == 0 && sizeof(Header) <= kPage);
 
 int64_t round_up(int64_t bytes, int64_t unit) {
