@@ -153,9 +153,9 @@ void check_mesh(const DeviceMesh& mesh) {
 
 struct SavedSharded::Impl {
   Impl(const DeviceMesh& mesh, int64_t dim, SavedShardedOptions options)
-      : keeper(mesh, dim, options), scope("SavedSharded", &keeper) {}
+      : keeper(std::make_unique<PartKeeper>(mesh, dim, options)), scope("SavedSharded", keeper.get()) {}
 
-  PartKeeper keeper;
+  const std::unique_ptr<detail::TensorKeeper> keeper;
   const detail::KeeperScope scope;
 };
 
