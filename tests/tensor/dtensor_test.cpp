@@ -277,7 +277,7 @@ TEST(DTensor, CollectivesThatDifferByRankAskForTheLocalPart) {
     EXPECT_EQ(error_text<c10::NotImplementedError>([&] { send(d, g, {.peer = 1 - g->getRank()}); }), "[send]" + tail);
     const std::vector<at::Tensor> list(g->getRank() == 0 ? 2 : 0, d);
     EXPECT_THAT(error_text<c10::ValueError>([&] { scatter(list, g); }),
-                HasSubstr("[scatter] tensor 0 of rank 0's list is sparse or distributed"));
+                HasSubstr("[scatter] tensor 0 of rank 0's list is sparse, quantized or distributed"));
     const std::vector<at::Tensor> parts = gather(d.to_local(), g);
     expect_equal(at::cat(parts), g->getRank() == 0 ? iota({4, 3}) : at::zeros({4, 3}, at::kDouble));
   });
