@@ -148,12 +148,15 @@ TORCH_LIBRARY_FRAGMENT(serried, m) {
   m.def("call_hook(Tensor grad, int id) -> Tensor", call_hook);
 }
 
+// Made while the library is loaded: other threads come to it through a pointer of LibTorch's that orders nothing. Never
+// destroyed: tensors may live in static variables.
+const VariableHooksInterface* const watched_hooks = new WatchedHooks(*at::impl::GetVariableHooks());
+
 }  // namespace
 
 void watch_registrations() {
   static const bool once = [] {
-    // Never destroyed: tensors may live in static variables.
-    at::impl::SetVariableHooks(new WatchedHooks(*at::impl::GetVariableHooks()));
+    at::impl::SetVariableHooks(watched_hooks);
     return true;
   }();
   static_cast<void>(once);
