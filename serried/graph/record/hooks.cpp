@@ -150,7 +150,7 @@ TORCH_LIBRARY_FRAGMENT(serried, m) {
 
 // Made while the library is loaded: other threads come to it through a pointer of LibTorch's that orders nothing. Never
 // destroyed: tensors may live in static variables.
-const VariableHooksInterface* const watched_hooks = new WatchedHooks(*at::impl::GetVariableHooks());
+VariableHooksInterface* const watched_hooks = new WatchedHooks(*at::impl::GetVariableHooks());
 
 }  // namespace
 
