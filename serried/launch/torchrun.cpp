@@ -59,7 +59,11 @@ std::string number_of_ranks(const std::string& text) {
     throw LaunchError(kExitUsage, "-n is gpu, and the launcher counts no devices",
                       "pass their number, for example -n 4");
   }
-  return text == "auto" || text == "cpu" ? std::to_string(num_usable_cores()) : text;
+  if (text == "auto" || text == "cpu") return std::to_string(num_usable_cores());
+  const bool is_number = text.find_first_not_of("0123456789", text[0] == '-' ? 1 : 0) == text.npos;
+  if (is_number) return text;
+  throw LaunchError(kExitUsage, "-n is " + text + ", which is no number of ranks",
+                    "pass one, for example -n 4, or auto");
 }
 
 std::string number_of_nodes(const std::string& text) {

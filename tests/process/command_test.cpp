@@ -32,7 +32,8 @@ TEST(LaunchCommand, HelpAndVersion) {
 TEST(LaunchCommand, MistakesInOptionsExitWith2) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
       {{"run", "-n", "0", "true"}, "[run] -n is 0\n  fix: pass 1 or more ranks\n"},
-      {{"run", "-n", "two", "true"}, "[serried] Could not convert: --nproc = two\n  fix: serried run --help"},
+      {{"run", "-n", "two", "true"},
+       "[run] -n is two, which is no number of ranks\n  fix: pass one, for example -n 4, or auto\n"},
       {{"run"}, "[run] no program to run\n  fix: "},
       {{"run", "-n", "2"}, "[run] no program to run\n  fix: "},
       {{"run", "-n", "2", "--"}, "[run] no program to run\n  fix: "},
