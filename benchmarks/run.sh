@@ -2,7 +2,7 @@
 # Runs the benchmarks beside their references and leaves <build>/bench/results.json: run.sh <build> [name|all]. A missed goal is shown, not an error.
 set -euo pipefail
 
-readonly names=(comm start dtensor redistribute ddp capture)
+readonly names=(comm start dtensor redistribute ddp capture sharded)
 readonly build=${1:?usage: run.sh <build> [name|all]; names: ${names[*]}}
 readonly wanted=${2:-all}
 readonly results=$build/bench/results.json
@@ -77,6 +77,19 @@ bench_capture() {
     fi
     SERRIED_BENCH_START=$(date +%s%N) "$build/bin/serried" run -n $ranks "$build/benchmarks/bench_graph" $name "$results" "$lines"
   done
+}
+
+bench_sharded() {
+  local -r lines=$build/bench/sharded_pytorch.jsonl run=("$build/bin/serried" run -n 2)
+  local name
+  say "sharded: tensor parallel and fully_shard on 2 ranks beside the plain model, and beside PyTorch where python3 has it (some minutes)"
+  rm -f "$lines"
+  if has_pytorch; then
+    for name in deep_tp deep_fsdp gpt_tp gpt_fsdp; do
+      SERRIED_BENCH_START=$(date +%s%N) "${run[@]}" --master-port 29623 python3 "$(dirname "$0")/graph/pytorch.py" $name "$lines"
+    done
+  fi
+  for name in deep gpt; do "${run[@]}" "$build/benchmarks/bench_sharded" $name "$results" "$lines"; done
 }
 
 known=" ${names[*]} all "

@@ -11,13 +11,13 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
-#include <functional>
 #include <string>
 
 #include <nlohmann/json.hpp>
 
 #include "benchmarks/ddp/models.h"
 #include "benchmarks/support/results.h"
+#include "benchmarks/support/turns.h"
 #include "serried/comm/collectives/collectives.h"
 #include "serried/parallel/ddp/ddp.h"
 
@@ -25,28 +25,12 @@ namespace {
 
 using namespace serried;
 using namespace serried::bench;
-using Step = std::function<void()>;
-
-constexpr int kRounds = 8;
-constexpr double kBlockUs = 120e3;  // of steps in a row: short beside the drift of the machine's speed
 
 struct Measured {
   std::string contender;
   std::string what;
   double value;
 };
-
-struct Contender {
-  std::string name;
-  Step step;
-  std::vector<double> times = {};
-};
-
-double us_of(const Step& step) {
-  const auto begin = std::chrono::steady_clock::now();
-  step();
-  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count();
-}
 
 template <class Model>
 std::shared_ptr<torch::optim::Optimizer> make_optimizer(Model& model) {
@@ -118,37 +102,6 @@ Step stock_reducer(const Group& group) {
   });
 }
 
-/// The slowest rank's values: a step lasts as long as its last rank.
-std::vector<double> slowest(const std::vector<double>& values, const Group& group) {
-  const Tensor all = at::tensor(values, at::kDouble);
-  all_reduce_(all, group, c10d::ReduceOp::MAX);
-  return {all.data_ptr<double>(), all.data_ptr<double>() + all.numel()};
-}
-
-/// The same on all ranks.
-int steps_per_block(const Contender& contender, const Group& group) {
-  barrier(group);
-  const double us = slowest({us_of(contender.step)}, group)[0];
-  return std::clamp(int(kBlockUs / us), 2, 200);
-}
-
-void take_turns(std::vector<Contender>& contenders, const Group& group) {
-  for (Contender& contender : contenders) {
-    for (int i = 0; i < 3; ++i) contender.step();
-  }
-  const int steps = steps_per_block(contenders[0], group);
-  for (int round = 0; round < kRounds; ++round) {
-    std::rotate(contenders.begin(), contenders.begin() + 1, contenders.end());
-    for (Contender& contender : contenders) {
-      contender.step();  // the caches still hold another model
-      for (int i = 0; i < steps; ++i) {
-        barrier(group);
-        contender.times.push_back(us_of(contender.step));
-      }
-    }
-  }
-}
-
 template <class Model>
 std::vector<Measured> measure_steps(const Group& shm) {
   const Group gloo = new_group("gloo");
@@ -160,10 +113,7 @@ std::vector<Measured> measure_steps(const Group& shm) {
   };
   take_turns(contenders, shm);
   std::vector<Measured> all;
-  for (const Contender& contender : contenders) {
-    std::vector<double> times = slowest(contender.times, shm);
-    all.push_back({contender.name, "step", median(times)});
-  }
+  for (Contender& contender : contenders) all.push_back({contender.name, "step", median(contender.times)});
   return all;
 }
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""PyTorch's compiled training steps on the cases of trainings.h, one rank: pytorch.py <case> <out>, under serried run -n <ranks>."""
+"""PyTorch's training steps, eager and compiled, on the cases of trainings.h and ../sharded/step.cpp: pytorch.py <case> <out>, under serried run -n <ranks>."""
 
 import json
 import os
@@ -16,13 +16,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "ddp"))
-from pytorch import Gpt, seconds_of, slowest
+from pytorch import Deep, Gpt, seconds_of, slowest
 
 ROUNDS = 8
 BLOCK_SECONDS = 0.1
@@ -57,18 +58,29 @@ class FewerHeads(Gpt):
             parallelize_module(block, mesh, plan | {"out": RowwiseParallel(), "up": ColwiseParallel(), "down": RowwiseParallel()})
 
 
-def tensor_parallel_layers(count, width):
-    module = Layers(count, width)
+def by_turns(module, layers):
+    """Tensor parallel: cut by columns, then by rows."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    return parallelize_module(module, mesh, {f"linears.{i}": RowwiseParallel() if i % 2 else ColwiseParallel() for i in range(count)})
+    plan = {f"{layers}.{i}": RowwiseParallel() if i % 2 else ColwiseParallel() for i in range(len(getattr(module, layers)))}
+    return parallelize_module(module, mesh, plan)
+
+
+def sharded(module, layers):
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in getattr(module, layers):
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(module, mesh=mesh)
 
 
 CASES = {
     "mlp20": lambda: Layers(20, 64),
     "mlp3": lambda: Layers(3, 16),
-    "mlp20_tp": lambda: tensor_parallel_layers(20, 64),
+    "mlp20_tp": lambda: by_turns(Layers(20, 64), "linears"),
     "gpt_ddp": Gpt,
     "gpt_tp": FewerHeads,
+    "gpt_fsdp": lambda: sharded(Gpt(), "blocks"),
+    "deep_tp": lambda: by_turns(Deep(), "layers"),
+    "deep_fsdp": lambda: sharded(Deep(), "layers"),
 }
 
 
@@ -114,7 +126,7 @@ def measure(name):
 def main(name, path):
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    torch.manual_seed(dist.get_rank() if name.endswith("_ddp") else 0)
+    torch.manual_seed(dist.get_rank() if name.endswith(("_ddp", "_fsdp")) else 0)
     numbers = measure(name)
     if dist.get_rank() == 0:
         with open(path, "a") as out:

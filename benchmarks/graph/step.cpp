@@ -14,10 +14,9 @@
 #include <fstream>
 #include <string>
 
-#include <nlohmann/json.hpp>
-
 #include "benchmarks/graph/trainings.h"
 #include "benchmarks/support/results.h"
+#include "benchmarks/support/turns.h"
 #include "serried/comm/collectives/collectives.h"
 #include "serried/graph/capture.h"
 #include "serried/graph/replay/guards.h"
@@ -27,57 +26,17 @@ namespace {
 using namespace serried;
 using namespace serried::bench;
 
-constexpr int kWarmUp = 8;  // one eager call, two recorded ones, two more where buckets are rebuilt
-constexpr int kRounds = 12;
-constexpr double kBlockUs = 60e3;     // of steps in a row: short beside the drift of the machine's speed
+constexpr int kWarmUp = 8;            // one eager call, two recorded ones, two more where buckets are rebuilt
 constexpr double kStartBudget = 3;    // seconds
 constexpr double kGuardBudget = 2;    // microseconds
 constexpr double kGrowthBudget = 64;  // KiB over 10,000 replays: what the allocator's own pages may do
 constexpr double kLongStepUs = 5e3;   // beyond this 10,000 steps take too long
-
-template <class Fn>
-double us_of(Fn&& fn) {
-  const auto begin = std::chrono::steady_clock::now();
-  fn();
-  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count();
-}
-
-/// The slowest rank's values: a step lasts as long as its last rank.
-std::vector<double> slowest(const std::vector<double>& values, const Group& group) {
-  const Tensor all = at::tensor(values, at::kDouble);
-  all_reduce_(all, group, c10d::ReduceOp::MAX);
-  return {all.data_ptr<double>(), all.data_ptr<double>() + all.numel()};
-}
-
-/// A busy neighbour slows whole stretches by half, more than what is measured here.
-double lower_quartile(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + values.size() / 4, values.end());
-  return values[values.size() / 4];
-}
 
 /// Since the launcher was started; SERRIED_BENCH_START holds when, in nanoseconds since 1970.
 double seconds_since_start() {
   const char* start = std::getenv("SERRIED_BENCH_START");
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   return start == nullptr ? 0 : std::chrono::duration<double>(now).count() - std::atof(start) / 1e9;
-}
-
-/// Microseconds of both steps, in blocks that take turns.
-std::pair<double, double> take_turns(const std::function<void()>& eager, const std::function<void()>& captured,
-                                     const Group& group) {
-  const int steps = std::clamp(int(kBlockUs / slowest({us_of(eager)}, group)[0]), 2, 200);
-  std::vector<double> times[2];
-  for (int round = 0; round < kRounds; ++round) {
-    for (int which = 0; which < 2; ++which) {
-      const auto& step = which == 0 ? eager : captured;
-      step();  // the caches still hold the other model
-      for (int i = 0; i < steps; ++i) {
-        barrier(group);
-        times[which].push_back(us_of(step));
-      }
-    }
-  }
-  return {lower_quartile(slowest(times[0], group)), lower_quartile(slowest(times[1], group))};
 }
 
 struct RecordingCost {
@@ -174,16 +133,6 @@ double peak_kib(const Case& one, const Group& group, bool is_captured) {
   return double(peak_bytes - before) / 1024;
 }
 
-/// A number of pytorch.py's for this case; 0 where there is none.
-double pytorch(const char* path, const std::string& name, const std::string& what) {
-  std::ifstream lines(path == nullptr ? "" : path);
-  for (std::string line; std::getline(lines, line);) {
-    const auto object = nlohmann::json::parse(line);
-    if (object["case"] == name) return object[what];
-  }
-  return 0;
-}
-
 /// One case, measured from the start of the process on.
 class Measurement {
  public:
@@ -204,7 +153,7 @@ class Measurement {
   bool is_reporter() const { return group_->getRank() == 0; }
 
  private:
-  double theirs(const char* what) const { return pytorch(theirs_, case_.name, what); }
+  double theirs(const char* what) const { return theirs_ == nullptr ? 0 : number_in_lines(theirs_, case_.name, what); }
 
   /// Leaves out what was not measured.
   void add(const std::string& name, double ours, double reference, const char* reference_name, double goal) {
@@ -214,8 +163,9 @@ class Measurement {
   double add_steps(const std::function<void()>& captured) {
     const Training training = case_.make(group_);
     const auto eager = [&] { training.step(training.batch.input, training.batch.target); };
-    for (int i = 0; i < kWarmUp; ++i) eager();
-    const auto [eager_us, captured_us] = take_turns(eager, captured, group_);
+    std::vector<Contender> both = {{"eager", eager}, {"captured", captured}};
+    take_turns(both, group_, {.warm_up = kWarmUp, .rounds = 12, .block_us = 60e3});
+    const double eager_us = lower_quartile(both[0].times), captured_us = lower_quartile(both[1].times);
     add("", captured_us, eager_us, "eager", case_.goal);
     add("", captured_us, theirs("compiled_us"), "PyTorch, compiled", 0);
     add(", eager", eager_us, theirs("eager_us"), "PyTorch, eager", 0);

@@ -39,6 +39,15 @@ void append_json(const std::vector<Row>& rows, const std::string& path) {
   std::ofstream(path) << all.dump(1) << "\n";
 }
 
+double number_in_lines(const std::string& path, const std::string& name, const std::string& what) {
+  std::ifstream lines(path);
+  for (std::string line; std::getline(lines, line);) {
+    const auto object = nlohmann::json::parse(line);
+    if (object["case"] == name && object.contains(what)) return object[what];
+  }
+  return 0;
+}
+
 double median(std::vector<double>& values) {
   std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
   return values[values.size() / 2];

@@ -24,6 +24,9 @@ void print_table(const std::vector<Row>& rows);
 /// Adds the rows to the list in the JSON file at `path`, which is made if it is not there.
 void append_json(const std::vector<Row>& rows, const std::string& path);
 
+/// A number that another program has left for a case in a file of JSON lines; 0 where there is none.
+double number_in_lines(const std::string& path, const std::string& name, const std::string& what);
+
 /// The median; the values are reordered.
 double median(std::vector<double>& values);
 
