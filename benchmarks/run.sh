@@ -24,8 +24,9 @@ bench_start() {
   "$build/benchmarks/bench_start_driver" "$build/bin/serried" "$build/benchmarks/bench_start" "$results"
 }
 
-# PyTorch's numbers stand beside ours where a Python with torch is at hand.
+# PyTorch's numbers stand beside ours where a Python with torch is at hand; the LibTorch of the set-up came with one.
 has_pytorch() { python3 -c 'import torch' 2>/dev/null; }
+if ! has_pytorch; then export PYTHONPATH="$build/deps/libtorch${PYTHONPATH:+:$PYTHONPATH}"; fi
 
 beside_pytorch() {
   if has_pytorch; then
