@@ -91,6 +91,7 @@ bench_sharded() {
     done
   fi
   for name in deep gpt; do "${run[@]}" "$build/benchmarks/bench_sharded" $name "$results" "$lines"; done
+  "$build/bin/serried" run -n 4 "$build/benchmarks/bench_sharded_memory" 32 1024 "$results"
 }
 
 known=" ${names[*]} all "
