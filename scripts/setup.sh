@@ -44,6 +44,7 @@ missing_packages() {
   has_header CLI/CLI.hpp || echo libcli11-dev
   has_header nlohmann/json.hpp || echo nlohmann-json3-dev
   has_header openssl/hmac.h || echo libssl-dev
+  has_header xxhash.h || echo libxxhash-dev
   if [[ $mode == fuzz ]]; then has_libfuzzer || printf '%s\n' clang libclang-rt-14-dev llvm; fi
   [[ $mode == bench ]] || return 0
   has_header benchmark/benchmark.h || echo libbenchmark-dev

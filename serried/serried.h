@@ -4,6 +4,7 @@
 #include "serried/base/error.h"
 #include "serried/base/log.h"
 #include "serried/base/trace.h"
+#include "serried/checkpoint/checkpoint.h"
 #include "serried/comm/collectives/async.h"
 #include "serried/comm/collectives/collectives.h"
 #include "serried/comm/collectives/objects.h"

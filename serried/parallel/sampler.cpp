@@ -54,12 +54,7 @@ Seat seat_of(const DistributedSamplerOptions& options) {
 }  // namespace
 
 DistributedSampler::DistributedSampler(size_t size, const DistributedSamplerOptions& options)
-    : size_(size),
-      shuffle_(options.shuffle),
-      seed_(options.seed),
-      drop_last_(options.drop_last),
-      pad_(options.pad),
-      epoch_(std::make_shared<std::atomic<int64_t>>(0)) {
+    : size_(size), shuffle_(options.shuffle), seed_(options.seed), drop_last_(options.drop_last), pad_(options.pad) {
   const Seat seat = seat_of(options);
   num_replicas_ = size_t(seat.num_replicas);
   rank_ = size_t(seat.rank);
@@ -67,24 +62,38 @@ DistributedSampler::DistributedSampler(size_t size, const DistributedSamplerOpti
 }
 
 size_t DistributedSampler::num_samples() const {
-  if (drop_last_) return size_ / num_replicas_;
+  return num_rounds(size_);
+}
+
+size_t DistributedSampler::num_rounds(size_t num_left) const {
+  if (drop_last_) return num_left / num_replicas_;
   const size_t turns_left_out = pad_ ? 0 : rank_;  // where the last round is not full
-  return (size_ + num_replicas_ - 1 - turns_left_out) / num_replicas_;
+  return (num_left + num_replicas_ - 1 - turns_left_out) / num_replicas_;
 }
 
 void DistributedSampler::deal() {
-  const std::vector<size_t> order = shuffle_ ? permutation(size_, seed_ + uint64_t(epoch_->load())) : ascending(size_);
+  const std::vector<size_t> order = shuffle_ ? permutation(size_, seed_ + uint64_t(epoch())) : ascending(size_);
+  const size_t rounds = num_rounds(size_ - std::min(first_, size_));
   mine_.clear();
-  for (size_t round = 0; round < num_samples(); ++round) {
+  for (size_t round = 0; round < rounds; ++round) {
     // Past the end the dataset begins again, as often as it takes: it may be smaller than the world.
-    mine_.push_back(order[(round * num_replicas_ + rank_) % size_]);
+    mine_.push_back(order[(first_ + round * num_replicas_ + rank_) % size_]);
   }
 }
 
 void DistributedSampler::reset(std::optional<size_t> new_size) {
   size_ = new_size.value_or(size_);
   position_ = 0;
+  first_ = shared_->start_epoch == epoch() ? shared_->start.load() : 0;
+  shared_->consumed = first_;
   deal();
+}
+
+void DistributedSampler::go_on(int64_t epoch, size_t consumed) {
+  set_epoch(epoch);
+  shared_->start = consumed;
+  shared_->start_epoch = epoch;
+  reset();
 }
 
 std::optional<std::vector<size_t>> DistributedSampler::next(size_t batch_size) {
@@ -92,12 +101,15 @@ std::optional<std::vector<size_t>> DistributedSampler::next(size_t batch_size) {
   if (count == 0) return std::nullopt;
   const auto begin = mine_.begin() + int64_t(position_);
   position_ += count;
+  shared_->consumed = first_ + position_ * num_replicas_;
+  shared_->start_epoch = -1;
   return std::vector<size_t>(begin, begin + int64_t(count));
 }
 
 void DistributedSampler::save(torch::serialize::OutputArchive& archive) const {
-  archive.write("epoch", c10::IValue(epoch_->load()));
+  archive.write("epoch", c10::IValue(epoch()));
   archive.write("position", c10::IValue(int64_t(position_)));
+  archive.write("first", c10::IValue(int64_t(first_)));
 }
 
 void DistributedSampler::load(torch::serialize::InputArchive& archive) {
@@ -105,9 +117,13 @@ void DistributedSampler::load(torch::serialize::InputArchive& archive) {
   c10::IValue position;
   archive.read("epoch", epoch);
   archive.read("position", position);
+  c10::IValue first = int64_t(0);  // absent in what older versions wrote
+  archive.try_read("first", first);
   set_epoch(epoch.toInt());
+  first_ = size_t(first.toInt());
   deal();
   position_ = std::min(size_t(position.toInt()), mine_.size());
+  shared_->consumed = first_ + position_ * num_replicas_;
 }
 
 }  // namespace serried

@@ -26,8 +26,8 @@ struct DistributedSamplerOptions {
 /// Deals a dataset of `size` samples out to the ranks: the same number to each, every sample to one, except that the
 /// first are dealt again where the last round would not be full, unless `pad` is false. The order is that of PyTorch's
 /// DistributedSampler, sample by sample: torch::randperm of a generator seeded with seed + epoch, whatever thread asks
-/// and whatever other generators did. Communicates nothing. Copies share their epoch, because a data loader keeps a
-/// copy:
+/// and whatever other generators did. Communicates nothing. Copies share their epoch and how far they are, because a
+/// data loader keeps a copy:
 ///     DistributedSampler sampler(dataset.size().value(), {.process_group = world, .seed = 7});
 ///     auto loader = torch::data::make_data_loader(dataset, sampler, 32);
 ///     for (int epoch = 0; epoch < 10; ++epoch) {
@@ -41,8 +41,8 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   explicit DistributedSampler(size_t size, const DistributedSamplerOptions& options = {});
 
   /// Another order from the next reset() on, which a loader calls when it begins. The same on every rank.
-  void set_epoch(int64_t epoch) { epoch_->store(epoch); }
-  int64_t epoch() const { return epoch_->load(); }
+  void set_epoch(int64_t epoch) { shared_->epoch.store(epoch); }
+  int64_t epoch() const { return shared_->epoch.load(); }
 
   /// How many samples this rank gets per epoch: the same on all, unless `pad` is false.
   size_t num_samples() const;
@@ -50,12 +50,29 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   void reset(std::optional<size_t> new_size = std::nullopt) override;
   std::optional<std::vector<size_t>> next(size_t batch_size) override;
 
+  /// How many samples of the epoch all ranks have been given, if every rank has been given as many as this one, by
+  /// whichever copy. A loader with workers asks for batches ahead of time.
+  size_t consumed() const { return shared_->consumed.load(); }
+
+  /// Goes on behind the first `consumed` samples of an epoch, whoever had those: another number of ranks, maybe. What
+  /// is left is dealt out round by round, also by copies that are reset in this epoch before the first next().
+  void go_on(int64_t epoch, size_t consumed);
+
   /// Epoch and position: `load` goes on in the middle of an epoch.
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 
  private:
   void deal();
+  size_t num_rounds(size_t num_left) const;
+
+  /// What copies share: a loader keeps one.
+  struct Shared {
+    std::atomic<int64_t> epoch = 0;
+    std::atomic<size_t> consumed = 0;
+    std::atomic<int64_t> start_epoch = -1;  // go_on() was called for it, and next() not since
+    std::atomic<size_t> start = 0;
+  };
 
   size_t size_;
   bool shuffle_;
@@ -64,8 +81,9 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   bool pad_;
   size_t num_replicas_ = 1;
   size_t rank_ = 0;
-  std::shared_ptr<std::atomic<int64_t>> epoch_;
-  std::vector<size_t> mine_;  // this rank's samples of the epoch
+  std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
+  size_t first_ = 0;          // samples of the epoch that were dealt before go_on()
+  std::vector<size_t> mine_;  // this rank's samples of the rest of it
   size_t position_ = 0;       // in mine_
 };
 

@@ -149,6 +149,12 @@ void ZeroOptimizer::load(torch::serialize::InputArchive& archive) {
   forget_consolidated();
 }
 
+Optimizer& ZeroOptimizer::own_part() {
+  take_new_parameters();
+  forget_consolidated();
+  return *local_;
+}
+
 int ZeroOptimizer::owner_of(const at::Tensor& parameter) const {
   const int owner = partition_.owner_of(parameter.unsafeGetTensorImpl());
   if (owner >= 0) return owner;

@@ -54,6 +54,10 @@ class ZeroOptimizer : public torch::optim::Optimizer, public Joinable {
 
   const Group& process_group() const { return group_; }
 
+  /// For checkpoints: the optimizer over this rank's own parameters, whose state the caller may replace. All ranks call
+  /// it.
+  torch::optim::Optimizer& own_part();
+
   /// For join: a rank without input goes on updating its own parameters, by the gradients and learning rates of the
   /// others. Name the module that averages the gradients first: join({&ddp, &zero}, ...).
   void main_hook(const JoinNotice& notice) override;

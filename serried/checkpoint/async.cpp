@@ -1,0 +1,219 @@
+// async_save: copies into memory that is used again, a thread that writes, a group of its own for what ranks say.
+#include <ATen/ATen.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <thread>
+
+#include "serried/base/error.h"
+#include "serried/base/log.h"
+#include "serried/base/trace.h"
+#include "serried/checkpoint/checkpoint.h"
+#include "serried/checkpoint/failure.h"
+#include "serried/checkpoint/save_job.h"
+#include "serried/tape/tape.h"
+
+namespace serried::checkpoint {
+namespace detail {
+namespace {
+
+struct StagedPiece {
+  size_t file;
+  int64_t offset;
+  int64_t size;
+};
+
+// What a rank copies its part into.
+struct Staging {
+  at::Tensor memory;
+  std::vector<StagedPiece> pieces = {};
+};
+
+void stage(const SavePlan& plan, const Ranks& ranks, Staging& staging) {
+  int64_t total = 0;
+  for (int64_t bytes : planned_bytes_of(plan, ranks.is_first())) total += bytes;
+  if (!staging.memory.defined() || staging.memory.numel() < total) {
+    staging.memory.reset();  // before the larger one is there
+    staging.memory = at::empty({total}, at::TensorOptions(at::kByte).device(at::kCPU));
+  }
+  staging.pieces.clear();
+  char* next = static_cast<char*>(staging.memory.mutable_data_ptr());
+  for_each_piece(plan, ranks.is_first(), [&](size_t file, int64_t offset, const char* data, int64_t size) {
+    staging.pieces.push_back({file, offset, size});
+    std::memcpy(next, data, size_t(size));
+    next += size;
+  });
+}
+
+}  // namespace
+}  // namespace detail
+
+class Saving::Job {
+ public:
+  explicit Job(std::function<void()> work)
+      : label_(rank_label()), thread_([this, work = std::move(work)] { run(work); }) {}
+
+  ~Job() {
+    thread_.join();
+    if (error_ && !is_reported_) {
+      try {
+        std::rethrow_exception(error_);
+      } catch (const c10::Error& error) {
+        log::warn_once(std::string("an async_save that nobody waited for failed: ") + error.what_without_backtrace());
+      } catch (const std::exception& error) {
+        log::warn_once(std::string("an async_save that nobody waited for failed: ") + error.what());
+      }
+    }
+  }
+
+  bool is_done() const { return is_done_.load(); }
+
+  void wait_quietly() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    ended_.wait(lock, [this] { return is_done_.load(); });
+  }
+
+  void wait() {
+    wait_quietly();
+    if (!error_) return;
+    is_reported_ = true;
+    std::rethrow_exception(error_);
+  }
+
+ private:
+  void run(const std::function<void()>& work) {
+    const ThreadRankLabel label(label_);
+    try {
+      try {
+        work();
+      } catch (const detail::Failure& failure) {
+        detail::raise_failure("checkpoint::async_save", failure);
+      }
+    } catch (...) {
+      error_ = std::current_exception();
+    }
+    const std::lock_guard<std::mutex> lock(mutex_);
+    is_done_ = true;
+    ended_.notify_all();
+  }
+
+  const RankLabel label_;
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  std::atomic<bool> is_done_ = false;
+  std::exception_ptr error_;  // set before is_done_
+  std::atomic<bool> is_reported_ = false;
+  std::thread thread_;
+};
+
+bool Saving::done() const {
+  return job_->is_done();
+}
+
+void Saving::wait() const {
+  job_->wait();
+}
+
+namespace detail {
+namespace {
+
+// What async_save keeps from one call to the next, for a group or, without one, for the process.
+struct Background {
+  c10::weak_intrusive_ptr<c10d::ProcessGroup> parent{Group()};
+  Group group = {};  // of the thread that writes; null where there is one rank
+  Staging staging = {};
+  std::weak_ptr<Saving::Job> job = {};
+};
+
+// Never destroyed: at the end of the process groups are gone in an order that nobody knows.
+class Backgrounds {
+ public:
+  static Backgrounds& all() {
+    static auto* const backgrounds = new Backgrounds;
+    return *backgrounds;
+  }
+
+  std::shared_ptr<Background> find(const Group& group) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    forget_gone();
+    const auto found = by_group_.find(group.get());
+    return found == by_group_.end() ? nullptr : found->second;
+  }
+
+  void add(const Group& group, std::shared_ptr<Background> background) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    by_group_[group.get()] = std::move(background);
+  }
+
+ private:
+  // Another group may get the address of one that is gone.
+  void forget_gone() {
+    std::erase_if(by_group_, [](const auto& item) { return item.first != nullptr && item.second->parent.expired(); });
+  }
+
+  std::mutex mutex_;
+  std::map<const c10d::ProcessGroup*, std::shared_ptr<Background>> by_group_;
+};
+
+Group sibling_of(const Group& group) {
+  if (!group || group->getSize() == 1) return nullptr;
+  std::vector<int> ranks;
+  for (int rank = 0; rank < group->getSize(); ++rank) ranks.push_back(rank);
+  return split_group(group, {ranks});
+}
+
+std::shared_ptr<Background> background_of(const Group& group) {
+  if (auto found = Backgrounds::all().find(group)) return found;
+  auto made = std::make_shared<Background>();
+  made->parent = c10::weak_intrusive_ptr<c10d::ProcessGroup>(group);
+  made->group = sibling_of(group);
+  Backgrounds::all().add(group, made);
+  return made;
+}
+
+}  // namespace
+
+void wait_for_saving(const Group& group) {
+  const std::shared_ptr<Background> background = Backgrounds::all().find(group);
+  if (!background) return;
+  if (const std::shared_ptr<Saving::Job> job = background->job.lock()) job->wait_quietly();
+}
+
+}  // namespace detail
+
+Saving async_save(const std::string& path, const Contents& contents, SaveOptions options) {
+  const trace::Span span("checkpoint::async_save", trace::kSetup);
+  detail::refuse_recording("checkpoint::async_save");
+  const detail::Ranks ranks(detail::chosen_group(options.process_group));
+  detail::wait_for_saving(ranks.group());
+  const std::shared_ptr<detail::Background> background = detail::background_of(ranks.group());
+  auto order = std::make_shared<detail::WriteOrder>();
+  try {
+    const detail::SavePlan plan = detail::make_plan(contents, ranks);
+    detail::stage(plan, ranks, background->staging);
+    *order = detail::order_of(plan, ranks.is_first());
+  } catch (const detail::Failure& failure) {
+    detail::raise_failure("checkpoint::async_save", failure);
+  }
+  auto job = std::make_shared<Saving::Job>([path, options, order, background] {
+    const detail::Ranks together(background->group);
+    detail::write_checkpoint(path, std::move(*order), together, [&](detail::Writer& writer) {
+      const auto* next = static_cast<const char*>(background->staging.memory.const_data_ptr());
+      for (const detail::StagedPiece& piece : background->staging.pieces) {
+        writer.take(piece.file, piece.offset, next, piece.size);
+        next += piece.size;
+      }
+    });
+    together.together([&] {
+      if (together.is_first()) detail::remove_older(path, options);
+      return std::string();
+    });
+  });
+  background->job = job;
+  return Saving(std::move(job));
+}
+
+}  // namespace serried::checkpoint

@@ -1,0 +1,108 @@
+// Checkpoints: what training is made of, in files that outlive it and that any number of ranks can go on from.
+#pragma once
+
+#include <ATen/core/ivalue.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "serried/checkpoint/state.h"
+#include "serried/comm/groups/group.h"
+
+namespace serried::checkpoint {
+
+struct SaveOptions {
+  Group process_group = {};  // the ranks that save together; default: the current group, alone where there is none
+  /// After this save, of checkpoints in the same folder whose names differ from this one's only in the number at the
+  /// end, as step100 and step200 do, the others are removed: all but the last `keep_last`, and those whose number
+  /// `keep_every` divides. 0: nothing is removed.
+  int64_t keep_last = 0;
+  int64_t keep_every = 0;
+};
+
+/// Writes a folder `path`. All ranks call it with the same names, sizes and values, else a ValueError shows the first
+/// difference. Tensors are written whole into safetensors files, each byte by one of the ranks that hold it; nothing is
+/// gathered. The folder appears when all of it is on the disk, and takes the place of an older checkpoint in one
+/// moment: whoever is killed, and whenever, the old one or the new one is there. If one rank cannot write, all raise.
+///     checkpoint::save("ckpt/step100", {{"model", checkpoint::state_of(*net)}, {"optim", checkpoint::state_of(opt)},
+///                                       {"step", 100}});
+void save(const std::string& path, const Contents& contents, SaveOptions options = {});
+
+/// A save that goes on while training does.
+class Saving {
+ public:
+  class Job;
+
+  explicit Saving(std::shared_ptr<Job> job) : job_(std::move(job)) {}
+
+  /// Whether it has come to its end, well or not.
+  bool done() const;
+  /// Returns when it has; raises what `save` would have raised. The last copy that is dropped waits, and logs an error
+  /// that nobody asked for.
+  void wait() const;
+
+ private:
+  std::shared_ptr<Job> job_;
+};
+
+/// The same, but returns when this rank's part is copied; a thread writes it. The memory for the copies is used again
+/// by the next one. The next save or load of these ranks waits until this one is done.
+///     checkpoint::Saving saving = checkpoint::async_save("ckpt/step200", {{"model", checkpoint::state_of(*net)}});
+///     train_on();
+///     saving.wait();
+Saving async_save(const std::string& path, const Contents& contents, SaveOptions options = {});
+
+/// Names of a checkpoint, rewritten: each match of the regular expression becomes `to`, as std::regex_replace has it.
+struct Rename {
+  std::string pattern;
+  std::string to;
+};
+
+struct LoadOptions {
+  Group process_group = {};         // as for save
+  bool strict = true;               // whether names that only one side has are an error
+  bool convert = false;             // floating point numbers may have another dtype than they were saved with
+  std::vector<Rename> rename = {};  // of tensors and parameters, one after the other
+  std::string only = {};            // names that do not begin with it stay as they are
+};
+
+/// Reads a checkpoint into what `contents` names, which may be less than there is, under any mesh, placements and
+/// number of ranks: each rank reads the bytes that it holds. Writes into the tensors that are there, so that modules,
+/// optimizers and captured steps see it. Before anything is written, names, sizes and dtypes are compared: ValueError
+/// on all ranks with both sides. All ranks call it.
+///     checkpoint::load("ckpt/step100", {{"model", checkpoint::state_of(*net)}, {"step", &step}});
+void load(const std::string& path, const Contents& contents, LoadOptions options = {});
+
+/// A value that was saved beside the states: a number, a text, a tensor, a list or a dict. One inside another is named
+/// by the path, "run.seed". Every rank may call it, or only one.
+///     int64_t step = checkpoint::read_value("ckpt/step200", "step").toInt();
+c10::IValue read_value(const std::string& path, const std::string& name);
+
+}  // namespace serried::checkpoint
+
+namespace serried {
+
+/// Places the state of `optimizer` that was made before its parameters became DTensors like these: the next step would
+/// refuse it. Every rank has all of it, so that nothing is communicated.
+void place_like_parameters(torch::optim::Optimizer& optimizer);
+
+struct SaveSafetensorsOptions {
+  std::vector<std::pair<std::string, std::string>> metadata = {};  // goes to the file's __metadata__
+};
+
+/// Parameters and buffers of a plain module as one safetensors file, which is there whole or not at all. One of several
+/// tensors that are the same, as tied weights are, is written; __metadata__ names the others, as Python's
+/// safetensors.torch.save_model has it. ValueError for DTensors.
+void save_safetensors(const std::string& path, const torch::nn::Module& module, SaveSafetensorsOptions options = {});
+
+struct LoadSafetensorsOptions {
+  bool strict = true;
+  bool convert = false;
+  std::vector<checkpoint::Rename> rename = {};
+};
+
+/// Reads a safetensors file, whoever wrote it, into parameters and buffers of the same names.
+void load_safetensors(const std::string& path, const torch::nn::Module& module, LoadSafetensorsOptions options = {});
+
+}  // namespace serried

@@ -1,0 +1,168 @@
+// Locks, renames and removals, each in the order in which a kill does no harm.
+#include "serried/checkpoint/commit.h"
+
+#include <c10/util/StringUtil.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <random>
+#include <vector>
+
+#include "serried/base/log.h"
+#include "serried/checkpoint/failure.h"
+#include "serried/checkpoint/index.h"
+
+namespace serried::checkpoint::detail {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kPartial = ".partial-";
+constexpr size_t kNonceLetters = 16;
+constexpr const char* kLockName = "/.lock";
+
+std::string partial_name(const std::string& target) {
+  std::random_device random;
+  char nonce[kNonceLetters + 1];
+  std::snprintf(nonce, sizeof nonce, "%08x%08x", random(), random());
+  return target + std::string(kPartial) + nonce;
+}
+
+void remove_folder(const std::string& path) {
+  std::error_code error;
+  fs::remove_all(path, error);
+  if (error) log::warn_once(c10::str("[checkpoint] cannot remove ", path, ": ", error.message()));
+}
+
+// Whether a process that lives is writing into it.
+bool is_in_use(const std::string& partial) {
+  const std::string lock = partial + kLockName;
+  if (::access(lock.c_str(), F_OK) != 0) return false;
+  try {
+    return !File::open_to_write(lock).try_lock();
+  } catch (const Failure&) {
+    return false;
+  }
+}
+
+void rename_or_fail(const std::string& from, const std::string& to) {
+  if (::rename(from.c_str(), to.c_str()) != 0) fail_with_errno("rename a folder to", to, errno);
+}
+
+void check_nobody_saves(const std::string& target, const fs::path& partial) {
+  const std::string name = fs::path(target).filename().string() + std::string(kPartial);
+  if (!partial.filename().string().starts_with(name)) return;
+  fail(c10::str("another job is saving to ", target, " now: it writes ", partial.string()),
+       "save to another path, or wait for the other job");
+}
+
+}  // namespace
+
+std::string clean_path(const std::string& path) {
+  std::string clean = path;
+  while (clean.size() > 1 && clean.back() == '/') clean.pop_back();
+  if (clean.empty() || clean == "/" || clean == "." || clean == ".." || clean.ends_with("/.") ||
+      clean.ends_with("/..")) {
+    fail(c10::str("the path \"", path, "\" names no folder of its own"), "pass one like \"ckpt/step100\"");
+  }
+  return clean;
+}
+
+std::string parent_of(const std::string& path) {
+  const std::string parent = fs::path(path).parent_path().string();
+  return parent.empty() ? "." : parent;
+}
+
+bool is_partial_name(const std::string& name) {
+  const size_t at = name.rfind(kPartial);
+  if (at == std::string::npos || at == 0) return false;
+  const std::string nonce = name.substr(at + kPartial.size());
+  return nonce.size() == kNonceLetters && nonce.find_first_not_of("0123456789abcdef") == std::string::npos;
+}
+
+PartialFolder::PartialFolder(const std::string& path)
+    : target_(clean_path(path)), parent_(parent_of(target_)), partial_(partial_name(target_)) {
+  std::error_code error;
+  fs::create_directories(parent_, error);
+  if (error) fail_with_errno("make the folder", parent_, error.value());
+  check_target();
+  lock_and_make();
+}
+
+PartialFolder::~PartialFolder() {
+  if (is_there_) remove_folder(partial_);
+}
+
+void PartialFolder::check_target() const {
+  std::error_code error;
+  const fs::file_status status = fs::status(target_, error);
+  if (!fs::exists(status)) return;
+  const bool is_free = fs::is_directory(status) && (has_index(target_) || fs::is_empty(target_, error));
+  if (is_free) return;
+  fail(c10::str(target_, " is there and is no checkpoint"), "pass a path of its own: a save replaces what is there");
+}
+
+// Under a lock on the parent, for the moment that it takes: nobody sees a new folder before its lock is held.
+void PartialFolder::lock_and_make() {
+  const File parent = File::open_folder(parent_);
+  parent.lock();
+  std::vector<std::string> leftovers;
+  for (const auto& item : fs::directory_iterator(parent_)) {
+    if (!is_partial_name(item.path().filename().string())) continue;
+    is_in_use(item.path().string()) ? check_nobody_saves(target_, item.path())
+                                    : leftovers.push_back(item.path().string());
+  }
+  for (const std::string& path : leftovers) remove_folder(path);
+  if (::mkdir(partial_.c_str(), 0777) != 0) fail_with_errno("make the folder", partial_, errno);
+  is_there_ = true;
+  lock_.emplace(File::create(partial_ + kLockName));
+  lock_->try_lock();
+}
+
+void PartialFolder::commit() {
+  bool replaces = false;
+  {
+    const File parent = File::open_folder(parent_);
+    parent.lock();
+    if (::unlink((partial_ + kLockName).c_str()) != 0) fail_with_errno("finish", partial_, errno);
+    File::open_folder(partial_).sync();
+    check_target();
+    replaces = swap_in();
+    parent.sync();
+  }
+  is_there_ = false;
+  lock_.reset();
+  // Under the partial name is the old one now.
+  if (replaces) remove_folder(partial_);
+}
+
+bool PartialFolder::swap_in() {
+  if (::access(target_.c_str(), F_OK) != 0) {
+    rename_or_fail(partial_, target_);
+    return false;
+  }
+  if (::renameat2(AT_FDCWD, partial_.c_str(), AT_FDCWD, target_.c_str(), RENAME_EXCHANGE) == 0) return true;
+  if (errno != EINVAL && errno != ENOSYS) fail_with_errno("rename a folder to", target_, errno);
+  // A file system that cannot exchange two folders: for a moment there is none of that name.
+  log::warn_once(c10::str("[checkpoint] the file system of ", parent_,
+                          " cannot exchange two folders: a kill between two renames leaves the old checkpoint under "
+                          "another name"));
+  const std::string aside = partial_name(target_);
+  rename_or_fail(target_, aside);
+  rename_or_fail(partial_, target_);
+  partial_ = aside;
+  return true;
+}
+
+void remove_checkpoint(const std::string& path) {
+  const std::string aside = partial_name(path);
+  rename_or_fail(path, aside);
+  File::open_folder(parent_of(path)).sync();
+  remove_folder(aside);
+}
+
+}  // namespace serried::checkpoint::detail

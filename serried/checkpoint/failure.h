@@ -1,0 +1,29 @@
+// What goes wrong inside a checkpoint, before it is known which ranks it concerns.
+#pragma once
+
+#include <exception>
+#include <string>
+
+namespace serried::checkpoint::detail {
+
+/// Thrown by everything below save and load, which tell the other ranks and raise one error on all of them.
+struct Failure : std::exception {
+  enum class Kind { value, system };  // the caller's mistake, or what the machine refused
+
+  Failure(Kind kind_, std::string text_, std::string fix_)
+      : kind(kind_), text(std::move(text_)), fix(std::move(fix_)) {}
+  const char* what() const noexcept override { return text.c_str(); }
+
+  Kind kind;
+  std::string text;
+  std::string fix;
+};
+
+[[noreturn]] inline void fail(std::string text, std::string fix) {
+  throw Failure(Failure::Kind::value, std::move(text), std::move(fix));
+}
+
+/// ValueError for mistakes, c10::Error for what the machine refused.
+[[noreturn]] void raise_failure(const char* where, const Failure& failure);
+
+}  // namespace serried::checkpoint::detail

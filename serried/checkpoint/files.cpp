@@ -1,0 +1,149 @@
+// POSIX calls with errors that name the file.
+#include "serried/checkpoint/files.h"
+
+#include <c10/util/Exception.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "serried/base/error.h"
+#include "serried/checkpoint/failure.h"
+
+namespace serried::checkpoint::detail {
+namespace {
+
+// Larger calls are cut by the kernel anyway.
+constexpr int64_t kMaxCall = int64_t(1) << 30;
+
+const char* fix_for(int error) {
+  switch (error) {
+    case ENOSPC:
+    case EDQUOT: return "free some space, or save to another disk; what was saved before is untouched";
+    case EACCES:
+    case EPERM:
+    case EROFS: return "choose a folder that this user may write";
+    case ENOENT: return "check the path; somebody may have removed or renamed the folder meanwhile";
+    case EIO: return "the disk reports an error: use another one";
+    default: return "check the path and the disk";
+  }
+}
+
+int open_or_fail(const char* verb, const std::string& path, int flags) {
+  const int fd = ::open(path.c_str(), flags | O_CLOEXEC, 0666);
+  if (fd < 0) fail_with_errno(verb, path, errno);
+  return fd;
+}
+
+}  // namespace
+
+void raise_failure(const char* where, const Failure& failure) {
+  if (failure.kind == Failure::Kind::value) raise<c10::ValueError>({where, failure.text, failure.fix});
+  raise<c10::Error>({where, failure.text, failure.fix});
+}
+
+void fail_with_errno(const char* verb, const std::string& path, int error) {
+  throw Failure(Failure::Kind::system, "cannot " + std::string(verb) + " " + path + ": " + std::strerror(error),
+                fix_for(error));
+}
+
+File File::open_to_read(const std::string& path) {
+  return {open_or_fail("open", path, O_RDONLY), path};
+}
+
+File File::open_to_write(const std::string& path) {
+  return {open_or_fail("open", path, O_RDWR), path};
+}
+
+File File::create(const std::string& path) {
+  return {open_or_fail("create", path, O_RDWR | O_CREAT | O_EXCL), path};
+}
+
+File File::open_folder(const std::string& path) {
+  return {open_or_fail("open", path, O_RDONLY | O_DIRECTORY), path};
+}
+
+File::File(File&& other) noexcept : fd_(other.fd_), path_(std::move(other.path_)) {
+  other.fd_ = -1;
+}
+
+File::~File() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+int64_t File::size() const {
+  struct stat status = {};
+  if (::fstat(fd_, &status) != 0) fail_with_errno("ask for the size of", path_, errno);
+  return int64_t(status.st_size);
+}
+
+void File::resize(int64_t size) const {
+  if (::ftruncate(fd_, size) != 0) fail_with_errno("make room in", path_, errno);
+}
+
+void File::read(int64_t offset, void* data, int64_t size) const {
+  auto* next = static_cast<char*>(data);
+  while (size > 0) {
+    const ssize_t count = ::pread(fd_, next, size_t(std::min(size, kMaxCall)), offset);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) fail_with_errno("read", path_, errno);
+    if (count == 0) {
+      throw Failure(Failure::Kind::system,
+                    path_ + " ends at byte " + std::to_string(offset) + ", " + std::to_string(size) + " bytes early",
+                    "the file is cut short: use a whole copy");
+    }
+    next += count;
+    offset += count;
+    size -= count;
+  }
+}
+
+void File::write(int64_t offset, const void* data, int64_t size) const {
+  const auto* next = static_cast<const char*>(data);
+  while (size > 0) {
+    const ssize_t count = ::pwrite(fd_, next, size_t(std::min(size, kMaxCall)), offset);
+    if (count < 0 && errno == EINTR) continue;
+    // A disk that takes nothing and says nothing must not keep us here for ever.
+    if (count <= 0) fail_with_errno("write", path_, count == 0 ? ENOSPC : errno);
+    next += count;
+    offset += count;
+    size -= count;
+  }
+}
+
+void File::sync() const {
+  if (::fsync(fd_) != 0) fail_with_errno("write", path_, errno);
+}
+
+bool File::try_lock() const {
+  return ::flock(fd_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
+}
+
+void File::lock() const {
+  while (::flock(fd_, LOCK_EX) != 0 && errno == EINTR) {
+  }
+}
+
+void write_file(const std::string& path, std::string_view content) {
+  const File file = File::create(path);
+  file.write(0, content.data(), int64_t(content.size()));
+  file.sync();
+}
+
+std::string read_file(const std::string& path, int64_t max_bytes) {
+  const File file = File::open_to_read(path);
+  const int64_t size = file.size();
+  if (size > max_bytes) {
+    fail(path + " has " + std::to_string(size) + " bytes, and may have " + std::to_string(max_bytes),
+         "the file is damaged: use a copy");
+  }
+  std::string content(size_t(size), '\0');
+  file.read(0, content.data(), size);
+  return content;
+}
+
+}  // namespace serried::checkpoint::detail

@@ -1,0 +1,52 @@
+// index.json: what a checkpoint has beside its tensors, and the hashes of its files.
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace serried::checkpoint::detail {
+
+inline constexpr const char* kIndexName = "index.json";
+inline constexpr const char* kValuesEntry = "values";  // the tensors among the user's values
+inline constexpr int64_t kFormatVersion = 1;
+
+struct IndexedFile {
+  std::string name;
+  int64_t num_bytes = 0;
+  std::vector<uint64_t> hashes = {};  // of its blocks
+};
+
+struct IndexedEntry {
+  std::vector<std::string> files = {};              // in the order of tensors
+  std::map<std::string, std::string> aliases = {};  // names of tensors that stand under another one
+  nlohmann::json values = nullptr;
+  nlohmann::json per_rank = nullptr;
+};
+
+struct Index {
+  int64_t world_size = 1;
+  int64_t block_bytes = 0;
+  std::map<std::string, IndexedEntry> entries = {};
+  nlohmann::json values = nlohmann::json::object();  // the user's
+  std::vector<IndexedFile> files = {};
+};
+
+std::string index_text(const Index& index);
+
+/// Failure where the text is damaged, of a newer format, or names files outside of its folder.
+Index parse_index(const std::string& text, const std::string& path);
+
+/// The index of the checkpoint in `folder`; Failure that says so where there is none.
+Index read_index(const std::string& folder);
+
+/// Whether the folder has one, good or bad.
+bool has_index(const std::string& folder);
+
+/// Failure for a name that cannot be part of a file's.
+void check_entry_name(const std::string& name);
+
+}  // namespace serried::checkpoint::detail

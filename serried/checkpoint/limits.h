@@ -1,0 +1,20 @@
+// The numbers of the format that tests make small.
+#pragma once
+
+#include <cstdint>
+
+namespace serried::checkpoint::detail {
+
+struct FormatLimits {
+  int64_t file_bytes = int64_t(4) << 30;   // of tensors in a file, unless one alone has more
+  int64_t block_bytes = int64_t(4) << 20;  // that have a hash, and that one of several replicas writes
+  int64_t short_run = int64_t(64) << 10;   // shorter runs of bytes are brought to rows first
+};
+
+/// Of this process; changed only while nothing is saved.
+inline FormatLimits& format_limits() {
+  static FormatLimits limits;
+  return limits;
+}
+
+}  // namespace serried::checkpoint::detail

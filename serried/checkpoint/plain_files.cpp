@@ -1,0 +1,137 @@
+// Plain modules as single safetensors files.
+#include <ATen/ATen.h>
+#include <c10/util/StringUtil.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <unordered_map>
+
+#include "serried/checkpoint/checkpoint.h"
+#include "serried/checkpoint/commit.h"
+#include "serried/checkpoint/failure.h"
+#include "serried/checkpoint/reader.h"
+#include "serried/checkpoint/save_job.h"
+#include "serried/checkpoint/source.h"
+#include "serried/checkpoint/writer.h"
+#include "serried/tensor/dtensor.h"
+
+namespace serried {
+namespace checkpoint::detail {
+namespace {
+
+Part plain_part(const torch::nn::Module& module) {
+  Part part = part_of_module(unwrapped(module));
+  std::stable_sort(part.items.begin(), part.items.end(),
+                   [](const Item& a, const Item& b) { return a.tensor.element_size() > b.tensor.element_size(); });
+  for (const Item& item : part.items) {
+    if (is_dtensor(item.tensor)) {
+      fail(c10::str("\"", item.name, "\" is a DTensor"), "save and load it with checkpoint::save and checkpoint::load");
+    }
+    if (!safetensors_dtype(item.tensor.scalar_type())) {
+      fail(c10::str("\"", item.name, "\" has the dtype ", item.tensor.scalar_type(),
+                    ", which safetensors does not have"),
+           "save it in another one");
+    }
+  }
+  return part;
+}
+
+FileHeader header_of(const Part& part, const SaveSafetensorsOptions& options) {
+  FileHeader header;
+  header.metadata = {{"format", "pt"}};
+  header.metadata.insert(part.aliases.begin(), part.aliases.end());
+  for (const auto& [key, text] : options.metadata) header.metadata[key] = text;
+  int64_t end = 0;
+  for (const Item& item : part.items) {
+    const std::vector<int64_t> sizes = item.tensor.sizes().vec();
+    const int64_t begin = end;
+    end += bytes_of(item.tensor.scalar_type(), sizes);
+    header.tensors.push_back({item.name, item.tensor.scalar_type(), sizes, begin, end});
+  }
+  return header;
+}
+
+void write_plain(const std::string& path, const torch::nn::Module& module, const SaveSafetensorsOptions& options) {
+  const at::NoGradGuard no_grad;
+  const Part part = plain_part(module);
+  const FileHeader header = header_of(part, options);
+  const std::string text = header_text(header);
+  const std::string partial = c10::str(clean_path(path), ".partial-", ::getpid());
+  ::unlink(partial.c_str());
+  try {
+    const File file = File::create(partial);
+    file.write(0, text.data(), int64_t(text.size()));
+    for (size_t i = 0; i < part.items.size(); ++i) {
+      const at::Tensor bytes = bytes_to_write(part.items[i].tensor);
+      file.write(int64_t(text.size()) + header.tensors[i].begin, bytes.const_data_ptr(), int64_t(bytes.nbytes()));
+    }
+    file.sync();
+    if (::rename(partial.c_str(), path.c_str()) != 0) fail_with_errno("rename a file to", path, errno);
+    File::open_folder(parent_of(path)).sync();
+  } catch (const Failure&) {
+    ::unlink(partial.c_str());
+    throw;
+  }
+}
+
+// Names of tensors that stand under another one; metadata has other things, too.
+std::map<std::string, std::string> aliases_in(const FileHeader& header) {
+  std::unordered_map<std::string, bool> names;
+  for (const FileTensor& tensor : header.tensors) names[tensor.name] = true;
+  std::map<std::string, std::string> aliases;
+  for (const auto& [key, text] : header.metadata) {
+    if (names.count(key) == 0 && names.count(text) != 0) aliases[key] = text;
+  }
+  return aliases;
+}
+
+void check_plain_names(const std::string& path, const Wanted& wanted) {
+  if (wanted.missing.empty() && wanted.extra.empty()) return;
+  const auto list = [](const std::vector<std::string>& names) {
+    return names.empty() ? std::string("none") : c10::Join(", ", names);
+  };
+  fail(c10::str(path, " has other names than the module: missing there: ", list(wanted.missing),
+                "; only there: ", list(wanted.extra)),
+       "load into the same model, pass {.rename = {{pattern, to}}}, or {.strict = false} to load what both have");
+}
+
+void read_plain(const std::string& path, const torch::nn::Module& module, const LoadSafetensorsOptions& options) {
+  const Part part = plain_part(module);
+  const auto file = std::make_shared<TensorFile>(path);
+  const SavedPart saved{file->header().tensors, aliases_in(file->header()), nullptr, nullptr};
+  const Wanted wanted = match_names(part, saved, {.rename = options.rename});
+  if (options.strict) check_plain_names(path, wanted);
+  std::unordered_map<std::string, const FileTensor*> found;
+  for (const FileTensor& tensor : file->header().tensors) found[tensor.name] = &tensor;
+  std::vector<Reading> readings;
+  for (const Target& target : wanted.targets) {
+    readings.push_back({file, found.at(target.saved_name), target.tensor});
+    check_looks(readings.back(), {options.convert, ""});
+  }
+  read_all(std::move(readings));
+}
+
+}  // namespace
+}  // namespace checkpoint::detail
+
+void save_safetensors(const std::string& path, const torch::nn::Module& module, SaveSafetensorsOptions options) {
+  try {
+    checkpoint::detail::refuse_recording("save_safetensors");
+    checkpoint::detail::write_plain(path, module, options);
+  } catch (const checkpoint::detail::Failure& failure) {
+    checkpoint::detail::raise_failure("save_safetensors", failure);
+  }
+}
+
+void load_safetensors(const std::string& path, const torch::nn::Module& module, LoadSafetensorsOptions options) {
+  try {
+    checkpoint::detail::refuse_recording("load_safetensors");
+    checkpoint::detail::read_plain(path, module, options);
+  } catch (const checkpoint::detail::Failure& failure) {
+    checkpoint::detail::raise_failure("load_safetensors", failure);
+  }
+}
+
+}  // namespace serried

@@ -1,0 +1,80 @@
+// One text per rank and step, which says how it went.
+#include "serried/checkpoint/ranks.h"
+
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+
+#include <nlohmann/json.hpp>
+
+#include "serried/checkpoint/failure.h"
+#include "serried/comm/agree/rank_texts.h"
+#include "serried/comm/collectives/watch.h"
+
+namespace serried::checkpoint::detail {
+namespace {
+
+constexpr char kDone = 'd';
+constexpr char kFailed = 'f';
+
+std::string failure_text(const Failure& failure) {
+  // The text may quote anything, and JSON takes UTF-8 only.
+  return kFailed + nlohmann::json({{"kind", int(failure.kind)}, {"text", failure.text}, {"fix", failure.fix}})
+                       .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+// An error of a layer below is formatted already: its parts are put into ours.
+Failure failure_of(const std::string& formatted) {
+  const size_t fix = formatted.find("\n  fix: ");
+  const size_t at = formatted.find("\n  at: ");
+  const std::string what = formatted.substr(0, std::min(fix, at));
+  if (fix == std::string::npos) return {Failure::Kind::value, what, ""};
+  return {Failure::Kind::value, what, formatted.substr(fix + 8, at == std::string::npos ? at : at - fix - 8)};
+}
+
+std::string outcome_of(const std::function<std::string()>& step) {
+  try {
+    return kDone + step();
+  } catch (const Failure& failure) {
+    return failure_text(failure);
+  } catch (const c10::Error& error) {
+    return failure_text(failure_of(error.what_without_backtrace()));
+  } catch (const std::exception& error) {
+    return failure_text(failure_of(error.what()));
+  }
+}
+
+[[noreturn]] void throw_failure(const std::string& text, int rank, int size) {
+  const auto object = nlohmann::json::parse(text.substr(1));
+  const std::string who = size > 1 ? c10::str("rank ", rank, ": ") : "";
+  throw Failure(Failure::Kind(object["kind"].get<int>()), who + object["text"].get<std::string>(),
+                object["fix"].get<std::string>());
+}
+
+}  // namespace
+
+std::vector<std::string> Ranks::together(const std::function<std::string()>& step) const {
+  const watch::PartOf scope("checkpoint");
+  const std::string mine = outcome_of(step);
+  std::vector<std::string> all =
+      size() > 1 ? serried::detail::all_gather_bytes(mine, group_) : std::vector<std::string>{mine};
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank].empty() || all[rank].front() != kDone) throw_failure(all[rank], int(rank), size());
+  }
+  for (std::string& text : all) text.erase(0, 1);
+  return all;
+}
+
+void Ranks::compare(const std::string& mine) const {
+  if (size() == 1) return;
+  const watch::PartOf scope("checkpoint");
+  const auto difference = serried::detail::first_difference(mine, group_);
+  if (!difference) return;
+  const auto shown = [](const std::optional<std::string>& line) { return line ? *line : std::string("nothing more"); };
+  fail(
+      c10::str("ranks save different things: rank 0 has ", shown(difference->first), ", rank ", difference->rank,
+               " has ", shown(difference->other)),
+      "save the same names, sizes and values on every rank; plain parameters that differ between ranks have to be made "
+      "equal first, with DistributedDataParallel or broadcast_");
+}
+
+}  // namespace serried::checkpoint::detail

@@ -1,0 +1,256 @@
+// Byte ranges of files into parts of tensors.
+#include "serried/checkpoint/reader.h"
+
+#include <ATen/ATen.h>
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "serried/base/text.h"
+#include "serried/checkpoint/failure.h"
+#include "serried/checkpoint/runs.h"
+#include "serried/comm/collectives/watch.h"
+#include "serried/tape/tape.h"
+#include "serried/tensor/dispatch/local_only.h"
+#include "serried/tensor/gather_on_use.h"
+#include "serried/tensor/parts.h"
+#include "serried/tensor/redistribute/redistribute.h"
+
+namespace serried::checkpoint::detail {
+namespace {
+
+using serried::detail::LocalOnly;
+using serried::detail::sizes_text;
+
+std::string looks_text(const FileTensor& tensor) {
+  return watch::dtype_name(tensor.dtype) + sizes_text(tensor.sizes);
+}
+
+bool is_real_number(c10::ScalarType dtype) {
+  return c10::isFloatingType(dtype);
+}
+
+// Somebody outside of autograd has written it.
+void note_write(const at::Tensor& t) {
+  const auto bump = [](const at::Tensor& written) {
+    if (!written.is_inference()) written.unsafeGetTensorImpl()->bump_version();
+  };
+  bump(t);
+  const at::Tensor part = part_of(t);
+  if (!part.is_same(t)) bump(part);
+  if (serried::detail::GatherOnUse* gather = serried::detail::gather_of(t)) gather->note_write();
+}
+
+// Reads one tensor's part.
+class PartReader {
+ public:
+  PartReader(const Reading& reading, std::optional<Failure>& failure)
+      : reading_(reading), spec_(spec_of(reading.to)), part_(part_of(reading.to)), failure_(failure) {}
+
+  void run() {
+    if (spec_ && !spec_->mesh.contains_this_rank()) return;
+    const Placements rows = spec_ ? rows_instead(*spec_) : Placements();
+    if (!rows.empty()) return read_rows(rows);
+    const Region region = spec_ ? Region::of(*spec_) : Region::whole(reading_.from->sizes);
+    if (can_read_in_place()) {
+      read(region, part_.mutable_data_ptr());
+    } else {
+      store(read_region(region));
+    }
+  }
+
+ private:
+  bool can_read_in_place() const {
+    return part_.device().is_cpu() && part_.is_contiguous() && !part_.is_conj() && !part_.is_neg() &&
+           part_.scalar_type() == reading_.from->dtype;
+  }
+
+  at::Tensor read_region(const Region& region) {
+    const LocalOnly local_only;
+    at::Tensor read_here = at::empty(region.part_sizes(), at::TensorOptions(reading_.from->dtype).device(at::kCPU));
+    read(region, read_here.mutable_data_ptr());
+    return read_here;
+  }
+
+  // Takes part in what all ranks do even where it cannot read.
+  void read_rows(const Placements& rows) {
+    const at::Tensor mine = read_region(Region::of(*spec_, rows)).to(part_.device());
+    const SpecPtr from =
+        intern_spec(spec_->mesh, rows, spec_->sizes, serried::contiguous_strides(spec_->sizes), mine.scalar_type());
+    store(redistribute_local(mine, *from, spec_->placements));
+  }
+
+  void store(const at::Tensor& value) const {
+    if (failure_) return;
+    const LocalOnly local_only;
+    part_.copy_(value);
+  }
+
+  void read(const Region& region, void* to) const {
+    if (failure_) return;
+    auto* data = static_cast<char*>(to);
+    const int64_t begin = reading_.file->begin_of(*reading_.from);
+    try {
+      for_each_run(region, int64_t(c10::elementSize(reading_.from->dtype)), [&](const Run& run) {
+        reading_.file->read(begin + run.in_file, data + run.in_part, run.num_bytes);
+      });
+    } catch (const Failure& failure) {
+      failure_ = failure;
+    }
+  }
+
+  const Reading& reading_;
+  const SpecPtr spec_;
+  const at::Tensor part_;
+  std::optional<Failure>& failure_;
+};
+
+}  // namespace
+
+TensorFile::TensorFile(const std::string& path) : file_(File::open_to_read(path)), num_bytes_(file_.size()) {
+  read_header();
+}
+
+TensorFile::TensorFile(const std::string& folder, const IndexedFile& indexed, int64_t block_bytes)
+    : file_(File::open_to_read(folder + "/" + indexed.name)),
+      num_bytes_(file_.size()),
+      hashes_(indexed.hashes),
+      grid_{indexed.num_bytes, block_bytes} {
+  if (num_bytes_ != indexed.num_bytes) {
+    fail(c10::str(path(), " has ", num_bytes_, " bytes, and had ", indexed.num_bytes, " when it was saved"),
+         "the file is cut short or was changed: use another checkpoint");
+  }
+  hasher_ = std::make_unique<BlockHasher>(grid_);
+  read_header();
+}
+
+void TensorFile::read_header() {
+  std::string first(size_t(std::min<int64_t>(8, num_bytes_)), '\0');
+  file_.read(0, first.data(), int64_t(first.size()));
+  try {
+    const int64_t length = header_length(first, num_bytes_);
+    std::string text(size_t(length), '\0');
+    file_.read(8, text.data(), length);
+    if (hasher_) {
+      hasher_->see(0, first.data(), 8);
+      hasher_->see(8, text.data(), length);
+    }
+    header_ = parse_header(text, num_bytes_ - 8 - length);
+  } catch (const Failure& failure) {
+    throw Failure(failure.kind, path() + ": " + failure.text, failure.fix);
+  }
+}
+
+void TensorFile::read(int64_t offset, void* data, int64_t size) {
+  file_.read(offset, data, size);
+  if (!hasher_) return;
+  hasher_->see(offset, data, size);
+  compare_hashes();
+}
+
+void TensorFile::compare_hashes() {
+  const auto& seen = hasher_->hashes();
+  for (auto next = seen.upper_bound(last_compared_); next != seen.end(); ++next) {
+    const int64_t block = last_compared_ = next->first;
+    if (next->second == hashes_[size_t(block)]) continue;
+    fail(c10::str(path(), " is damaged: bytes ", grid_.begin(block), " to ", grid_.end(block), ", of ",
+                  tensor_at(grid_.begin(block)), ", are not those that were saved"),
+         "use another checkpoint; serried checkpoint verify names all that is damaged");
+  }
+}
+
+std::string TensorFile::tensor_at(int64_t offset) const {
+  for (const FileTensor& tensor : header_.tensors) {
+    if (header_.num_bytes + tensor.end > offset) return "\"" + serried::detail::printable(tensor.name) + "\" and on";
+  }
+  return "no tensor";
+}
+
+Checkpoint::Checkpoint(const std::string& folder) : folder_(folder), index_(read_index(folder)) {}
+
+const IndexedEntry& Checkpoint::entry(const std::string& name) const {
+  const auto found = index_.entries.find(name);
+  if (found != index_.entries.end()) return found->second;
+  std::vector<std::string> there;
+  for (const auto& [known, entry] : index_.entries) there.push_back(known);
+  for (const auto& [known, value] : index_.values.items()) there.push_back(known);
+  fail(c10::str(folder_, " has no \"", name, "\"; it has: ", c10::Join(", ", there)), "load what is there");
+}
+
+std::vector<std::shared_ptr<TensorFile>> Checkpoint::files(const std::string& name) {
+  std::vector<std::shared_ptr<TensorFile>> files;
+  const auto indexed_entry = index_.entries.find(name);
+  if (indexed_entry == index_.entries.end()) return files;
+  for (const std::string& file : indexed_entry->second.files) {
+    std::shared_ptr<TensorFile>& open = open_[file];
+    const auto indexed = std::find_if(index_.files.begin(), index_.files.end(),
+                                      [&](const IndexedFile& each) { return each.name == file; });
+    if (indexed == index_.files.end())
+      fail(c10::str("the index of ", folder_, " lacks ", file), "use another checkpoint");
+    if (!open) open = std::make_shared<TensorFile>(folder_, *indexed, index_.block_bytes);
+    files.push_back(open);
+  }
+  return files;
+}
+
+SavedPart Checkpoint::part(const std::string& name) {
+  const IndexedEntry& indexed = entry(name);
+  SavedPart part;
+  for (const auto& file : files(name)) {
+    part.tensors.insert(part.tensors.end(), file->header().tensors.begin(), file->header().tensors.end());
+  }
+  part.aliases = indexed.aliases;
+  if (!indexed.values.is_null()) part.values = std::make_shared<const nlohmann::json>(indexed.values);
+  if (!indexed.per_rank.is_null()) part.per_rank = std::make_shared<const nlohmann::json>(indexed.per_rank);
+  return part;
+}
+
+void check_looks(const Reading& reading, const ReadOptions& options) {
+  const FileTensor& from = *reading.from;
+  const at::Tensor& to = reading.to;
+  const std::string name = c10::str("\"", options.what, serried::detail::printable(from.name), "\"");
+  if (to.sizes() != c10::IntArrayRef(from.sizes)) {
+    fail(c10::str(name, " has sizes ", sizes_text(from.sizes), " in the checkpoint, and ", sizes_text(to.sizes()),
+                  " here"),
+         "load into a model of the same sizes, or leave this tensor out by name");
+  }
+  if (to.device().is_meta() || to.layout() != at::kStrided) {
+    fail(c10::str(name, " is loaded into ", watch::describe_tensor(to), ", which has no memory of its own"),
+         "load into a dense tensor on a device");
+  }
+  for (const Placement& placement : spec_of(to) ? spec_of(to)->placements : Placements()) {
+    if (!placement.is_partial()) continue;
+    fail(c10::str(name, " is loaded into ", spec_of(to)->to_string(), ", which is Partial"),
+         "load into one that is Replicate or Shard");
+  }
+  if (to.scalar_type() == from.dtype) return;
+  const bool can_convert = is_real_number(from.dtype) && is_real_number(to.scalar_type());
+  if (can_convert && options.convert) return;
+  fail(c10::str(name, " is ", looks_text(from), " in the checkpoint, and ", watch::describe_tensor(to), " here"),
+       can_convert ? "pass {.convert = true}, or give the model the dtype that was saved"
+                   : "load into a tensor of the dtype that was saved");
+}
+
+void read_all(std::vector<Reading> readings) {
+  const tape::Pause off_tape;
+  const at::NoGradGuard no_grad;
+  std::stable_sort(readings.begin(), readings.end(), [](const Reading& a, const Reading& b) {
+    return std::tie(a.file->path(), a.from->begin) < std::tie(b.file->path(), b.from->begin);
+  });
+  std::optional<Failure> failure;
+  for (const Reading& reading : readings) {
+    PartReader(reading, failure).run();
+    note_write(reading.to);
+  }
+  if (failure) throw *failure;
+}
+
+at::Tensor read_whole(TensorFile& file, const FileTensor& tensor) {
+  const LocalOnly local_only;
+  at::Tensor result = at::empty(tensor.sizes, at::TensorOptions(tensor.dtype).device(at::kCPU));
+  file.read(file.begin_of(tensor), result.mutable_data_ptr(), int64_t(result.nbytes()));
+  return result;
+}
+
+}  // namespace serried::checkpoint::detail

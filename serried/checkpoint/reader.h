@@ -1,0 +1,92 @@
+// A checkpoint that is there: its index, the headers of its files, and bytes of its tensors.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "serried/checkpoint/blocks.h"
+#include "serried/checkpoint/files.h"
+#include "serried/checkpoint/index.h"
+#include "serried/checkpoint/safetensors.h"
+#include "serried/checkpoint/source.h"
+
+namespace serried::checkpoint::detail {
+
+/// A safetensors file that is open, with its header; knows hashes where it is part of a checkpoint.
+class TensorFile {
+ public:
+  /// Alone, as any tool may have written it.
+  explicit TensorFile(const std::string& path);
+  /// As the index says; Failure where its length is another.
+  TensorFile(const std::string& folder, const IndexedFile& indexed, int64_t block_bytes);
+
+  const FileHeader& header() const { return header_; }
+  const std::string& path() const { return file_.path(); }
+  const File& file() const { return file_; }
+  /// Where a tensor's bytes begin in the file.
+  int64_t begin_of(const FileTensor& tensor) const { return header_.num_bytes + tensor.begin; }
+
+  /// Reads, and compares blocks that are read whole with their hashes; reads come in ascending order. Failure that
+  /// names file, tensor and offset.
+  void read(int64_t offset, void* data, int64_t size);
+
+ private:
+  void read_header();
+  void compare_hashes();
+  std::string tensor_at(int64_t offset) const;
+
+  File file_;
+  FileHeader header_;
+  int64_t num_bytes_;
+  std::vector<uint64_t> hashes_ = {};
+  std::unique_ptr<BlockHasher> hasher_ = {};
+  BlockGrid grid_ = {};
+  int64_t last_compared_ = -1;
+};
+
+class Checkpoint {
+ public:
+  explicit Checkpoint(const std::string& folder);
+
+  const Index& index() const { return index_; }
+  const std::string& folder() const { return folder_; }
+  /// Failure that lists what there is where there is no such entry.
+  const IndexedEntry& entry(const std::string& name) const;
+  /// The files of an entry, opened once.
+  std::vector<std::shared_ptr<TensorFile>> files(const std::string& entry);
+  /// Names and looks of what an entry has.
+  SavedPart part(const std::string& entry);
+
+ private:
+  const std::string folder_;
+  const Index index_;
+  std::map<std::string, std::shared_ptr<TensorFile>> open_;
+};
+
+struct ReadOptions {
+  bool convert = false;
+  std::string what = {};  // before names in messages: "model."
+};
+
+/// Where a tensor of a file goes.
+struct Reading {
+  std::shared_ptr<TensorFile> file;
+  const FileTensor* from;
+  at::Tensor to;
+};
+
+/// Failure where sizes or dtypes do not fit.
+void check_looks(const Reading& reading, const ReadOptions& options);
+
+/// Reads this rank's bytes of all of them into the tensors that are there: all ranks that share their meshes call it,
+/// in the same order. A failure to read is kept until all have taken part, then thrown.
+void read_all(std::vector<Reading> readings);
+
+/// A tensor of its own, whole.
+at::Tensor read_whole(TensorFile& file, const FileTensor& tensor);
+
+}  // namespace serried::checkpoint::detail

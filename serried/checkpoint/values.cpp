@@ -1,0 +1,249 @@
+// Values to JSON and back.
+#include "serried/checkpoint/values.h"
+
+#include <c10/util/StringUtil.h>
+#include <c10/util/overloaded.h>
+
+#include <cmath>
+#include <unordered_set>
+
+#include "serried/base/text.h"
+#include "serried/checkpoint/failure.h"
+
+namespace serried::checkpoint {
+
+using detail::ValueContent;
+
+Value::Value(State state) : content_(std::make_shared<ValueContent>(ValueContent{std::move(state)})) {}
+Value::Value(c10::IValue value) : content_(std::make_shared<ValueContent>(ValueContent{std::move(value)})) {}
+Value::Value(const at::Tensor& tensor) : Value(c10::IValue(tensor)) {}
+Value::Value(bool value) : Value(c10::IValue(value)) {}
+Value::Value(const char* text) : Value(c10::IValue(std::string(text))) {}
+Value::Value(std::string text) : Value(c10::IValue(std::move(text))) {}
+Value::Value(std::initializer_list<Entry> entries) : Value(std::vector<Entry>(entries)) {}
+Value::Value(const std::vector<Entry>& entries) : content_(std::make_shared<ValueContent>(ValueContent{entries})) {}
+Value::Value(int64_t* variable) : content_(std::make_shared<ValueContent>(ValueContent{detail::Variable(variable)})) {}
+Value::Value(double* variable) : content_(std::make_shared<ValueContent>(ValueContent{detail::Variable(variable)})) {}
+Value::Value(std::string* variable)
+    : content_(std::make_shared<ValueContent>(ValueContent{detail::Variable(variable)})) {}
+Value::Value(bool* variable) : content_(std::make_shared<ValueContent>(ValueContent{detail::Variable(variable)})) {}
+
+const c10::IValue& Value::value() const {
+  return std::get<c10::IValue>(content_->content);
+}
+
+namespace detail {
+namespace {
+
+using c10::IValue;
+using nlohmann::json;
+
+constexpr const char* kTensor = "$tensor";
+constexpr const char* kNumber = "$number";
+constexpr const char* kBytes = "$bytes";
+constexpr int kMaxDepth = 100;
+
+[[noreturn]] void refuse_value(const std::string& path, const std::string& what) {
+  fail(c10::str("\"", path, "\" is ", what),
+       "save numbers, texts, truth values, tensors, lists and dicts of these by text, or a state_of(...) by itself");
+}
+
+std::string hex_of(const std::string& bytes) {
+  static constexpr char kDigits[] = "0123456789abcdef";
+  std::string text;
+  for (char byte : bytes) {
+    text += kDigits[uint8_t(byte) >> 4];
+    text += kDigits[uint8_t(byte) & 15];
+  }
+  return text;
+}
+
+std::string bytes_of_hex(const std::string& text) {
+  const auto digit = [](char c) { return c >= 'a' ? c - 'a' + 10 : c - '0'; };
+  if (text.size() % 2 != 0 || text.find_first_not_of("0123456789abcdef") != std::string::npos) {
+    fail("a text in hex is damaged", "use another checkpoint");
+  }
+  std::string bytes;
+  for (size_t i = 0; i < text.size(); i += 2) bytes += char(digit(text[i]) * 16 + digit(text[i + 1]));
+  return bytes;
+}
+
+json text_json(const std::string& text) {
+  try {
+    (void)json(text).dump();
+    return text;
+  } catch (const json::type_error&) {
+    return {{kBytes, hex_of(text)}};
+  }
+}
+
+json json_of_ivalue(const IValue& value, const std::string& path, std::vector<Item>& items) {
+  if (value.isNone()) return nullptr;
+  if (value.isBool()) return value.toBool();
+  if (value.isInt()) return value.toInt();
+  if (value.isDouble()) return number_json(value.toDouble());
+  if (value.isString()) return text_json(value.toStringRef());
+  if (value.isTensor()) {
+    if (!value.toTensor().defined()) refuse_value(path, "an undefined tensor");
+    items.push_back({path, value.toTensor(), Holder::all});
+    return {{kTensor, path}};
+  }
+  if (value.isList()) {
+    json list = json::array();
+    for (const IValue& item : value.toListRef()) {
+      list.push_back(json_of_ivalue(item, c10::str(path, ".", list.size()), items));
+    }
+    return list;
+  }
+  if (!value.isGenericDict()) refuse_value(path, "of type " + value.tagKind());
+  json object = json::object();
+  for (const auto& item : value.toGenericDict()) {
+    if (!item.key().isString()) refuse_value(path, "a dict with keys of type " + item.key().tagKind());
+    const std::string& key = item.key().toStringRef();
+    object[escaped_key(key)] = json_of_ivalue(item.value(), path + "." + key, items);
+  }
+  return object;
+}
+
+json json_of_entries(const std::vector<Entry>& entries, const std::string& path, std::vector<Item>& items) {
+  json object = json::object();
+  for (const Entry& entry : entries) {
+    const std::string inner = path + "." + entry.name;
+    if (!object.emplace(escaped_key(entry.name), json_of(entry.value, inner, items)).second) {
+      refuse_value(inner, "there twice");
+    }
+  }
+  return object;
+}
+
+void write_variable(const Variable& variable, const json& saved, const std::string& path) {
+  const auto refuse = [&](const char* wanted) {
+    fail(c10::str("\"", path, "\" is ", saved.dump().substr(0, 100), " in the checkpoint, and is loaded into ", wanted),
+         "pass a pointer to a variable of the type that was saved");
+  };
+  std::visit(
+      c10::overloaded(
+          [&](int64_t* to) { saved.is_number_integer() ? void(*to = saved.get<int64_t>()) : refuse("an int64_t"); },
+          [&](double* to) { *to = number_of(saved); },
+          [&](std::string* to) {
+            const IValue text = value_of(saved, {});
+            text.isString() ? void(*to = text.toStringRef()) : refuse("a std::string");
+          },
+          [&](bool* to) { saved.is_boolean() ? void(*to = saved.get<bool>()) : refuse("a bool"); }),
+      variable);
+}
+
+void want_ivalue(const IValue& value, const std::string& path, const json& saved, Wanted& wanted) {
+  if (!value.isTensor()) {
+    fail(c10::str("\"", path, "\" is loaded into a constant"),
+         c10::str("pass a pointer to a variable, or call read_value(path, \"", path, "\")"));
+  }
+  if (!saved.is_object() || !saved.contains(kTensor)) {
+    fail(c10::str("\"", path, "\" is ", saved.dump().substr(0, 100), " in the checkpoint, and is loaded into a tensor"),
+         "pass a pointer to a variable of the type that was saved");
+  }
+  wanted.targets.push_back({saved[kTensor].get<std::string>(), value.toTensor()});
+}
+
+void want_entries(const std::vector<Entry>& entries, const std::string& path, const json& saved, Wanted& wanted) {
+  for (const Entry& entry : entries) {
+    const std::string inner = path + "." + entry.name;
+    const std::string key = escaped_key(entry.name);
+    if (!saved.is_object() || !saved.contains(key)) {
+      wanted.missing.push_back(inner);
+    } else {
+      want_value(entry.value, inner, saved[key], wanted);
+    }
+  }
+}
+
+}  // namespace
+
+std::string escaped_key(const std::string& name) {
+  return name.empty() || name.front() != '$' ? name : "$" + name;
+}
+
+json number_json(double number) {
+  if (std::isfinite(number)) return number;
+  return {{kNumber, std::isnan(number) ? "nan" : number > 0 ? "inf" : "-inf"}};
+}
+
+double number_of(const json& json) {
+  if (json.is_number()) return json.get<double>();
+  const std::string name = json.is_object() ? json.value(kNumber, "") : "";
+  if (name == "nan") return std::nan("");
+  if (name == "inf") return HUGE_VAL;
+  if (name == "-inf") return -HUGE_VAL;
+  fail(json.dump().substr(0, 100) + " in the checkpoint is no number", "load a value of the type that was saved");
+}
+
+json json_of(const Value& value, const std::string& path, std::vector<Item>& items) {
+  return std::visit(
+      c10::overloaded([&](const IValue& plain) { return json_of_ivalue(plain, path, items); },
+                      [&](const State&) -> json { refuse_value(path, "a state inside another value"); },
+                      [&](const std::vector<Entry>& entries) { return json_of_entries(entries, path, items); },
+                      [&](const Variable& variable) {
+                        return std::visit([&](const auto* from) { return json_of_ivalue(*from, path, items); },
+                                          variable);
+                      }),
+      value.content().content);
+}
+
+IValue value_of(const json& json, const std::function<at::Tensor(const std::string&)>& read_tensor) {
+  if (json.is_null()) return {};
+  if (json.is_boolean()) return json.get<bool>();
+  if (json.is_number_integer()) return json.get<int64_t>();
+  if (json.is_number()) return json.get<double>();
+  if (json.is_string()) return json.get<std::string>();
+  if (json.is_array()) {
+    c10::impl::GenericList list(c10::AnyType::get());
+    for (const auto& item : json) list.push_back(value_of(item, read_tensor));
+    return list;
+  }
+  if (json.contains(kTensor) && read_tensor) return read_tensor(json[kTensor].get<std::string>());
+  if (json.contains(kNumber)) return number_of(json);
+  if (json.contains(kBytes)) return bytes_of_hex(json[kBytes].get<std::string>());
+  c10::impl::GenericDict dict(c10::StringType::get(), c10::AnyType::get());
+  for (const auto& [key, item] : json.items()) {
+    dict.insert(key.substr(key.starts_with("$$") ? 1 : 0), value_of(item, read_tensor));
+  }
+  return dict;
+}
+
+void want_value(const Value& value, const std::string& path, const json& saved, Wanted& wanted) {
+  std::visit(c10::overloaded([&](const IValue& plain) { want_ivalue(plain, path, saved, wanted); },
+                             [&](const State&) { refuse_value(path, "a state inside another value"); },
+                             [&](const std::vector<Entry>& entries) { want_entries(entries, path, saved, wanted); },
+                             [&](const Variable& variable) {
+                               wanted.apply = [before = std::move(wanted.apply), variable, saved, path] {
+                                 if (before) before();
+                                 write_variable(variable, saved, path);
+                               };
+                             }),
+             value.content().content);
+}
+
+json parse_json(const std::string& text, const std::string& what) {
+  std::vector<std::unordered_set<std::string>> keys;
+  const auto refuse = [&](const std::string& why) {
+    fail(what + " " + why, "the file is damaged: use another checkpoint");
+  };
+  const json::parser_callback_t look = [&](int depth, json::parse_event_t event, json& value) {
+    if (depth > kMaxDepth) refuse("is nested too deeply");
+    if (event == json::parse_event_t::object_start) keys.emplace_back();
+    if (event == json::parse_event_t::object_end) keys.pop_back();
+    if (event == json::parse_event_t::key && !keys.back().insert(value.get<std::string>()).second) {
+      refuse("has the key \"" + serried::detail::printable(value.get<std::string>()) + "\" twice");
+    }
+    return true;
+  };
+  try {
+    return json::parse(text, look);
+  } catch (const json::exception& error) {
+    refuse("is no JSON");
+    throw;
+  }
+}
+
+}  // namespace detail
+}  // namespace serried::checkpoint

@@ -1,0 +1,83 @@
+// async_save: what is written is what was there when it was called.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "serried/checkpoint/checkpoint.h"
+#include "serried/comm/groups/ranks.h"
+#include "serried/tensor/dtensor.h"
+#include "tests/checkpoint/folder.h"
+#include "tests/support/close.h"
+#include "tests/support/errors.h"
+#include "tests/support/on_mesh.h"
+
+namespace serried::testing {
+namespace {
+
+TEST(AsyncSave, WritesWhatWasThereWhenItWasCalled) {
+  const Folder folder;
+  const at::Tensor x = torch::ones({1000});
+  const checkpoint::Saving saving = checkpoint::async_save(folder / "c", {{"x", x}, {"step", 4}});
+  x.fill_(2);
+  saving.wait();
+  EXPECT_TRUE(saving.done());
+  EXPECT_EQ(checkpoint::read_value(folder / "c", "x").toTensor().sum().item<double>(), 1000);
+  EXPECT_EQ(checkpoint::read_value(folder / "c", "step").toInt(), 4);
+  saving.wait();
+}
+
+TEST(AsyncSave, RanksSaveTogetherManyTimes) {
+  const Folder folder;
+  const SmallLimits limits({.file_bytes = 1 << 20, .block_bytes = 64, .short_run = 32});
+  for (const Sizes& shape : usual_meshes()) {
+    on_mesh(shape, [&](const DeviceMesh& mesh) {
+      Placements placements(size_t(mesh.ndim()), Shard(0));
+      placements.back() = Shard(1);
+      const DTensor x = distribute_tensor(iota({7, 5}), mesh, placements);
+      for (int64_t step = 0; step < 4; ++step) {
+        const auto saving = checkpoint::async_save(folder / "c", {{"x", x}, {"step", step}});
+        const at::NoGradGuard no_grad;
+        x.add_(1);
+        if (step % 2 == 0) saving.wait();
+      }
+      // Waits for the one before.
+      const DTensor loaded = distribute_tensor(torch::zeros({7, 5}, at::kDouble), mesh, placements);
+      int64_t step = 0;
+      checkpoint::load(folder / "c", {{"x", loaded}, {"step", &step}});
+      EXPECT_EQ(step, 3);
+      expect_equal(full(loaded), iota({7, 5}) + 3);
+    });
+  }
+}
+
+TEST(AsyncSave, AnErrorSurfacesInWaitOnAllRanks) {
+  const Folder folder;
+  write_content(folder / "file", "x");
+  run_ranks(2, [&](const Group&) {
+    const auto saving = checkpoint::async_save(folder / "file/c", {{"a", 1}});
+    const std::string text = error_text<c10::Error>([&] { saving.wait(); });
+    EXPECT_EQ(text.find(c10::str("[checkpoint::async_save] rank 0: cannot make the folder ", folder / "file",
+                                 ": Not a directory")),
+              0u)
+        << text;
+    // The next one is free to succeed.
+    checkpoint::async_save(folder / "c", {{"a", 1}}).wait();
+  });
+  EXPECT_EQ(checkpoint::read_value(folder / "c", "a").toInt(), 1);
+}
+
+TEST(AsyncSave, OneThatIsDroppedIsFinished) {
+  const Folder folder;
+  checkpoint::async_save(folder / "c", {{"a", 1}});
+  EXPECT_EQ(checkpoint::read_value(folder / "c", "a").toInt(), 1);
+}
+
+TEST(AsyncSave, OldOnesGoAsTheOptionsSay) {
+  const Folder folder;
+  for (int64_t step = 1; step <= 4; ++step) {
+    checkpoint::async_save(folder / ("step" + std::to_string(step)), {{"step", step}}, {.keep_last = 2});
+  }
+  EXPECT_EQ(folder.names(), (std::set<std::string>{"step3", "step4"}));
+}
+
+}  // namespace
+}  // namespace serried::testing

@@ -1,0 +1,405 @@
+// Every message of save and load, and what is left behind.
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <torch/torch.h>
+
+#include <csignal>
+
+#include "serried/checkpoint/checkpoint.h"
+#include "serried/checkpoint/commit.h"
+#include "serried/checkpoint/failure.h"
+#include "serried/checkpoint/save_job.h"
+#include "serried/comm/collectives/collectives.h"
+#include "serried/comm/groups/ranks.h"
+#include "serried/graph/capture.h"
+#include "serried/tensor/dtensor.h"
+#include "tests/checkpoint/folder.h"
+#include "tests/support/close.h"
+#include "tests/support/errors.h"
+#include "tests/support/on_mesh.h"
+
+namespace serried::testing {
+namespace {
+
+using checkpoint::state_of;
+
+std::string save_error(const std::string& path, const checkpoint::Contents& contents) {
+  return error_text<c10::ValueError>([&] { checkpoint::save(path, contents); });
+}
+
+std::string load_error(const std::string& path, const checkpoint::Contents& contents,
+                       const checkpoint::LoadOptions& options = {}) {
+  return error_text<c10::ValueError>([&] { checkpoint::load(path, contents, options); });
+}
+
+TEST(CheckpointErrors, NamesThatOnlyOneSideHas) {
+  const Folder folder;
+  torch::nn::Linear saved(3, 2), loaded(torch::nn::LinearOptions(3, 2).bias(false));
+  torch::nn::Sequential other(torch::nn::Linear(3, 2));
+  checkpoint::save(folder / "c", {{"model", state_of(*saved)}});
+  EXPECT_EQ(
+      load_error(folder / "c", {{"model", state_of(*other)}}),
+      "[checkpoint::load] \"model\" has other names in the checkpoint: missing there: 0.weight, 0.bias; only there: "
+      "bias, weight\n  fix: load into the same model, pass {.rename = {{pattern, to}}}, or {.strict = false} to load "
+      "what both have");
+  EXPECT_EQ(
+      load_error(folder / "c", {{"model", state_of(*loaded)}}),
+      "[checkpoint::load] \"model\" has other names in the checkpoint: missing there: none; only there: bias\n  fix: "
+      "load into the same model, pass {.rename = {{pattern, to}}}, or {.strict = false} to load what both have");
+  checkpoint::load(folder / "c", {{"model", state_of(*loaded)}}, {.strict = false});
+  expect_equal(loaded->weight.detach(), saved->weight.detach());
+}
+
+TEST(CheckpointErrors, SizesAndDtypesShowBothValues) {
+  const Folder folder;
+  torch::nn::Linear saved(3, 2), larger(3, 4);
+  checkpoint::save(folder / "c", {{"model", state_of(*saved)}});
+  EXPECT_EQ(
+      load_error(folder / "c", {{"model", state_of(*larger)}}),
+      "[checkpoint::load] \"model.weight\" has sizes [2,3] in the checkpoint, and [4,3] here\n  fix: load into a model "
+      "of the same sizes, or leave this tensor out by name");
+  saved->to(at::kDouble);
+  EXPECT_EQ(
+      load_error(folder / "c", {{"model", state_of(*saved)}}),
+      "[checkpoint::load] \"model.weight\" is f32[2,3] in the checkpoint, and f64[2,3] here\n  fix: pass {.convert = "
+      "true}, or give the model the dtype that was saved");
+  checkpoint::save(folder / "n", {{"x", torch::arange(3)}});
+  EXPECT_EQ(
+      load_error(folder / "n", {{"x", torch::zeros({3})}}, {.convert = true}),
+      "[checkpoint::load] \"x\" is i64[3] in the checkpoint, and f32[3] here\n  fix: load into a tensor of the dtype "
+      "that was saved");
+}
+
+TEST(CheckpointErrors, WhatIsNotThereIsNamed) {
+  const Folder folder;
+  checkpoint::save(folder / "c", {{"step", 1}, {"x", torch::zeros({2})}});
+  torch::nn::Linear net(3, 2);
+  EXPECT_EQ(load_error(folder / "c", {{"model", state_of(*net)}}),
+            c10::str("[checkpoint::load] ", folder / "c",
+                     " has no \"model\"; it has: values, step, x\n  fix: load what is there"));
+  EXPECT_EQ(error_text<c10::ValueError>([&] { checkpoint::read_value(folder / "c", "epoch"); }),
+            c10::str("[checkpoint::read_value] ", folder / "c",
+                     " has no value \"epoch\"; it has: step, x\n  fix: read one that is there"));
+  EXPECT_EQ(load_error(folder / "d", {}), c10::str("[checkpoint::load] ", folder / "d",
+                                                   " does not exist\n  fix: pass the folder of a checkpoint; one that "
+                                                   "ends with .partial-... was never finished"));
+  std::filesystem::create_directory(folder / "empty");
+  EXPECT_EQ(load_error(folder / "empty", {}),
+            c10::str("[checkpoint::load] ", folder / "empty",
+                     " has no index.json: it is no checkpoint\n  fix: pass the folder "
+                     "of a checkpoint; one that ends with .partial-... was never finished"));
+}
+
+TEST(CheckpointErrors, ConstantsAndWrongVariablesCannotBeLoaded) {
+  const Folder folder;
+  checkpoint::save(folder / "c", {{"step", 1}, {"note", "a"}});
+  double number = 0;
+  int64_t whole = 0;
+  EXPECT_EQ(load_error(folder / "c", {{"step", 5}}),
+            "[checkpoint::load] \"step\" is loaded into a constant\n  fix: pass a pointer to a variable, or call "
+            "read_value(path, \"step\")");
+  EXPECT_EQ(
+      load_error(folder / "c", {{"note", &whole}}),
+      "[checkpoint::load] \"note\" is \"a\" in the checkpoint, and is loaded into an int64_t\n  fix: pass a pointer to "
+      "a variable of the type that was saved");
+  EXPECT_EQ(load_error(folder / "c", {{"note", &number}}),
+            "[checkpoint::load] \"a\" in the checkpoint is no number\n  fix: load a value of the type that was saved");
+  EXPECT_EQ(
+      load_error(folder / "c", {{"note", torch::zeros({1})}}),
+      "[checkpoint::load] \"note\" is \"a\" in the checkpoint, and is loaded into a tensor\n  fix: pass a pointer to a "
+      "variable of the type that was saved");
+}
+
+TEST(CheckpointErrors, NamesThatCannotBe) {
+  const Folder folder;
+  EXPECT_EQ(
+      save_error(folder / "c", {{"a/b", 1}}),
+      "[checkpoint::save] the name \"a/b\" cannot be part of a file's\n  fix: use letters, digits, _, - and . in the "
+      "names of what is saved");
+  EXPECT_EQ(save_error(folder / "c", {{"index", 1}}),
+            "[checkpoint::save] the name \"index\" is taken by the format\n  fix: use another name");
+  EXPECT_EQ(save_error(folder / "c", {{"a", 1}, {"a", 2}}),
+            "[checkpoint::save] the name \"a\" is there twice\n  fix: give each thing a name of its own");
+  EXPECT_EQ(save_error("", {{"a", 1}}),
+            "[checkpoint::save] the path \"\" names no folder of its own\n  fix: pass one like \"ckpt/step100\"");
+  EXPECT_EQ(folder.names(), std::set<std::string>{});
+}
+
+TEST(CheckpointErrors, TensorsThatCannotBeSaved) {
+  const Folder folder;
+  EXPECT_EQ(save_error(folder / "c", {{"x", torch::zeros({2}, at::kComplexDouble)}}),
+            "[checkpoint::save] \"values.x\", c128[2], has the dtype ComplexDouble, which safetensors does not have\n  "
+            "fix: save "
+            "it in another one, a complex one as at::view_as_real(x)");
+  EXPECT_EQ(save_error(folder / "c", {{"x", torch::zeros({2, 2}).to_sparse()}}),
+            "[checkpoint::save] \"values.x\", f32[2,2], has the layout Sparse\n  fix: save it dense: x.to_dense()");
+  EXPECT_EQ(
+      save_error(folder / "c", {{"x", torch::empty({2}, at::kMeta)}}),
+      "[checkpoint::save] \"values.x\", f32[2], is on the meta device and has no data\n  fix: give it memory first");
+  EXPECT_EQ(
+      save_error(folder / "c", {{"x", c10::IValue(c10::complex<double>(1, 2))}}),
+      "[checkpoint::save] \"x\" is of type ComplexDouble\n  fix: save numbers, texts, truth values, tensors, lists and "
+      "dicts of these by text, or a state_of(...) by itself");
+}
+
+TEST(CheckpointErrors, APartialIsRefusedOnAllRanks) {
+  const Folder folder;
+  on_mesh({2}, [&](const DeviceMesh& mesh) {
+    const DTensor pending = DTensor::from_local(torch::ones({2}), mesh, {Partial()});
+    const std::string text = save_error(folder / "c", {{"x", pending}});
+    EXPECT_EQ(
+        text.substr(0, text.rfind('\n')),
+        "[checkpoint::save] rank 0: \"values.x\" is f32[2] P on mesh 2: no rank holds values of the whole\n  fix: "
+        "redistribute it to Replicate or Shard first");
+  });
+}
+
+TEST(CheckpointErrors, RanksThatSaveDifferentThings) {
+  const Folder folder;
+  run_ranks(2, [&](const Group& group) {
+    const std::string text = save_error(folder / "c", {{"step", group->getRank()}});
+    EXPECT_EQ(text.substr(0, text.find('\n')),
+              "[checkpoint::save] ranks save different things: rank 0 has step = 0, rank 1 has step = 1");
+    const std::string sizes = save_error(folder / "c", {{"x", torch::zeros({2 + group->getRank()})}});
+    EXPECT_NE(sizes.find("rank 0 has values.x f32[2] of content "), std::string::npos) << sizes;
+    EXPECT_NE(sizes.find(", rank 1 has values.x f32[3] of content "), std::string::npos) << sizes;
+    const std::string content = save_error(folder / "c", {{"x", torch::full({200000}, group->getRank())}});
+    EXPECT_NE(content.find("ranks save different things: rank 0 has values.x i64[200000] of content "),
+              std::string::npos)
+        << content;
+  });
+  EXPECT_EQ(folder.names(), std::set<std::string>{});
+}
+
+TEST(CheckpointErrors, AFolderThatIsNoCheckpointIsNotReplaced) {
+  const Folder folder;
+  std::filesystem::create_directory(folder / "data");
+  write_content(folder / "data/file", "x");
+  EXPECT_EQ(save_error(folder / "data", {{"a", 1}}),
+            c10::str("[checkpoint::save] ", folder / "data",
+                     " is there and is no checkpoint\n  fix: pass a path of its own: a save replaces what is there"));
+  EXPECT_EQ(folder.names(), std::set<std::string>{"data"});
+  EXPECT_EQ(content_of(folder / "data/file"), "x");
+}
+
+TEST(CheckpointErrors, TwoJobsCannotSaveToOnePath) {
+  const Folder folder;
+  const checkpoint::detail::PartialFolder other(folder / "c");
+  EXPECT_EQ(save_error(folder / "c", {{"a", 1}}),
+            c10::str("[checkpoint::save] another job is saving to ", folder / "c", " now: it writes ", other.path(),
+                     "\n  fix: save to another path, or wait for the other job"));
+  checkpoint::save(folder / "d", {{"a", 1}});
+  EXPECT_TRUE(std::filesystem::exists(other.path()));
+}
+
+TEST(CheckpointErrors, ADamagedBlockIsNamed) {
+  const Folder folder;
+  const SmallLimits limits({.file_bytes = 1 << 20, .block_bytes = 64, .short_run = 16});
+  checkpoint::save(folder / "c", {{"x", torch::zeros({40})}, {"y", torch::zeros({40})}});
+  const std::string path = folder / "c/values-00001-of-00001.safetensors";
+  std::string content = content_of(path);
+  content[content.size() - 3] ^= 1;
+  write_content(path, content);
+  const at::Tensor x = torch::zeros({40}), y = torch::zeros({40});
+  const size_t begin = (content.size() - 1) / 64 * 64;
+  EXPECT_EQ(
+      load_error(folder / "c", {{"x", x}, {"y", y}}),
+      c10::str("[checkpoint::load] ", path, " is damaged: bytes ", begin, " to ", content.size(),
+               ", of \"y\" and on, are not those that were saved\n  fix: use another checkpoint; serried checkpoint "
+               "verify names all that is damaged"));
+  checkpoint::load(folder / "c", {{"x", x}});
+}
+
+TEST(CheckpointErrors, ADamageThatOneRankSeesIsRaisedOnAll) {
+  const Folder folder;
+  const SmallLimits limits({.file_bytes = 1 << 20, .block_bytes = 64, .short_run = 16});
+  checkpoint::save(folder / "c", {{"x", torch::zeros({400})}});
+  const std::string path = folder / "c/values-00001-of-00001.safetensors";
+  std::string content = content_of(path);
+  content.back() ^= 1;
+  write_content(path, content);
+  on_mesh({2}, [&](const DeviceMesh& mesh) {
+    const DTensor x = distribute_tensor(torch::zeros({400}), mesh, {Shard(0)});
+    const std::string text = load_error(folder / "c", {{"x", x}});
+    EXPECT_EQ(text.find("[checkpoint::load] rank 1: " + path + " is damaged"), 0u) << text;
+  });
+}
+
+TEST(CheckpointErrors, ATruncatedFileIsNamed) {
+  const Folder folder;
+  checkpoint::save(folder / "c", {{"x", torch::zeros({40})}});
+  const std::string path = folder / "c/values-00001-of-00001.safetensors";
+  const auto size = std::filesystem::file_size(path);
+  std::filesystem::resize_file(path, size - 10);
+  EXPECT_EQ(load_error(folder / "c", {{"x", torch::zeros({40})}}),
+            c10::str("[checkpoint::load] ", path, " has ", size - 10, " bytes, and had ", size,
+                     " when it was saved\n  fix: the file is cut short or was changed: use another checkpoint"));
+}
+
+TEST(CheckpointErrors, AnIndexThatIsDamagedOrNewerIsRefused) {
+  const Folder folder;
+  checkpoint::save(folder / "c", {{"x", 1}});
+  const std::string path = folder / "c/index.json", good = content_of(path);
+  const auto refused = [&](const std::string& text) {
+    write_content(path, text);
+    return load_error(folder / "c", {});
+  };
+  std::string newer = good;
+  newer.replace(newer.find("\"version\": 1"), 12, "\"version\": 9");
+  EXPECT_EQ(refused(newer),
+            c10::str("[checkpoint::load] ", path,
+                     " is of format 9, and this serried reads format 1\n  fix: read it with a newer serried"));
+  EXPECT_EQ(refused("{}"), c10::str("[checkpoint::load] ", path,
+                                    " is not that of a checkpoint\n  fix: pass a folder that checkpoint::save wrote"));
+  EXPECT_EQ(refused(good.substr(0, good.size() / 2)),
+            c10::str("[checkpoint::load] ", path, " is no JSON\n  fix: the file is damaged: use another checkpoint"));
+  EXPECT_EQ(refused(R"({"a":1,"a":2})"),
+            c10::str("[checkpoint::load] ", path,
+                     " has the key \"a\" twice\n  fix: the file is damaged: use another checkpoint"));
+  std::string deep;
+  for (int i = 0; i < 100000; ++i) deep += '[';
+  EXPECT_EQ(refused(deep), c10::str("[checkpoint::load] ", path,
+                                    " is nested too deeply\n  fix: the file is damaged: use another checkpoint"));
+  std::string elsewhere = good;
+  elsewhere.replace(elsewhere.find("\"files\": {"), 10, "\"files\": {\"../x\": {\"bytes\": 0, \"blocks\": []} ");
+  EXPECT_EQ(refused(elsewhere),
+            c10::str("[checkpoint::load] ", path,
+                     " is damaged: a file has a name that leads elsewhere\n  fix: use another checkpoint"));
+}
+
+TEST(CheckpointErrors, AnAbsentParentThatCannotBeMade) {
+  const Folder folder;
+  write_content(folder / "file", "x");
+  run_ranks(2, [&](const Group&) {
+    const std::string text = error_text<c10::Error>([&] { checkpoint::save(folder / "file/c", {{"a", 1}}); });
+    EXPECT_EQ(
+        text.find(c10::str("[checkpoint::save] rank 0: cannot make the folder ", folder / "file", ": Not a directory")),
+        0u)
+        << text;
+  });
+}
+
+// No file of this process may grow beyond a size, as on a disk that is full.
+class FullDisk {
+ public:
+  explicit FullDisk(rlim_t bytes) : old_handler_(std::signal(SIGXFSZ, SIG_IGN)) {
+    ::getrlimit(RLIMIT_FSIZE, &old_);
+    const rlimit small{bytes, old_.rlim_max};
+    ::setrlimit(RLIMIT_FSIZE, &small);
+  }
+  ~FullDisk() {
+    ::setrlimit(RLIMIT_FSIZE, &old_);
+    std::signal(SIGXFSZ, old_handler_);
+  }
+
+ private:
+  rlimit old_{};
+  void (*old_handler_)(int);
+};
+
+TEST(CheckpointErrors, AFullDiskRaisesOnAllRanksAndLeavesTheOldOne) {
+  const Folder folder;
+  checkpoint::save(folder / "c", {{"x", torch::ones({10})}});
+  run_ranks(2, [&](const Group& group) {
+    const at::Tensor large = torch::zeros({100000}, at::kDouble);
+    std::optional<FullDisk> full;
+    if (group->getRank() == 0) full.emplace(4096);
+    barrier(group);
+    const std::string text = error_text<c10::Error>([&] { checkpoint::save(folder / "c", {{"x", large}}); });
+    barrier(group);
+    EXPECT_EQ(text.find("[checkpoint::save] rank 0: cannot make room in "), 0u) << text;
+    EXPECT_NE(text.find(": File too large\n  fix: "), std::string::npos) << text;
+  });
+  EXPECT_EQ(checkpoint::read_value(folder / "c", "x").toTensor().sum().item<double>(), 10);
+  EXPECT_EQ(folder.names(), std::set<std::string>{"c"});
+  checkpoint::save(folder / "c", {{"x", torch::zeros({10})}});
+}
+
+TEST(CheckpointErrors, WhatTheMachineRefusesComesWithWhatHelps) {
+  const auto text = [](int error) {
+    try {
+      checkpoint::detail::fail_with_errno("write", "ckpt/c", error);
+    } catch (const checkpoint::detail::Failure& failure) {
+      return failure.text + "; " + failure.fix;
+    }
+  };
+  EXPECT_EQ(text(ENOSPC),
+            "cannot write ckpt/c: No space left on device; free some space, or save to another disk; what was saved "
+            "before is untouched");
+  EXPECT_EQ(text(EROFS), "cannot write ckpt/c: Read-only file system; choose a folder that this user may write");
+  EXPECT_EQ(text(EIO), "cannot write ckpt/c: Input/output error; the disk reports an error: use another one");
+}
+
+TEST(CheckpointErrors, AFolderThatCannotBeWritten) {
+  run_ranks(2, [&](const Group&) {
+    const std::string text = error_text<c10::Error>([&] { checkpoint::save("/sys/serried/c", {{"a", 1}}); });
+    EXPECT_EQ(text.find("[checkpoint::save] rank 0: cannot make the folder /sys/serried: "), 0u) << text;
+    EXPECT_NE(text.find("\n  fix: choose a folder that this user may write"), std::string::npos) << text;
+  });
+}
+
+// A save of which one rank does something else before it writes.
+std::string error_of_save(const Folder& folder, const Group& group,
+                          const std::function<void(const std::string&)>& before) {
+  namespace detail = checkpoint::detail;
+  const detail::Ranks ranks(group);
+  const detail::SavePlan plan = detail::make_plan({{"x", torch::zeros({1000})}}, ranks);
+  try {
+    detail::write_checkpoint(folder / "c", detail::order_of(plan, ranks.is_first()), ranks,
+                             [&](detail::Writer& writer) {
+                               for (const std::string& name : folder.names()) {
+                                 if (detail::is_partial_name(name)) before(folder / name);
+                               }
+                               detail::for_each_piece(plan, ranks.is_first(),
+                                                      [&](size_t file, int64_t offset, const char* data, int64_t size) {
+                                                        writer.take(file, offset, data, size);
+                                                      });
+                             });
+  } catch (const detail::Failure& failure) {
+    return failure.text;
+  }
+  return "no error";
+}
+
+TEST(CheckpointErrors, AnErrorOfOneRankIsRaisedOnAllAndLeavesNothing) {
+  const Folder folder;
+  const SmallLimits limits({.file_bytes = 1 << 20, .block_bytes = 64, .short_run = 16});
+  checkpoint::save(folder / "c", {{"x", torch::ones({10})}});
+  run_ranks(3, [&](const Group& group) {
+    const std::string text = error_of_save(folder, group, [&](const std::string& partial) {
+      barrier(group);
+      if (group->getRank() == 1) std::filesystem::remove_all(partial);
+      barrier(group);
+    });
+    EXPECT_NE(text.find("/values-00001-of-00001.safetensors: No such file or directory"), std::string::npos) << text;
+    EXPECT_EQ(text.find("rank 0: cannot open "), 0u) << text;
+  });
+  EXPECT_EQ(folder.names(), std::set<std::string>{"c"});
+  EXPECT_EQ(checkpoint::read_value(folder / "c", "x").toTensor().sum().item<double>(), 10);
+}
+
+TEST(CheckpointErrors, AFolderThatVanishesBeforeTheEndIsNamed) {
+  const Folder folder;
+  run_ranks(2, [&](const Group& group) {
+    const std::string text = error_of_save(folder, group, [&](const std::string& partial) {
+      barrier(group);
+      if (group->getRank() == 0) std::filesystem::remove(partial + "/.lock");
+    });
+    EXPECT_EQ(text.find("rank 0: cannot finish "), 0u) << text;
+  });
+  EXPECT_EQ(folder.names(), std::set<std::string>{});
+}
+
+TEST(CheckpointErrors, InsideACaptureNothingIsSavedOrLoaded) {
+  const Folder folder;
+  auto step = capture([&](const at::Tensor& x) {
+    checkpoint::save(folder / "c", {{"a", 1}});
+    return x + 1;
+  });
+  step(torch::ones({2}));  // runs as it is
+  EXPECT_EQ(error_text<c10::ValueError>([&] { step(torch::ones({2})); }),
+            "[checkpoint::save] inside a captured function, whose replays would not repeat it\n  fix: call it outside");
+}
+
+}  // namespace
+}  // namespace serried::testing

@@ -1,0 +1,186 @@
+// Saved under each strategy, loaded under each other: the same values, and the same training.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "serried/checkpoint/checkpoint.h"
+#include "serried/optim/adam.h"
+#include "serried/parallel/ddp/ddp.h"
+#include "serried/parallel/fsdp/fully_shard.h"
+#include "serried/parallel/tensor_parallel/parallelize.h"
+#include "serried/parallel/zero.h"
+#include "serried/tensor/debug/comm_debug.h"
+#include "serried/tensor/guards.h"
+#include "tests/checkpoint/folder.h"
+#include "tests/parallel/tensor_parallel/gpt.h"
+#include "tests/support/close.h"
+
+namespace serried::testing {
+namespace {
+
+using checkpoint::state_of;
+using torch::optim::AdamWOptions;
+
+// A model under a strategy; every rank has the same batch, so that all compute what one process does.
+struct Training {
+  gpt::Gpt net{nullptr};
+  std::unique_ptr<torch::optim::Optimizer> optimizer;
+  std::shared_ptr<DistributedDataParallel<gpt::Gpt>> ddp = {};
+  std::vector<at::Tensor> kept = {};
+
+  void train(int first, int count) {
+    const ImplicitReplication targets_are_whole;
+    for (int step = first; step < first + count; ++step) {
+      const gpt::Batch batch = gpt::batch_of(step);
+      optimizer->zero_grad();
+      gpt::loss_of(ddp ? (*ddp)(batch.ids) : net(batch.ids), batch.targets).backward();
+      optimizer->step();
+    }
+  }
+
+  checkpoint::Contents contents() {
+    return {{"model", ddp ? state_of(*ddp) : state_of(net)}, {"optim", state_of(*optimizer)}};
+  }
+};
+
+struct Strategy {
+  std::string name;
+  int world_size;
+  std::function<void(Training&, const Group&)> apply;
+};
+
+constexpr double kRate = 0.01;
+
+void use_adamw(Training& training) {
+  training.optimizer = std::make_unique<torch::optim::AdamW>(training.net->parameters(), AdamWOptions(kRate));
+}
+
+void shard_blocks(gpt::Gpt& net, const DeviceMesh& mesh) {
+  for (const auto& block : *net->blocks) fully_shard(*block.ptr(), {.mesh = mesh});
+  fully_shard(*net, {.mesh = mesh});
+}
+
+std::vector<Strategy> strategies() {
+  const auto ddp = [](Training& t, const Group& group) {
+    t.ddp = std::make_shared<DistributedDataParallel<gpt::Gpt>>(t.net,
+                                                                DistributedDataParallelOptions{.process_group = group});
+  };
+  return {{"plain", 1, [](Training& t, const Group&) { use_adamw(t); }},
+          {"DDP", 3, [ddp](Training& t, const Group& group) { ddp(t, group), use_adamw(t); }},
+          {"ZeRO", 2,
+           [ddp](Training& t, const Group& group) {
+             ddp(t, group);
+             t.optimizer = std::make_unique<ZeroRedundancyOptimizer<torch::optim::AdamW>>(
+                 t.net->parameters(), AdamWOptions(kRate), ZeroOptions{.process_group = group});
+           }},
+          {"TP", 2,
+           [](Training& t, const Group& group) {
+             const DeviceMesh mesh = init_device_mesh("cpu", {2}, {"tp"}, {.group = group});
+             parallelize_module(*t.net, mesh, gpt::tensor_plan());
+             use_adamw(t);
+           }},
+          {"FSDP", 3,
+           [](Training& t, const Group& group) {
+             shard_blocks(t.net, init_device_mesh("cpu", {3}, {"dp"}, {.group = group}));
+             t.optimizer = std::make_unique<serried::AdamW>(t.net->parameters(), AdamWOptions(kRate));
+           }},
+          {"HSDP", 4,
+           [](Training& t, const Group& group) {
+             shard_blocks(t.net, init_device_mesh("cpu", {2, 2}, {"replicate", "shard"}, {.group = group}));
+             use_adamw(t);
+           }},
+          {"FSDP x TP", 4, [](Training& t, const Group& group) {
+             const DeviceMesh mesh = init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, {.group = group});
+             parallelize_module(*t.net, mesh["tp"], gpt::tensor_plan());
+             shard_blocks(t.net, mesh["dp"]);
+             use_adamw(t);
+           }}};
+}
+
+void on(const Strategy& strategy, const std::function<void(Training&)>& fn) {
+  run_ranks(strategy.world_size, [&](const Group& group) {
+    Training training{gpt::make_gpt(), nullptr};
+    strategy.apply(training, group);
+    fn(training);
+  });
+}
+
+std::vector<at::Tensor> values_of(const gpt::Gpt& net) {
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> values;
+  for (const at::Tensor& p : net->parameters()) values.push_back(full(p.detach()).clone());
+  return values;
+}
+
+class CheckpointStrategies : public ::testing::TestWithParam<Strategy> {};
+
+TEST_P(CheckpointStrategies, GoOnUnderEachOtherAsIfTheyHadNotStopped) {
+  const SmallLimits limits({.file_bytes = 20000, .block_bytes = 1024, .short_run = 128});
+  const Folder folder;
+  std::vector<at::Tensor> saved, expected;
+  on(GetParam(), [&](Training& training) {
+    training.train(0, 3);
+    checkpoint::save(folder / "c", training.contents());
+    const std::vector<at::Tensor> now = values_of(training.net);
+    training.train(3, 10);
+    const std::vector<at::Tensor> later = values_of(training.net);
+    if (rank_label().rank == 0) saved = now, expected = later;
+  });
+  ASSERT_EQ(strategies().size(), 7u);
+  for (const Strategy& other : strategies()) {
+    on(other, [&](Training& training) {
+      training.train(50, 1);  // has other values and states, and whole ones in use
+      checkpoint::load(folder / "c", training.contents());
+      const std::vector<at::Tensor> loaded = values_of(training.net);
+      ASSERT_EQ(loaded.size(), saved.size());
+      for (size_t i = 0; i < loaded.size(); ++i) expect_equal(loaded[i], saved[i], other.name);
+      training.train(3, 10);
+      const std::vector<at::Tensor> after = values_of(training.net);
+      for (size_t i = 0; i < after.size(); ++i) {
+        EXPECT_LE((after[i] - expected[i]).abs().max().item<double>(), 1e-9) << other.name << ", parameter " << i;
+      }
+    });
+  }
+}
+
+// The bytes on the disk do not tell how the ranks were arranged.
+TEST_P(CheckpointStrategies, WriteTheBytesThatOneProcessWrites) {
+  const SmallLimits limits({.file_bytes = 20000, .block_bytes = 1024, .short_run = 128});
+  const Folder folder;
+  on(strategies()[0], [&](Training& training) {
+    checkpoint::save(folder / "plain", {{"model", state_of(training.net)}});
+  });
+  on(GetParam(), [&](Training& training) { checkpoint::save(folder / "c", {{"model", state_of(training.net)}}); });
+  int compared = 0;
+  for (const auto& item : std::filesystem::directory_iterator(folder / "plain")) {
+    const std::string name = item.path().filename();
+    if (name == "index.json") continue;
+    EXPECT_EQ(content_of(folder / ("c/" + name)), content_of(folder / ("plain/" + name))) << name;
+    ++compared;
+  }
+  EXPECT_GT(compared, 4);
+}
+
+INSTANTIATE_TEST_SUITE_P(, CheckpointStrategies, ::testing::ValuesIn(strategies()), [](const auto& info) {
+  std::string name = info.param.name;
+  std::erase(name, ' ');
+  return name;
+});
+
+TEST(CheckpointOfShards, NothingIsGatheredAndLongRunsAreNotMoved) {
+  const Folder folder;
+  run_ranks(2, [&](const Group& group) {
+    gpt::Gpt net = gpt::make_gpt();
+    shard_blocks(net, init_device_mesh("cpu", {2}, {"dp"}, {.group = group}));
+    int64_t num_bytes = 0;
+    for (const at::Tensor& p : net->parameters()) num_bytes += p.numel() * 8;
+    const CommDebugMode comm;
+    checkpoint::save(folder / "c", {{"model", state_of(net)}});
+    EXPECT_EQ(comm.count("all_to_all"), 0);
+    // Names and hashes only.
+    EXPECT_LT(comm.bytes(), num_bytes / 10) << comm.report();
+    EXPECT_GT(comm.count(), 0);
+  });
+}
+
+}  // namespace
+}  // namespace serried::testing
