@@ -2,7 +2,7 @@
 # Runs the benchmarks beside their references and leaves <build>/bench/results.json: run.sh <build> [name|all]. A missed goal is shown, not an error.
 set -euo pipefail
 
-readonly names=(comm start dtensor redistribute ddp capture sharded)
+readonly names=(comm start dtensor redistribute ddp capture sharded checkpoint)
 readonly build=${1:?usage: run.sh <build> [name|all]; names: ${names[*]}}
 readonly wanted=${2:-all}
 readonly results=$build/bench/results.json
@@ -92,6 +92,17 @@ bench_sharded() {
   fi
   for name in deep gpt; do "${run[@]}" "$build/benchmarks/bench_sharded" $name "$results" "$lines"; done
   "$build/bin/serried" run -n 4 "$build/benchmarks/bench_sharded_memory" 32 1024 "$results"
+}
+
+bench_checkpoint() {
+  local -r lines=$build/bench/checkpoint_pytorch.jsonl folder=$build/bench/checkpoints run=("$build/bin/serried" run -n 2)
+  say "checkpoint: 2 ranks save and load 384 MiB beside raw writes and reads, and beside PyTorch where python3 has it"
+  rm -rf "$lines" "$folder"
+  if has_pytorch; then
+    "${run[@]}" --master-port 29625 python3 "$(dirname "$0")/checkpoint/pytorch.py" 32 1024 "$folder/pytorch" "$lines"
+  fi
+  "${run[@]}" "$build/benchmarks/bench_checkpoint" 32 1024 "$folder" "$results" "$lines"
+  rm -rf "$folder"
 }
 
 known=" ${names[*]} all "

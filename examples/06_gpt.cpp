@@ -1,5 +1,8 @@
-// A small GPT learns to write, letter by letter: data parallel on all ranks, with samples, progress and a trace.
+// A small GPT learns to write, letter by letter: data parallel on all ranks, with samples, progress, a trace and
+// checkpoints.
 // Start it with: serried run -n 2 build/bin/06_gpt
+// Kill it at any time, and let it go on with any number of ranks:
+//                serried run -n 4 build/bin/06_gpt --checkpoint gpt_checkpoint --resume
 // Any number of ranks ends with the same loss: the batch is that of all ranks together, whoever computes which part.
 #include <serried/serried.h>
 
@@ -9,12 +12,14 @@
 #include <filesystem>
 #include <fstream>
 #include <numbers>
+#include <optional>
 #include <sstream>
 #include <thread>
 
 namespace {
 
 namespace nn = torch::nn;
+namespace checkpoint = serried::checkpoint;
 using serried::Group;
 using serried::trace::Span;
 
@@ -30,6 +35,9 @@ struct Arguments {
   int steps = 700;
   std::string text = GPT_TEXT;
   std::string trace = "";
+  std::string checkpoint = "";  // a folder, replaced by each save
+  int save_every = 50;          // steps
+  bool resume = false;
 };
 
 // The model.
@@ -141,7 +149,7 @@ double learning_rate(int step, int steps) {
 /// communication was not.
 class Progress {
  public:
-  Progress(int steps, const Group& world) : steps_(steps), world_(world) {}
+  Progress(int done, int steps, const Group& world) : done_before_(done), steps_(steps), world_(world) {}
 
   /// `loss` is this rank's, weighted by its share: the average over ranks is that of the batch.
   void show(int done, const at::Tensor& loss, const serried::DataParallelBase& ddp) {
@@ -152,29 +160,72 @@ class Progress {
     const auto data = ddp.logging_data().to_map();
     const int64_t exposed_ns =
         data.at("avg_backward_comm_time").toInt() - data.at("avg_backward_compute_comm_overlap_time").toInt();
-    const int filled = 24 * done / steps_;
+    const int filled = 24 * done / steps_, mine = done - done_before_;
     std::printf("  [%s%s] %4d/%d  loss %.4f  %6.0f tokens/s  exposed communication %4.1f %%\n",
                 std::string(size_t(filled), '#').c_str(), std::string(size_t(24 - filled), '.').c_str(), done, steps_,
-                loss_, double(done * kBatch * kContext) / seconds, 100e-9 * double(exposed_ns) * done / seconds);
+                loss_, double(mine * kBatch * kContext) / seconds, 100e-9 * double(exposed_ns) * mine / seconds);
     std::fflush(stdout);
   }
 
   double loss() const { return loss_; }
 
  private:
+  int done_before_;  // by the run that this one goes on from
   int steps_;
   Group world_;
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
   double loss_ = 0;
 };
 
+/// What a run needs to go on from where another one was.
+class Checkpoints {
+ public:
+  Checkpoints(Gpt model, torch::optim::Optimizer& optimizer, const Arguments& arguments)
+      : model_(std::move(model)), optimizer_(optimizer), arguments_(arguments) {}
+
+  /// The step to go on with.
+  int64_t resume(const Group& world) {
+    if (!arguments_.resume) return 0;
+    const bool is_there = std::filesystem::exists(arguments_.checkpoint);
+    if (is_there) checkpoint::load(arguments_.checkpoint, contents());
+    if (world->getRank() == 0) {
+      std::printf(is_there ? "  goes on after step %ld\n" : "  there is no checkpoint yet\n", step_);
+    }
+    return step_;
+  }
+
+  /// Written while training goes on.
+  void save(int64_t step) {
+    if (arguments_.checkpoint.empty() || step % arguments_.save_every != 0) return;
+    step_ = step;
+    saving_ = checkpoint::async_save(arguments_.checkpoint, contents());
+  }
+  void finish() {
+    if (saving_) saving_->wait();
+  }
+
+ private:
+  checkpoint::Contents contents() {
+    return {{"model", checkpoint::state_of(model_)}, {"optimizer", checkpoint::state_of(optimizer_)}, {"step", &step_}};
+  }
+
+  Gpt model_;
+  torch::optim::Optimizer& optimizer_;
+  const Arguments& arguments_;
+  int64_t step_ = 0;
+  std::optional<checkpoint::Saving> saving_;
+};
+
 /// The loss of the last batch.
 double train(Gpt model, const Text& text, const Arguments& arguments, const Group& world) {
+  const serried::ProcessGroupGuard current(world);
   serried::DistributedDataParallel ddp(model, {.process_group = world, .stats_every = 1});
   torch::optim::AdamW optimizer(ddp.parameters(), torch::optim::AdamWOptions(kLearningRate).betas({0.9, 0.99}));
-  Progress progress(arguments.steps, world);
-  for (int step = 0; step < arguments.steps; ++step) {
-    if (!arguments.trace.empty() && step == std::max(0, arguments.steps - kTracedSteps)) serried::trace::start();
+  Checkpoints checkpoints(model, optimizer, arguments);
+  const int first = int(checkpoints.resume(world));
+  Progress progress(first, arguments.steps, world);
+  for (int step = first; step < arguments.steps; ++step) {
+    if (!arguments.trace.empty() && step == std::max(first, arguments.steps - kTracedSteps)) serried::trace::start();
     const Span whole("step", "gpt");
     const at::Tensor batch = batch_of(text, step, world);
     const at::Tensor logits = ddp(batch.slice(1, 0, kContext));
@@ -187,7 +238,9 @@ double train(Gpt model, const Text& text, const Arguments& arguments, const Grou
     nn::utils::clip_grad_norm_(ddp.parameters(), 1.0);  // a jump would make rounding errors grow
     optimizer.step();
     progress.show(step + 1, loss, ddp);
+    checkpoints.save(step + 1);
   }
+  checkpoints.finish();
   return progress.loss();
 }
 
@@ -229,21 +282,40 @@ void run(const Arguments& arguments) {
   if (talks) std::printf("final loss %.7f, whatever the number of ranks\n", loss);
 }
 
+constexpr const char* kUsage =
+    "usage: 06_gpt [--steps 700] [--text FILE] [--trace FILE] [--checkpoint FOLDER] [--save-every 50] [--resume]";
+
+int positive(const std::string& value) {
+  const int number = std::atoi(value.c_str());
+  TORCH_CHECK_VALUE(number > 0, kUsage);
+  return number;
+}
+
 Arguments parse(int argc, char** argv) {
   Arguments arguments;
-  for (int i = 1; i < argc; i += 2) {
+  for (int i = 1; i < argc; ++i) {
     const std::string name = argv[i];
-    const std::string value = i + 1 < argc ? argv[i + 1] : "";
-    if (name == "--steps" && std::atoi(value.c_str()) > 0) {
-      arguments.steps = std::atoi(value.c_str());
-    } else if (name == "--text" && !value.empty()) {
+    if (name == "--resume") {
+      arguments.resume = true;
+      continue;
+    }
+    const std::string value = i + 1 < argc ? argv[++i] : "";
+    TORCH_CHECK_VALUE(!value.empty(), kUsage);
+    if (name == "--steps") {
+      arguments.steps = positive(value);
+    } else if (name == "--save-every") {
+      arguments.save_every = positive(value);
+    } else if (name == "--text") {
       arguments.text = value;
-    } else if (name == "--trace" && !value.empty()) {
+    } else if (name == "--trace") {
       arguments.trace = value;
+    } else if (name == "--checkpoint") {
+      arguments.checkpoint = value;
     } else {
-      TORCH_CHECK_VALUE(false, "usage: 06_gpt [--steps ", arguments.steps, "] [--text FILE] [--trace FILE]");
+      TORCH_CHECK_VALUE(false, kUsage);
     }
   }
+  TORCH_CHECK_VALUE(!arguments.resume || !arguments.checkpoint.empty(), "--resume needs --checkpoint FOLDER");
   return arguments;
 }
 

@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <signal.h>
+
 #include <nlohmann/json.hpp>
 
 #include <filesystem>
@@ -20,13 +22,16 @@ Result gpt(int num_ranks, std::vector<std::string> arguments) {
   return serried(command);
 }
 
-double final_loss(int num_ranks) {
-  const Result result = gpt(num_ranks, {"--steps", "8"});
+double loss_in(const Result& result) {
   EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
   const std::string label = "final loss ";
   const size_t at = result.out.find(label);
   if (at == std::string::npos) return -1;
   return std::stod(result.out.substr(at + label.size()));
+}
+
+double final_loss(int num_ranks) {
+  return loss_in(gpt(num_ranks, {"--steps", "8"}));
 }
 
 TEST(Gpt, ReachesTheSameLossOnAnyNumberOfRanks) {
@@ -58,8 +63,36 @@ TEST(Gpt, ShowsSamplesAndProgressAndWritesOneTraceOfAllRanks) {
   EXPECT_EQ(std::distance(begin(files), end(files)), 1);
 }
 
+/// Killed behind `after`, as the demo prints it, and started again on `num_ranks`.
+double loss_after_kill(const std::string& after, int num_ranks) {
+  const TemporaryFolder folder;
+  const std::string path = folder.path() + "/ckpt";
+  const std::vector<std::string> saving = {"--steps", "20", "--checkpoint", path, "--save-every", "1"};
+  {
+    std::vector<std::string> command = {"run", "-n", "2", GPT_BINARY};
+    command.insert(command.end(), saving.begin(), saving.end());
+    Command first(command);
+    first.wait_for(after);
+    for (const pid_t process : first.processes()) ::kill(process, SIGKILL);
+  }
+  std::vector<std::string> going_on = saving;
+  going_on.push_back("--resume");
+  const Result result = gpt(num_ranks, going_on);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("  goes on after step "));
+  return loss_in(result);
+}
+
+TEST(Gpt, GoesOnOnAnotherNumberOfRanksAfterAKill) {
+  const double uninterrupted = loss_in(gpt(2, {"--steps", "20"}));
+  EXPECT_NEAR(loss_after_kill(" 3/20 ", 1), uninterrupted, 1e-5);
+  EXPECT_NEAR(loss_after_kill(" 8/20 ", 3), uninterrupted, 1e-5);
+}
+
 TEST(Gpt, SaysWhatItCannotDo) {
-  EXPECT_THAT(gpt(1, {"--stops", "3"}).err, HasSubstr("usage: 06_gpt [--steps 700] [--text FILE] [--trace FILE]"));
+  EXPECT_THAT(gpt(1, {"--stops", "3"}).err,
+              HasSubstr("usage: 06_gpt [--steps 700] [--text FILE] [--trace FILE] [--checkpoint FOLDER]"));
+  EXPECT_THAT(gpt(1, {"--resume"}).err, HasSubstr("--resume needs --checkpoint FOLDER"));
   EXPECT_THAT(gpt(1, {"--text", "/nowhere"}).err, HasSubstr("there is no text to learn from in /nowhere"));
 }
 
