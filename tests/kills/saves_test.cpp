@@ -19,7 +19,7 @@
 #include "serried/comm/groups/ranks.h"
 #include "serried/mesh/mesh.h"
 #include "serried/tensor/making/modules.h"
-#include "tests/support/temporary_folder.h"
+#include "tests/checkpoint/folder.h"
 
 namespace serried {
 namespace {
@@ -87,7 +87,7 @@ class KilledSaves : public ::testing::TestWithParam<Way> {
     const int64_t before = board_->committed;
     const pid_t child = ::fork();
     ASSERT_GE(child, 0);
-    if (child == 0) save_without_end(folder_.path(), GetParam(), num_ranks, *board_);
+    if (child == 0) save_without_end(folder_.path().string(), GetParam(), num_ranks, *board_);
     while (board_->committed == before && ::waitpid(child, nullptr, WNOHANG) == 0) ::usleep(200);
     ::usleep(useconds_t(microseconds));
     ASSERT_EQ(::kill(child, SIGKILL), 0) << "it ended by itself";
@@ -122,7 +122,7 @@ class KilledSaves : public ::testing::TestWithParam<Way> {
     return step;
   }
 
-  testing::TemporaryFolder folder_;
+  testing::Folder folder_;
   Board* board_ = nullptr;
 };
 
@@ -139,7 +139,7 @@ TEST_P(KilledSaves, LeaveTheLastCheckpointWhole) {
   }
   // The next save clears up.
   Net net;
-  GetParam().save(folder_.path(), {{"model", checkpoint::state_of(net)}, {"step", 0}}, board_->committed + 1);
+  GetParam().save(folder_.path().string(), {{"model", checkpoint::state_of(net)}, {"step", 0}}, board_->committed + 1);
   for (const auto& item : fs::directory_iterator(folder_.path())) {
     EXPECT_EQ(item.path().string().find(".partial-"), std::string::npos) << item.path();
   }
