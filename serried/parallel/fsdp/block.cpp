@@ -10,6 +10,7 @@
 #include "serried/base/error.h"
 #include "serried/base/hash.h"
 #include "serried/comm/collectives/ops.h"
+#include "serried/comm/collectives/rows.h"
 #include "serried/parallel/ddp/bucket.h"
 #include "serried/tape/recorder.h"
 #include "serried/tensor/dispatch/local_only.h"
@@ -33,13 +34,6 @@ void write_number(const at::Tensor& shard, int64_t number) {
 uint32_t version_of(const BlockMember& member) {
   const auto impl = member.parameter.lock();
   return impl && impl->version_counter().enabled() ? uint32_t(impl->version_counter().current_version()) : 0;
-}
-
-// `sizes` with another size along `dim`.
-c10::DimVector resized(c10::IntArrayRef sizes, int64_t dim, int64_t size) {
-  c10::DimVector changed(sizes);
-  if (dim >= 0) changed[size_t(dim)] = size;
-  return changed;
 }
 
 class GradientHook final : public torch::autograd::FunctionPreHook {
@@ -96,14 +90,26 @@ void Block::lay_out_members() {
   const int64_t world = world_size();
   for (BlockMember& member : members_) {
     member.local_sizes = member.spec->local_sizes();
-    const int64_t rows = member.dim < 0 ? 1 : serried::chunk(member.sizes[size_t(member.dim)], world, 0).size;
-    member.chunk = c10::multiply_integers(resized(member.sizes, member.dim, rows));
-    member.offset = shard_length_;
-    member.whole_offset = whole_length_;
+    const int64_t size = member.dim < 0 ? 1 : member.sizes[size_t(member.dim)];
+    const int64_t rows = serried::chunk(size, world, 0).size;
+    const c10::IntArrayRef sizes = member.sizes;
+    const RowsOfTensor places{
+        .from = shard_length_,
+        .to = whole_length_,
+        .outer = member.dim < 0 ? 1 : c10::multiply_integers(sizes.slice(0, size_t(member.dim))),
+        .rows = size,
+        .inner = member.dim < 0 ? 1 : c10::multiply_integers(sizes.slice(size_t(member.dim) + 1))};
+    member.chunk = places.outer * rows * places.inner;
+    member.offset = places.from;
+    member.whole_offset = places.to;
+    append(table_, places);
     shard_length_ += aligned(member.chunk);
-    whole_length_ += aligned(member.dim < 0 ? 1 : member.chunk * world);
+    whole_length_ += aligned(c10::multiply_integers(sizes));
   }
   shard_length_ += kAligned;
+  // Behind the whole values come the numbers of the blocks that ranks have gathered.
+  const int64_t length = kNumberBytes / int64_t(c10::elementSize(compute_dtype()));
+  append(table_, {.from = shard_length_ - length, .to = whole_length_, .rows = world, .inner = length});
 }
 
 void Block::adopt(const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& parts) {
@@ -220,12 +226,10 @@ void Block::lower_shard(const at::Tensor& lowered) const {
 }
 
 // Blocks of equal sizes would be taken for each other in silence.
-void Block::check_same_block(const at::Tensor& gathered) const {
-  if (!gathered.device().is_cpu() || tape::is_replayed()) return;
-  const int64_t stride = shard_length_ * int64_t(gathered.element_size());
-  const char* number = static_cast<const char*>(gathered.const_data_ptr()) + stride - kNumberBytes;
-  if (place_.shard_group->getBackendName() == "fake") return;
-  for (int64_t r = 0; r < world_size(); ++r, number += stride) {
+void Block::check_same_block() const {
+  if (!whole_.device().is_cpu() || place_.shard_group->getBackendName() == "fake") return;
+  const char* number = static_cast<const char*>(whole_.const_data_ptr()) + whole_bytes();
+  for (int64_t r = 0; r < world_size(); ++r, number += kNumberBytes) {
     int64_t theirs = 0;
     std::memcpy(&theirs, number, sizeof theirs);
     if (theirs == number_) continue;
@@ -233,44 +237,6 @@ void Block::check_same_block(const at::Tensor& gathered) const {
         {"fully_shard",
          c10::str("rank ", r, " of the group gathers ", context_->text_of(theirs), " while this rank gathers ", text()),
          "run the same blocks in the same order on every rank"});
-  }
-}
-
-void Block::copy_member(const at::Tensor& gathered, const BlockMember& member) const {
-  const int64_t world = world_size();
-  const at::Tensor rows = gathered.view({world, shard_length_}).narrow(1, member.offset, member.chunk);
-  if (member.dim <= 0) {
-    const int64_t used = member.dim < 0 ? 1 : world;
-    whole_.narrow(0, member.whole_offset, used * member.chunk)
-        .view({used, member.chunk})
-        .copy_(rows.narrow(0, 0, used));
-    return;
-  }
-  const at::Tensor whole =
-      whole_.narrow(0, member.whole_offset, c10::multiply_integers(member.sizes)).view(member.sizes);
-  for (int64_t r = 0; r < world; ++r) {
-    const Span span = serried::chunk(member.sizes[size_t(member.dim)], world, r);
-    const c10::DimVector sizes = resized(member.sizes, member.dim, span.size);
-    const at::Tensor part = rows.select(0, r).narrow(0, 0, c10::multiply_integers(sizes)).view(sizes);
-    whole.narrow(member.dim, span.begin, span.size).copy_(part);
-  }
-}
-
-void Block::fill_whole(const at::Tensor& gathered) {
-  const bool by_hand = gathered.device().is_cpu() && !tape::is_replayed();
-  const size_t size = gathered.element_size();
-  for (const BlockMember& member : members_) {
-    if (!by_hand || member.dim > 0) {
-      copy_member(gathered, member);
-      continue;
-    }
-    const char* from = static_cast<const char*>(gathered.const_data_ptr()) + size_t(member.offset) * size;
-    char* to = static_cast<char*>(whole_.mutable_data_ptr()) + size_t(member.whole_offset) * size;
-    const size_t bytes = size_t(member.chunk) * size;
-    const int64_t used = member.dim < 0 ? 1 : world_size();
-    for (int64_t r = 0; r < used; ++r) {
-      std::memcpy(to + size_t(r) * bytes, from + size_t(r * shard_length_) * size, bytes);
-    }
   }
 }
 
@@ -290,20 +256,33 @@ void Block::gather() {
     whole_ = shard_;
     return;
   }
-  BufferPool& pool = context_->whole;
   const at::TensorOptions options = shard_.options().dtype(compute_dtype());
-  const Borrowed lowered(pool, lowers ? pool.take(shard_length_, options) : at::Tensor());
+  const Borrowed lowered(context_->lowered, lowers ? context_->lowered.take(shard_length_, options) : at::Tensor());
   if (lowers) lower_shard(lowered.tensor);
-  const Borrowed gathered(pool, pool.take(world_size() * shard_length_, options));
   try {
-    ops::all_gather_into(gathered.tensor, lowers ? lowered.tensor : shard_, place_.shard_group);
+    gather_from(lowers ? lowered.tensor : shard_);
   } catch (c10::Error& error) {
+    drop_whole();
     error.add_context("while " + text() + " was gathered");
     throw;
   }
-  check_same_block(gathered.tensor);
-  whole_ = pool.take(whole_length_, options);
-  fill_whole(gathered.tensor);
+}
+
+void Block::gather_from(const at::Tensor& shard) {
+  const at::TensorOptions options = shard.options();
+  if (tape::is_replayed()) return gather_recorded(shard);
+  whole_ = context_->whole.take(whole_length_ + world_size() * kNumberBytes / int64_t(shard.element_size()), options);
+  ops::gather_rows_into(whole_, shard, place_.shard_group, table_);
+  check_same_block();
+}
+
+// A graph knows the ops that it is made of: a gather that passes start early, and copies that it plans memory for.
+void Block::gather_recorded(const at::Tensor& shard) {
+  const at::Tensor gathered = at::empty({world_size() * shard_length_}, shard.options());
+  ops::all_gather_into(gathered, shard, place_.shard_group);
+  whole_ = at::empty({whole_length_}, shard.options());
+  const at::IntArrayRef without_numbers = at::IntArrayRef(table_).slice(0, table_.size() - RowTable::kFields);
+  copy_rows(without_numbers, int(world_size()), gathered, whole_);
 }
 
 void Block::drop_whole() {

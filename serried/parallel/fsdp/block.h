@@ -106,9 +106,9 @@ class Block : public std::enable_shared_from_this<Block> {
   bool is_current(const BlockMember& member) const;
   void gather();
   void lower_shard(const at::Tensor& lowered) const;
-  void check_same_block(const at::Tensor& gathered) const;
-  void fill_whole(const at::Tensor& gathered);
-  void copy_member(const at::Tensor& gathered, const BlockMember& member) const;
+  void gather_from(const at::Tensor& shard);
+  void gather_recorded(const at::Tensor& shard);
+  void check_same_block() const;
   void drop_whole();
   void install_hook(size_t index);
   void tell_recorder(const BlockMember& member);
@@ -141,6 +141,7 @@ class Block : public std::enable_shared_from_this<Block> {
   int64_t number_ = 0;
   int64_t shard_length_ = 0;  // elements, with the block's number at the end
   int64_t whole_length_ = 0;
+  std::vector<int64_t> table_;  // where rows of the shards go (comm/collectives/rows.h), and last their numbers
   BlockSetting setting_;
 
   at::Tensor shard_;

@@ -17,7 +17,7 @@ class ShardContext : public std::enable_shared_from_this<ShardContext> {
  public:
   /// The one that blocks over `group` share.
   static std::shared_ptr<ShardContext> of(const Group& group);
-  explicit ShardContext(const Group& group) : whole(nullptr), gradients(group) {}
+  explicit ShardContext(const Group& group) : whole(nullptr), lowered(group), gradients(group) {}
 
   /// The block's number, which is the same on every rank.
   int64_t add(Block& block);
@@ -34,6 +34,7 @@ class ShardContext : public std::enable_shared_from_this<ShardContext> {
   void release_all();
 
   BufferPool whole;
+  BufferPool lowered;  // shards in the dtype that ops compute in, while peers read them
   BufferPool gradients;
   int64_t num_gathers = 0;
   int64_t num_reductions = 0;
