@@ -63,8 +63,7 @@ struct BlockPlace {
   Group shard_group;
   Group replica_group;  // null where nothing is replicated
   MixedPrecision precision = {};
-  bool overlaps = false;     // gathers ahead, reduces while backward goes on
-  bool casts_inputs = true;  // what meets a parameter in lower precision
+  bool overlaps = false;  // gathers ahead, reduces while backward goes on
 };
 
 class Block : public std::enable_shared_from_this<Block> {
@@ -111,7 +110,7 @@ class Block : public std::enable_shared_from_this<Block> {
   int64_t whole_bytes() const;
   /// That ops compute in where it is not the parameters' own.
   std::optional<at::ScalarType> lowered_dtype() const;
-  bool casts_inputs() const { return place_.casts_inputs; }
+  bool casts_inputs() const { return place_.precision.cast_forward_inputs; }
 
   // In backward (gradients.cpp).
   void on_gradient(size_t index, const at::Tensor& gradient);

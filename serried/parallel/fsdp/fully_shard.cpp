@@ -250,8 +250,7 @@ BlockPtr make_block(const Modules& modules, const std::vector<ModuleParameter>& 
   }
   detail::BlockPlace place{.shard_group = mesh.get_group(mesh.ndim() - 1),
                            .replica_group = mesh.ndim() == 2 ? mesh.get_group(int64_t(0)) : Group(),
-                           .precision = options.mixed_precision,
-                           .casts_inputs = options.cast_forward_inputs};
+                           .precision = options.mixed_precision};
   place.overlaps = options.overlap.has_value() ? *options.overlap : has_spare_cores(place.shard_group);
   const auto block = std::make_shared<Block>(std::move(place), modules, std::move(members));
   block->adopt(tensors, parts);

@@ -22,8 +22,6 @@ struct FullyShardOptions {
   MixedPrecision mixed_precision = {};
   std::vector<at::Tensor> ignored_params = {};  // stay as they are, and nobody averages their gradients
   ShardPlacementFunction shard_placement_fn = {};
-  /// Whether an input in another dtype is cast where it meets a parameter in param_dtype.
-  bool cast_forward_inputs = true;
   /// Whether blocks are gathered ahead of their use, in the order of the last pass, and gradients are reduced while
   /// backward goes on; none: where this machine has two cores for each of its ranks.
   std::optional<bool> overlap = {};

@@ -108,7 +108,7 @@ TEST(FullyShardCastInputs, ACapturedStepCastsAsAnEagerOne) {
 TEST(FullyShardCastInputs, WhatIsNotCastIsNamed) {
   run_ranks(2, [](const Group&) {
     torch::nn::Linear layer = seeded(1, [] { return torch::nn::Linear(3, 5); });
-    fully_shard(*layer, {.mixed_precision = {.param_dtype = at::kBFloat16}, .cast_forward_inputs = false});
+    fully_shard(*layer, {.mixed_precision = {.param_dtype = at::kBFloat16, .cast_forward_inputs = false}});
     const std::string text = error_text<c10::TypeError>([&] { layer(torch::ones({1, 3})); });
     EXPECT_EQ(text.substr(0, text.find("\n  at:")),
               "[aten::addmm] argument 1 \"mat1\" is Float, and the parameter beside it computes in BFloat16\n"
