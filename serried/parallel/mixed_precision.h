@@ -17,6 +17,7 @@ struct MixedPrecision {
   std::optional<at::ScalarType> reduce_dtype = {};  // none: param_dtype
   std::optional<at::ScalarType> buffer_dtype = {};
   std::optional<at::ScalarType> output_dtype = {};  // NotImplementedError: no module can be told to cast its output
+  bool cast_forward_inputs = true;                  // to param_dtype; off: the caller does
 };
 
 namespace detail {

@@ -7,6 +7,7 @@
 
 #include "serried/base/error.h"
 #include "serried/tensor/above_key.h"
+#include "serried/tensor/cast_inputs.h"
 #include "serried/tensor/dtensor.h"
 #include "serried/tensor/enter.h"
 #include "serried/tensor/gather_on_use.h"
@@ -91,6 +92,7 @@ at::Tensor transpose(DispatchKeySet keys, const at::Tensor& self, int64_t dim0, 
 }
 
 at::Tensor mm(DispatchKeySet keys, const at::Tensor& self, const at::Tensor& mat2) {
+  if (const auto dtype = detail::cast_beside(self, mat2)) return mm(keys, self.to(*dtype), mat2);
   const Consumption use = as_transposed_matrix(mat2);
   if (!use) return at::_ops::mm::redispatch(keys & kBelow, self, mat2);
   return use.leave(at::_ops::mm::redispatch(keys & kBelow, use.enter(self), mat2));
@@ -98,12 +100,14 @@ at::Tensor mm(DispatchKeySet keys, const at::Tensor& self, const at::Tensor& mat
 
 at::Tensor addmm(DispatchKeySet keys, const at::Tensor& self, const at::Tensor& mat1, const at::Tensor& mat2,
                  const at::Scalar& beta, const at::Scalar& alpha) {
+  if (const auto d = detail::cast_beside(mat1, mat2)) return addmm(keys, self, mat1.to(*d), mat2, beta, alpha);
   const Consumption use = as_transposed_matrix(mat2);
   if (!use) return at::_ops::addmm::redispatch(keys & kBelow, self, mat1, mat2, beta, alpha);
   return use.leave(at::_ops::addmm::redispatch(keys & kBelow, self, use.enter(mat1), mat2, beta, alpha));
 }
 
 at::Tensor matmul(DispatchKeySet keys, const at::Tensor& self, const at::Tensor& other) {
+  if (const auto dtype = detail::cast_beside(self, other)) return matmul(keys, self.to(*dtype), other);
   const Consumption use = as_transposed_matrix(other);
   if (!use) return at::_ops::matmul::redispatch(keys & kBelow, self, other);
   const at::Tensor entered = use.enter(self);
@@ -113,6 +117,7 @@ at::Tensor matmul(DispatchKeySet keys, const at::Tensor& self, const at::Tensor&
 
 at::Tensor linear(DispatchKeySet keys, const at::Tensor& input, const at::Tensor& weight,
                   const std::optional<at::Tensor>& bias) {
+  if (const auto dtype = detail::cast_beside(input, weight)) return linear(keys, input.to(*dtype), weight, bias);
   const Consumption use(weight, Role::matrix, /*transposed=*/false);
   if (!use) return at::_ops::linear::redispatch(keys & kBelow, input, weight, bias);
   const at::Tensor entered = use.enter(input);
@@ -134,6 +139,9 @@ at::Tensor embedding(DispatchKeySet keys, const at::Tensor& weight, const at::Te
 at::Tensor layer_norm(DispatchKeySet keys, const at::Tensor& input, c10::SymIntArrayRef normalized_shape,
                       const std::optional<at::Tensor>& weight, const std::optional<at::Tensor>& bias, double eps,
                       bool cudnn_enable) {
+  if (const auto dtype = detail::cast_beside(input, tensor_or_undefined(weight))) {
+    return layer_norm(keys, input.to(*dtype), normalized_shape, weight, bias, eps, cudnn_enable);
+  }
   const Consumption use(tensor_or_undefined(weight), Role::norm, /*transposed=*/false);
   const at::Tensor entered = use ? use.enter(input) : input;
   const c10::impl::ExcludeDispatchKeyGuard unmarked(kAboveKey);
@@ -144,6 +152,9 @@ at::Tensor layer_norm(DispatchKeySet keys, const at::Tensor& input, c10::SymIntA
 
 at::Tensor rms_norm(DispatchKeySet keys, const at::Tensor& input, c10::SymIntArrayRef normalized_shape,
                     const std::optional<at::Tensor>& weight, std::optional<double> eps) {
+  if (const auto dtype = detail::cast_beside(input, tensor_or_undefined(weight))) {
+    return rms_norm(keys, input.to(*dtype), normalized_shape, weight, eps);
+  }
   const Consumption use(tensor_or_undefined(weight), Role::norm, /*transposed=*/false);
   const at::Tensor entered = use ? use.enter(input) : input;
   const c10::impl::ExcludeDispatchKeyGuard unmarked(kAboveKey);
@@ -154,6 +165,9 @@ at::Tensor rms_norm(DispatchKeySet keys, const at::Tensor& input, c10::SymIntArr
 at::Tensor group_norm(DispatchKeySet keys, const at::Tensor& input, int64_t num_groups,
                       const std::optional<at::Tensor>& weight, const std::optional<at::Tensor>& bias, double eps,
                       bool cudnn_enabled) {
+  if (const auto dtype = detail::cast_beside(input, tensor_or_undefined(weight))) {
+    return group_norm(keys, input.to(*dtype), num_groups, weight, bias, eps, cudnn_enabled);
+  }
   const Consumption use(tensor_or_undefined(weight), Role::norm, /*transposed=*/false);
   const at::Tensor entered = use ? use.enter(input) : input;
   const c10::impl::ExcludeDispatchKeyGuard unmarked(kAboveKey);

@@ -1,6 +1,8 @@
 // A DTensor that is whole only while an op needs it: what stands behind ParameterUse::gather, and views of it.
 #pragma once
 
+#include <optional>
+
 #include "serried/tensor/meta.h"
 
 namespace serried {
@@ -29,6 +31,10 @@ struct GatherOnUse {
   virtual void note_use() {}
   /// An op has written the part.
   virtual void note_write() {}
+  /// That ops compute in where it is not the tensor's own.
+  virtual std::optional<at::ScalarType> other_dtype() const { return std::nullopt; }
+  /// Whether inputs are cast to that where they meet it.
+  virtual bool casts_inputs() const { return false; }
 
   at::Tensor ghost;  // of a parameter: the whole value without memory; made with its first view
 };
@@ -58,7 +64,7 @@ struct LazyViewMeta final : DistMeta {
   const c10::intrusive_ptr<DTensorMeta> base;      // of the parameter
   const int64_t offset;                            // in elements
   const std::shared_ptr<const LazyViewStep> step;  // how it was made; null where sizes, strides and offset tell all
-  const UsePtr use;                                // of the transpose of a marked matrix, else null
+  const UsePtr use;  // of the transpose of a marked matrix, and of what computes in another dtype
 };
 
 /// How a parameter, or a lazy view of one, is used; null for all other tensors.

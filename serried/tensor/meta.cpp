@@ -105,9 +105,10 @@ void set_meta(const at::Tensor& t, at::Tensor local, SpecPtr spec) {
 
 void set_use(const at::Tensor& parameter, UsePtr use) {
   c10::TensorImpl& impl = *parameter.unsafeGetTensorImpl();
-  const bool asks_layouts = use != nullptr && use->layouts != nullptr;
+  const bool has_other_dtype = use != nullptr && use->gather != nullptr && use->gather->other_dtype().has_value();
+  const bool is_marked = has_other_dtype || (use != nullptr && use->layouts != nullptr);
   c10::DispatchKeySet& keys = OpenTensorImpl::key_set(impl);
-  keys = asks_layouts ? keys.add(kAboveKey) : keys.remove(kAboveKey);
+  keys = is_marked ? keys.add(kAboveKey) : keys.remove(kAboveKey);
   if (const DTensorMeta* old = dtensor_meta(parameter)) {
     impl.set_backend_meta(c10::make_intrusive<DTensorMeta>(old->local, old->spec, old->copied_from, std::move(use)));
     return;

@@ -24,6 +24,7 @@ struct Collective {
   int tag = 0;
   std::chrono::milliseconds timeout = c10d::kUnsetTimeout;  // unset: the group's
   uint32_t sizes_of_all = 0;                                // watch::hash_sizes; 0: not known, or all ranks' are alike
+  at::IntArrayRef rows = {};  // of an all_gather: where rows of the one input go in the one output (rows.h)
 
   bool is_point_to_point() const { return kind == watch::Kind::send || kind == watch::Kind::recv; }
 };

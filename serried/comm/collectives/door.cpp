@@ -184,4 +184,9 @@ bool goes_straight(const Group& group, const at::Tensor& x) {
   return can.takes_collectives && can.device == device;
 }
 
+bool places_rows(const Group& group, const at::Tensor& x) {
+  if (group->getSize() == 1 || !goes_straight(group, x)) return false;
+  return capabilities_of(*group->getBackend(x.device().type())).places_rows;
+}
+
 }  // namespace serried::detail

@@ -29,5 +29,7 @@ at::Device device_of(const Group& group);
 
 /// Whether `run` goes to the group's backend as it is, on the device of `x`.
 bool goes_straight(const Group& group, const at::Tensor& x);
+/// Whether that backend takes Collective::rows, too.
+bool places_rows(const Group& group, const at::Tensor& x);
 
 }  // namespace serried::detail

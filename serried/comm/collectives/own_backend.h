@@ -18,6 +18,7 @@ struct Capabilities {
   bool takes_collectives = false;    // OwnBackend::run and start: any dtype, any reduction, pieces of any size
   at::DeviceType device = at::kCPU;  // of the tensors in them
   bool compares_calls = false;       // of all ranks, before anything is sent
+  bool places_rows = false;          // takes Collective::rows
 };
 
 /// A c10d::Backend that the door knows. The door looks for NaN before `run` and `start`; overrides of c10d's calls,

@@ -195,8 +195,7 @@ void DataParallelBase::install_hooks() {
 void DataParallelBase::prepare_input(at::Tensor& t) const {
   if (!t.defined()) return;
   if (options_.device) t = t.to(*options_.device);
-  const auto& dtype = options_.mixed_precision.param_dtype;
-  if (dtype && t.is_floating_point()) t = t.to(*dtype);
+  if (casts_inputs() && t.is_floating_point()) t = t.to(*options_.mixed_precision.param_dtype);
 }
 
 void DataParallelBase::abandon_forward() {

@@ -97,7 +97,10 @@ class DataParallelBase : public torch::nn::Module, public Joinable {
   void before_forward();
   void after_forward(const std::vector<at::Tensor>& outputs);
 
-  bool prepares_inputs() const { return options_.device || options_.mixed_precision.param_dtype; }
+  bool casts_inputs() const {
+    return options_.mixed_precision.param_dtype && options_.mixed_precision.cast_forward_inputs;
+  }
+  bool prepares_inputs() const { return options_.device || casts_inputs(); }
   void prepare_input(at::Tensor& t) const;
 
   /// Gives parameters back their precision where forward throws.

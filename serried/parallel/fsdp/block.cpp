@@ -5,11 +5,13 @@
 #include <torch/csrc/autograd/variable.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "serried/base/error.h"
 #include "serried/base/hash.h"
 #include "serried/comm/collectives/ops.h"
+#include "serried/comm/collectives/rows.h"
 #include "serried/parallel/ddp/bucket.h"
 #include "serried/tape/recorder.h"
 #include "serried/tensor/dispatch/local_only.h"
@@ -35,11 +37,10 @@ uint32_t version_of(const BlockMember& member) {
   return impl && impl->version_counter().enabled() ? uint32_t(impl->version_counter().current_version()) : 0;
 }
 
-// `sizes` with another size along `dim`.
-c10::DimVector resized(c10::IntArrayRef sizes, int64_t dim, int64_t size) {
-  c10::DimVector changed(sizes);
-  if (dim >= 0) changed[size_t(dim)] = size;
-  return changed;
+std::string names_of(const std::vector<const torch::nn::Module*>& modules) {
+  std::string names;
+  for (const torch::nn::Module* module : modules) names += (names.empty() ? "" : " and ") + module->name();
+  return names;
 }
 
 class GradientHook final : public torch::autograd::FunctionPreHook {
@@ -61,15 +62,17 @@ class GradientHook final : public torch::autograd::FunctionPreHook {
 
 }  // namespace
 
-Block::Block(BlockPlace place, const torch::nn::Module& module, std::vector<BlockMember> members)
+Block::Block(BlockPlace place, std::vector<const torch::nn::Module*> modules, std::vector<BlockMember> members)
     : place_(std::move(place)),
       context_(ShardContext::of(place_.shard_group)),
-      module_(&module),
-      type_(module.name()),
+      roots_(std::move(modules)),
+      type_(names_of(roots_)),
       members_(std::move(members)),
       number_(context_->add(*this)) {
-  for (const auto& part : module.modules(/*include_self=*/false)) modules_.insert(part.get());
-  modules_.insert(&module);
+  for (const torch::nn::Module* root : roots_) {
+    for (const auto& part : root->modules(/*include_self=*/false)) modules_.insert(part.get());
+    modules_.insert(root);
+  }
   lay_out_members();
 }
 
@@ -96,14 +99,26 @@ void Block::lay_out_members() {
   const int64_t world = world_size();
   for (BlockMember& member : members_) {
     member.local_sizes = member.spec->local_sizes();
-    const int64_t rows = member.dim < 0 ? 1 : serried::chunk(member.sizes[size_t(member.dim)], world, 0).size;
-    member.chunk = c10::multiply_integers(resized(member.sizes, member.dim, rows));
-    member.offset = shard_length_;
-    member.whole_offset = whole_length_;
+    const int64_t size = member.dim < 0 ? 1 : member.sizes[size_t(member.dim)];
+    const int64_t rows = serried::chunk(size, world, 0).size;
+    const c10::IntArrayRef sizes = member.sizes;
+    const RowsOfTensor places{
+        .from = shard_length_,
+        .to = whole_length_,
+        .outer = member.dim < 0 ? 1 : c10::multiply_integers(sizes.slice(0, size_t(member.dim))),
+        .rows = size,
+        .inner = member.dim < 0 ? 1 : c10::multiply_integers(sizes.slice(size_t(member.dim) + 1))};
+    member.chunk = places.outer * rows * places.inner;
+    member.offset = places.from;
+    member.whole_offset = places.to;
+    append(table_, places);
     shard_length_ += aligned(member.chunk);
-    whole_length_ += aligned(member.dim < 0 ? 1 : member.chunk * world);
+    whole_length_ += aligned(c10::multiply_integers(sizes));
   }
   shard_length_ += kAligned;
+  // Behind the whole values come the numbers of the blocks that ranks have gathered.
+  const int64_t length = kNumberBytes / int64_t(c10::elementSize(compute_dtype()));
+  append(table_, {.from = shard_length_ - length, .to = whole_length_, .rows = world, .inner = length});
 }
 
 void Block::adopt(const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& parts) {
@@ -157,11 +172,22 @@ bool Block::is_current(const BlockMember& member) const {
   return recording_ == (tape::is_replayed() ? tape::num_recordings() : 0);
 }
 
+bool Block::is_current() const {
+  return std::all_of(members_.begin(), members_.end(), [&](const BlockMember& member) { return is_current(member); });
+}
+
 at::Tensor Block::whole(size_t index) {
   BlockMember& member = members_[index];
   note_use(index);
   if (tape::is_replayed()) tell_recorder(member);
-  if (!is_current(member)) gather();
+  const bool is_next = context_->note(*this);
+  if (!is_current(member)) {
+    gather();
+  } else if (work_) {
+    context_->make_room(*this, /*came_ahead=*/true);
+    arrive();
+  }
+  if (is_next) context_->gather_ahead_of(*this);
   if (!member.whole.defined()) {
     const LocalOnly local_only;
     const int64_t offset = whole_.is_alias_of(shard_) ? member.offset : member.whole_offset;
@@ -179,8 +205,9 @@ void Block::tell_recorder(const BlockMember& member) {
     if (!block) return 0;
     const BlockSetting& s = block->setting_;
     uint64_t bits = 1 | uint64_t(s.reshard_after_forward) << 1 | uint64_t(s.reshard_after_backward) << 2 |
-                    uint64_t(s.reduces) << 3 | uint64_t(s.all_reduces) << 4 | uint64_t(block->is_held_) << 5;
-    for (const BlockMember& each : block->members_) bits = bits * 2 + uint64_t(each.kept.defined());
+                    uint64_t(s.reduces) << 3 | uint64_t(s.all_reduces) << 4 | uint64_t(block->is_held_) << 5 |
+                    uint64_t(s.sums) << 6 | uint64_t(s.num_hook_changes) << 8;
+    for (const BlockMember& each : block->members_) bits = mix_hash(bits, uint64_t(each.kept.defined()));
     return mix_hash(bits, std::hash<double>()(s.divide_factor.value_or(0)));
   };
   tape::rely_on({.name = "settings of " + text(), .value = settings, .subject = this});
@@ -213,19 +240,20 @@ void Block::install_hook(size_t index) {
   member.node = c10::weak_intrusive_ptr<torch::autograd::Node>(node);
 }
 
-// The shard in the dtype that ops compute in, with the block's number behind it.
-void Block::lower_shard(const at::Tensor& lowered) const {
-  lowered.copy_(shard_);
-  write_number(lowered, number_);
+// What peers get: the shard in the dtype that ops compute in, with the block's number behind it.
+at::Tensor Block::sent_shard() {
+  if (compute_dtype() == shard_.scalar_type()) return shard_;
+  lowered_ = context_->lowered.take(shard_length_, shard_.options().dtype(compute_dtype()));
+  lowered_.copy_(shard_);
+  write_number(lowered_, number_);
+  return lowered_;
 }
 
 // Blocks of equal sizes would be taken for each other in silence.
-void Block::check_same_block(const at::Tensor& gathered) const {
-  if (!gathered.device().is_cpu() || tape::is_replayed()) return;
-  const int64_t stride = shard_length_ * int64_t(gathered.element_size());
-  const char* number = static_cast<const char*>(gathered.const_data_ptr()) + stride - kNumberBytes;
-  if (place_.shard_group->getBackendName() == "fake") return;
-  for (int64_t r = 0; r < world_size(); ++r, number += stride) {
+void Block::check_same_block() const {
+  if (!whole_.device().is_cpu() || place_.shard_group->getBackendName() == "fake") return;
+  const char* number = static_cast<const char*>(whole_.const_data_ptr()) + whole_bytes();
+  for (int64_t r = 0; r < world_size(); ++r, number += kNumberBytes) {
     int64_t theirs = 0;
     std::memcpy(&theirs, number, sizeof theirs);
     if (theirs == number_) continue;
@@ -236,48 +264,10 @@ void Block::check_same_block(const at::Tensor& gathered) const {
   }
 }
 
-void Block::copy_member(const at::Tensor& gathered, const BlockMember& member) const {
-  const int64_t world = world_size();
-  const at::Tensor rows = gathered.view({world, shard_length_}).narrow(1, member.offset, member.chunk);
-  if (member.dim <= 0) {
-    const int64_t used = member.dim < 0 ? 1 : world;
-    whole_.narrow(0, member.whole_offset, used * member.chunk)
-        .view({used, member.chunk})
-        .copy_(rows.narrow(0, 0, used));
-    return;
-  }
-  const at::Tensor whole =
-      whole_.narrow(0, member.whole_offset, c10::multiply_integers(member.sizes)).view(member.sizes);
-  for (int64_t r = 0; r < world; ++r) {
-    const Span span = serried::chunk(member.sizes[size_t(member.dim)], world, r);
-    const c10::DimVector sizes = resized(member.sizes, member.dim, span.size);
-    const at::Tensor part = rows.select(0, r).narrow(0, 0, c10::multiply_integers(sizes)).view(sizes);
-    whole.narrow(member.dim, span.begin, span.size).copy_(part);
-  }
-}
-
-void Block::fill_whole(const at::Tensor& gathered) {
-  const bool by_hand = gathered.device().is_cpu() && !tape::is_replayed();
-  const size_t size = gathered.element_size();
-  for (const BlockMember& member : members_) {
-    if (!by_hand || member.dim > 0) {
-      copy_member(gathered, member);
-      continue;
-    }
-    const char* from = static_cast<const char*>(gathered.const_data_ptr()) + size_t(member.offset) * size;
-    char* to = static_cast<char*>(whole_.mutable_data_ptr()) + size_t(member.whole_offset) * size;
-    const size_t bytes = size_t(member.chunk) * size;
-    const int64_t used = member.dim < 0 ? 1 : world_size();
-    for (int64_t r = 0; r < used; ++r) {
-      std::memcpy(to + size_t(r) * bytes, from + size_t(r * shard_length_) * size, bytes);
-    }
-  }
-}
-
-void Block::gather() {
+void Block::gather(bool starts_only) {
   check_memory();
   drop_whole();
-  context_->make_room(*this);
+  if (!starts_only) context_->make_room(*this);
   // Who looks on to run a function again would take the memory that blocks share for state, which changes once.
   const tape::Aside unseen_by_onlookers(tape::is_replayed() ? tape::current_recorder() : nullptr);
   const OrdinaryMode ordinary;
@@ -285,49 +275,108 @@ void Block::gather() {
   for (BlockMember& member : members_) member.version = version_of(member);
   recording_ = tape::is_replayed() ? tape::num_recordings() : 0;
   ++context_->num_gathers;
-  const bool lowers = compute_dtype() != shard_.scalar_type();
-  if (world_size() == 1 && !lowers) {
-    whole_ = shard_;
-    return;
-  }
-  BufferPool& pool = context_->whole;
-  const at::TensorOptions options = shard_.options().dtype(compute_dtype());
-  const Borrowed lowered(pool, lowers ? pool.take(shard_length_, options) : at::Tensor());
-  if (lowers) lower_shard(lowered.tensor);
-  const Borrowed gathered(pool, pool.take(world_size() * shard_length_, options));
   try {
-    ops::all_gather_into(gathered.tensor, lowers ? lowered.tensor : shard_, place_.shard_group);
+    const at::Tensor shard = sent_shard();
+    if (world_size() == 1 && shard.is_same(shard_)) {
+      whole_ = shard_;
+      return;
+    }
+    gather_from(shard, starts_only);
+    if (!work_) end_gather();
   } catch (c10::Error& error) {
+    drop_whole();
+    error.add_context("while " + text() + " was gathered");
+    throw;
+  } catch (...) {  // a user's hook
+    drop_whole();
+    throw;
+  }
+}
+
+void Block::gather_from(const at::Tensor& shard, bool starts_only) {
+  if (tape::is_replayed()) return gather_recorded(shard);
+  const int64_t numbers = world_size() * kNumberBytes / int64_t(shard.element_size());
+  whole_ = context_->whole.take(whole_length_ + numbers, shard.options());
+  if (setting_.hooks.all_gather) return gather_by_hook(shard);
+  ops::gather_rows_into(whole_, shard, place_.shard_group, table_, starts_only ? &work_ : nullptr);
+}
+
+void Block::gather_by_hook(const at::Tensor& shard) {
+  BufferPool& pool = context_->whole;
+  const Borrowed gathered(pool, pool.take(world_size() * shard_length_, shard.options()));
+  setting_.hooks.all_gather(gathered.tensor, shard, place_.shard_group);
+  copy_rows(table_, int(world_size()), gathered.tensor, whole_);
+}
+
+void Block::end_gather() {
+  work_.reset();
+  if (lowered_.defined()) context_->lowered.give_back(std::move(lowered_));
+  lowered_ = at::Tensor();
+  if (!tape::is_replayed()) check_same_block();
+}
+
+void Block::gather_ahead(bool asked_for) {
+  if (whole_.defined() && is_current()) return;
+  gather(/*starts_only=*/true);
+  is_asked_for_ = asked_for;
+}
+
+void Block::arrive() {
+  if (!work_) return;
+  try {
+    work_->wait();
+    end_gather();
+  } catch (c10::Error& error) {
+    drop_whole();
     error.add_context("while " + text() + " was gathered");
     throw;
   }
-  check_same_block(gathered.tensor);
-  whole_ = pool.take(whole_length_, options);
-  fill_whole(gathered.tensor);
 }
 
+// A graph knows the ops that it is made of: a gather that passes start early, and copies that it plans memory for.
+void Block::gather_recorded(const at::Tensor& shard) {
+  const at::Tensor gathered = at::empty({world_size() * shard_length_}, shard.options());
+  if (setting_.hooks.all_gather) {
+    setting_.hooks.all_gather(gathered, shard, place_.shard_group);
+  } else {
+    ops::all_gather_into(gathered, shard, place_.shard_group);
+  }
+  whole_ = at::empty({whole_length_}, shard.options());
+  const at::IntArrayRef without_numbers = at::IntArrayRef(table_).slice(0, table_.size() - RowTable::kFields);
+  copy_rows(without_numbers, int(world_size()), gathered, whole_);
+}
+
+// What is on its way need not be waited for: its Work keeps the memory until it is done.
 void Block::drop_whole() {
   for (BlockMember& member : members_) member.whole.reset();
-  if (!whole_.defined()) return;
-  at::Tensor whole = std::move(whole_);
-  whole_ = at::Tensor();
-  if (!whole.is_alias_of(shard_)) context_->whole.give_back(std::move(whole));
+  is_asked_for_ = false;
+  if (lowered_.defined()) context_->lowered.give_back(std::move(lowered_));
+  lowered_ = at::Tensor();
+  if (whole_.defined()) {
+    at::Tensor whole = std::move(whole_);
+    whole_ = at::Tensor();
+    if (!whole.is_alias_of(shard_)) context_->whole.give_back(std::move(whole));
+  }
+  work_.reset();
 }
 
 void Block::release() {
   if (!is_held_) drop_whole();
 }
 
-void Block::unshard() {
+void Block::unshard(bool async) {
   is_held_ = true;
-  bool is_there = true;
-  for (const BlockMember& member : members_) is_there = is_there && is_current(member);
-  if (!is_there) gather();
+  if (!is_current()) gather(/*starts_only=*/async && !tape::is_replayed());
+  if (!async) arrive();
 }
 
 void Block::reshard() {
   is_held_ = false;
   drop_whole();
+}
+
+std::optional<at::ScalarType> Block::lowered_dtype() const {
+  return compute_dtype() == members_[0].spec->dtype ? std::nullopt : std::optional(compute_dtype());
 }
 
 }  // namespace serried::detail

@@ -9,7 +9,9 @@
 #include <unordered_set>
 #include <vector>
 
+#include "serried/comm/collectives/collective.h"
 #include "serried/parallel/fsdp/context.h"
+#include "serried/parallel/fsdp/hooks.h"
 #include "serried/parallel/mixed_precision.h"
 #include "serried/tensor/gather_on_use.h"
 
@@ -38,6 +40,8 @@ struct BlockMember {
   c10::weak_intrusive_ptr<torch::autograd::Node> node{c10::intrusive_ptr<torch::autograd::Node>()};  // with our hook
 };
 
+class Block;
+
 /// What users may change at any time.
 struct BlockSetting {
   bool reshard_after_forward = true;
@@ -46,6 +50,12 @@ struct BlockSetting {
   bool reduces = true;
   bool all_reduces = true;
   std::optional<double> divide_factor = {};  // none: the number of ranks
+  bool sums = false;                         // and divides by hand, also where the backend could average
+  FullyShardHooks hooks = {};
+  uint8_t num_hook_changes = 0;  // a graph keeps to the hooks it was recorded with
+  // What to gather ahead when this block is used; where there is none the order of the last pass tells.
+  std::vector<std::weak_ptr<Block>> next_in_forward = {};
+  std::vector<std::weak_ptr<Block>> next_in_backward = {};
 };
 
 /// Where a block lives and how it computes.
@@ -53,11 +63,12 @@ struct BlockPlace {
   Group shard_group;
   Group replica_group;  // null where nothing is replicated
   MixedPrecision precision = {};
+  bool overlaps = false;  // gathers ahead, reduces while backward goes on
 };
 
 class Block : public std::enable_shared_from_this<Block> {
  public:
-  Block(BlockPlace place, const torch::nn::Module& module, std::vector<BlockMember> members);
+  Block(BlockPlace place, std::vector<const torch::nn::Module*> modules, std::vector<BlockMember> members);
   ~Block();
   Block(const Block&) = delete;
 
@@ -70,7 +81,8 @@ class Block : public std::enable_shared_from_this<Block> {
   BlockSetting& setting() { return setting_; }
   const BlockSetting& setting() const { return setting_; }
   const std::vector<BlockMember>& members() const { return members_; }
-  const torch::nn::Module* module() const { return module_; }
+  /// Those that fully_shard was called with: mostly one.
+  const std::vector<const torch::nn::Module*>& roots() const { return roots_; }
   bool contains(const torch::nn::Module* module) const { return modules_.count(module) != 0; }
   bool is_alive() const;
   void set_path(const std::string& path) { path_ = path; }
@@ -82,16 +94,29 @@ class Block : public std::enable_shared_from_this<Block> {
   void note_use(size_t index);
   void note_write() { drop_whole(); }
 
-  void unshard();
+  void unshard(bool async);
   void reshard();
   /// Lets go of the whole values, unless the user holds them.
   void release();
   bool is_gathered() const { return whole_.defined(); }
+  /// Whole values are on their way, and nobody has used them yet.
+  bool is_on_its_way() const { return work_ != nullptr; }
+  bool is_asked_for() const { return is_asked_for_; }
+  bool overlaps() const { return place_.overlaps; }
+  /// Starts to gather what no op needs yet; `asked_for`: by the user.
+  void gather_ahead(bool asked_for);
+  /// Blocks until what is on its way is there.
+  void arrive();
   int64_t whole_bytes() const;
+  /// That ops compute in where it is not the parameters' own.
+  std::optional<at::ScalarType> lowered_dtype() const;
+  bool casts_inputs() const { return place_.precision.cast_forward_inputs; }
 
   // In backward (gradients.cpp).
   void on_gradient(size_t index, const at::Tensor& gradient);
   void end_backward(int task, bool completed);
+  /// Gives the gradients whose reduction this backward started first, once they are there.
+  void settle(int task);
 
  private:
   struct Round {
@@ -101,14 +126,27 @@ class Block : public std::enable_shared_from_this<Block> {
     std::vector<bool> has_gradient = {};
   };
 
+  // Gradients on their way.
+  struct Reduction {
+    Round round = {};
+    at::Tensor buffer = {};
+    at::Tensor result = {};
+    bool is_sum = false;  // else the average
+    double factor = 1;    // that a sum is divided by
+    WorkPtr work = {};
+  };
+
   void lay_out_members();
   void check_memory() const;
   bool is_current(const BlockMember& member) const;
-  void gather();
-  void lower_shard(const at::Tensor& lowered) const;
-  void check_same_block(const at::Tensor& gathered) const;
-  void fill_whole(const at::Tensor& gathered);
-  void copy_member(const at::Tensor& gathered, const BlockMember& member) const;
+  bool is_current() const;
+  void gather(bool starts_only = false);
+  at::Tensor sent_shard();
+  void gather_from(const at::Tensor& shard, bool starts_only);
+  void gather_by_hook(const at::Tensor& shard);
+  void end_gather();
+  void gather_recorded(const at::Tensor& shard);
+  void check_same_block() const;
   void drop_whole();
   void install_hook(size_t index);
   void tell_recorder(const BlockMember& member);
@@ -125,30 +163,38 @@ class Block : public std::enable_shared_from_this<Block> {
   void finish(Round round);
   void complete_buffer(Round& round);
   void write_flags(const Round& round);
-  at::Tensor reduced(const at::Tensor& buffer) const;
-  void check_same_blocks(const at::Tensor& reduced, double factor) const;
+  void start_reduction(Reduction& reduction, bool async) const;
+  void complete(Reduction reduction);
+  void drop_reductions(int task);
+  bool reduce_over_replicas(at::Tensor& result, bool is_sum);
+  void check_same_blocks(const at::Tensor& reduced, bool is_sum) const;
   std::vector<bool> read_flags(const Round& round, const at::Tensor& reduced) const;
   void give(BlockMember& member, const at::Tensor& reduced) const;
   int64_t gradient_length() const;
 
   const BlockPlace place_;
   const std::shared_ptr<ShardContext> context_;
-  const torch::nn::Module* const module_;
-  std::unordered_set<const torch::nn::Module*> modules_;  // the module and all in it
+  const std::vector<const torch::nn::Module*> roots_;
+  std::unordered_set<const torch::nn::Module*> modules_;  // the roots and all in them
   const std::string type_;
   std::string path_;
   std::vector<BlockMember> members_;
   int64_t number_ = 0;
   int64_t shard_length_ = 0;  // elements, with the block's number at the end
   int64_t whole_length_ = 0;
+  std::vector<int64_t> table_;  // where rows of the shards go (comm/collectives/rows.h), and last their numbers
   BlockSetting setting_;
 
   at::Tensor shard_;
   at::Tensor whole_;           // undefined: not gathered
   uint64_t recording_ = 0;     // in which it was gathered; 0: in none
   bool is_held_ = false;       // by unshard()
+  WorkPtr work_;               // of a gather that was started ahead; null: whole_ may be used
+  bool is_asked_for_ = false;  // it was, by the user
+  at::Tensor lowered_;         // what peers read until then
   std::vector<Round> rounds_;  // of backwards that run; one, unless they nest
-  at::Tensor flags_;           // what stands behind the gradients, for the parameters `flagged_`
+  std::vector<Reduction> reductions_;
+  at::Tensor flags_;  // what stands behind the gradients, for the parameters `flagged_`
   std::vector<bool> flagged_;
   at::Tensor partial_;  // reduced over the shard group only: set_requires_all_reduce(false)
 };
@@ -163,6 +209,8 @@ struct BlockParameter final : GatherOnUse {
   bool is_parameter() const override { return true; }
   void note_use() override { block->note_use(index); }
   void note_write() override { block->note_write(); }
+  std::optional<at::ScalarType> other_dtype() const override { return block->lowered_dtype(); }
+  bool casts_inputs() const override { return block->casts_inputs(); }
 
   const std::shared_ptr<Block> block;
   const size_t index;

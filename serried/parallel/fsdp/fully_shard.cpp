@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <set>
 
+#include "serried/base/cores.h"
+#include "serried/base/env.h"
 #include "serried/base/error.h"
 #include "serried/comm/collectives/watch.h"
 #include "serried/parallel/ddp/claim.h"
@@ -36,27 +38,42 @@ void collect(const torch::nn::Module& module, const std::string& path, std::vect
   for (const auto& item : module.named_children()) collect(*item.value(), prefix + item.key(), found);
 }
 
+using Modules = std::vector<const torch::nn::Module*>;
+
+std::vector<ModuleParameter> parameters_of(const Modules& modules) {
+  std::vector<ModuleParameter> all;
+  for (size_t i = 0; i < modules.size(); ++i) collect(*modules[i], modules.size() == 1 ? "" : std::to_string(i), all);
+  return all;
+}
+
+bool is_root_of(const torch::nn::Module* module, const Block& block) {
+  return std::find(block.roots().begin(), block.roots().end(), module) != block.roots().end();
+}
+
 // The blocks inside get their path, which messages show.
-std::vector<BlockPtr> blocks_inside(const torch::nn::Module& module, const std::vector<ModuleParameter>& parameters) {
+std::vector<BlockPtr> blocks_inside(const Modules& modules, const std::vector<ModuleParameter>& parameters) {
   std::vector<BlockPtr> blocks;
   for (const ModuleParameter& parameter : parameters) {
     BlockPtr block = detail::block_of(parameter.tensor);
     if (block && std::find(blocks.begin(), blocks.end(), block) == blocks.end()) blocks.push_back(std::move(block));
   }
-  for (const auto& item : module.named_modules("", /*include_self=*/false)) {
-    for (const BlockPtr& block : blocks) {
-      if (block->module() == item.value().get()) block->set_path(item.key());
+  for (const torch::nn::Module* module : modules) {
+    for (const auto& item : module->named_modules("", /*include_self=*/false)) {
+      for (const BlockPtr& block : blocks) {
+        if (is_root_of(item.value().get(), *block)) block->set_path(item.key());
+      }
     }
   }
   return blocks;
 }
 
-void check_inside(const torch::nn::Module& module, const std::vector<ModuleParameter>& parameters) {
+void check_inside(const Modules& modules, const std::vector<ModuleParameter>& parameters) {
   for (const ModuleParameter& parameter : parameters) {
     const BlockPtr block = detail::block_of(parameter.tensor);
     if (!block) continue;
-    if (block->module() == &module) {
-      raise<c10::ValueError>({kFullyShard, c10::str("the module ", module.name(), " is fully sharded already"),
+    for (const torch::nn::Module* module : modules) {
+      if (!is_root_of(module, *block)) continue;
+      raise<c10::ValueError>({kFullyShard, c10::str("the module ", module->name(), " is fully sharded already"),
                               "call it once per module, layers before the module around them"});
     }
     if (block->contains(parameter.owner)) continue;
@@ -213,8 +230,14 @@ class Cutter {
   const FullyShardOptions& options_;
 };
 
-BlockPtr make_block(const torch::nn::Module& module, const std::vector<ModuleParameter>& parameters,
-                    const DeviceMesh& mesh, const FullyShardOptions& options) {
+// A handover to another thread costs, and hides nothing where that thread has no core.
+bool has_spare_cores(const Group& group) {
+  const int64_t all_ranks = std::max(rank_label().world_size, group->getSize());
+  return num_usable_cores() >= 2 * env::maybe_integer("LOCAL_WORLD_SIZE").value_or(all_ranks);
+}
+
+BlockPtr make_block(const Modules& modules, const std::vector<ModuleParameter>& parameters, const DeviceMesh& mesh,
+                    const FullyShardOptions& options) {
   const at::NoGradGuard no_grad;
   std::vector<BlockMember> members;
   std::vector<at::Tensor> tensors, parts;
@@ -228,33 +251,59 @@ BlockPtr make_block(const torch::nn::Module& module, const std::vector<ModulePar
   detail::BlockPlace place{.shard_group = mesh.get_group(mesh.ndim() - 1),
                            .replica_group = mesh.ndim() == 2 ? mesh.get_group(int64_t(0)) : Group(),
                            .precision = options.mixed_precision};
-  const auto block = std::make_shared<Block>(std::move(place), module, std::move(members));
+  place.overlaps = options.overlap.has_value() ? *options.overlap : has_spare_cores(place.shard_group);
+  const auto block = std::make_shared<Block>(std::move(place), modules, std::move(members));
   block->adopt(tensors, parts);
   return block;
 }
 
-}  // namespace
+void check_modules(const Modules& modules) {
+  bool is_right = !modules.empty();
+  for (const torch::nn::Module* module : modules) {
+    is_right = is_right && module != nullptr && std::count(modules.begin(), modules.end(), module) == 1;
+  }
+  if (is_right) return;
+  raise<c10::ValueError>({kFullyShard,
+                          c10::str("the list of ", modules.size(), " modules is empty, or names null or one twice"),
+                          "name each module of the block once"});
+}
 
-FullyShardHandle fully_shard(torch::nn::Module& module, FullyShardOptions options) {
+FullyShardHandle shard(const Modules& modules, const FullyShardOptions& options) {
   detail::check_output_dtype(kFullyShard, options.mixed_precision);
   const DeviceMesh mesh = checked_mesh(options);
-  std::vector<ModuleParameter> all;
-  collect(module, "", all);
-  check_inside(module, all);
+  const std::vector<ModuleParameter> all = parameters_of(modules);
+  check_inside(modules, all);
   const std::vector<ModuleParameter> own = own_parameters(all, options.ignored_params);
-  const std::vector<BlockPtr> inside = blocks_inside(module, all);
+  const std::vector<BlockPtr> inside = blocks_inside(modules, all);
   for (const BlockPtr& block : inside) {
     // It is not the outermost after all.
     if (std::exchange(block->setting().is_root, false)) block->setting().reshard_after_forward = true;
   }
   BlockPtr block;
   if (!own.empty()) {
-    block = make_block(module, own, mesh, options);
+    block = make_block(modules, own, mesh, options);
     block->setting().is_root = !inside.empty() && !options.reshard_after_forward.has_value();
     block->setting().reshard_after_forward = options.reshard_after_forward.value_or(inside.empty());
   }
-  if (options.mixed_precision.buffer_dtype) detail::cast_buffers(module, {}, *options.mixed_precision.buffer_dtype);
   return FullyShardHandle(std::move(block), inside);
+}
+
+}  // namespace
+
+FullyShardHandle fully_shard(torch::nn::Module& module, FullyShardOptions options) {
+  FullyShardHandle handle = shard({&module}, options);
+  if (options.mixed_precision.buffer_dtype) detail::cast_buffers(module, {}, *options.mixed_precision.buffer_dtype);
+  return handle;
+}
+
+FullyShardHandle fully_shard(const std::vector<torch::nn::Module*>& modules, FullyShardOptions options) {
+  check_modules({modules.begin(), modules.end()});
+  FullyShardHandle handle = shard({modules.begin(), modules.end()}, options);
+  const std::optional<at::ScalarType> dtype = options.mixed_precision.buffer_dtype;
+  for (torch::nn::Module* module : modules) {
+    if (dtype.has_value()) detail::cast_buffers(*module, {}, *dtype);
+  }
+  return handle;
 }
 
 }  // namespace serried

@@ -69,6 +69,7 @@ Block::Round& Block::round_of(int task) {
   for (Round& round : rounds_) {
     if (round.task == task) return round;
   }
+  context_->make_room_for_gradients();
   const at::TensorOptions options = shard_.options().dtype(reduce_dtype());
   rounds_.push_back({.task = task,
                      .buffer = context_->gradients.take(world_size() * gradient_length(), options),
@@ -206,27 +207,30 @@ std::vector<bool> Block::read_flags(const Round& round, const at::Tensor& reduce
   return has_gradient;
 }
 
-at::Tensor Block::reduced(const at::Tensor& buffer) const {
+void Block::start_reduction(Reduction& reduction, bool async) const {
   const LocalOnly local_only;
+  const at::Tensor& buffer = reduction.buffer;
   const int64_t num_ranks = world_size() * (place_.replica_group ? place_.replica_group->getSize() : 1);
   const bool is_half = buffer.scalar_type() == at::kHalf;
-  const bool by_hand = is_half || setting_.divide_factor.has_value();
-  const double factor = setting_.divide_factor.value_or(double(num_ranks));
   const double early = is_half ? early_divisor(num_ranks) : 1;
-  const auto op = share(by_hand ? c10d::ReduceOp::SUM : c10d::ReduceOp::AVG);
+  reduction.is_sum = is_half || setting_.sums || setting_.divide_factor.has_value();
+  reduction.factor = setting_.divide_factor.value_or(double(num_ranks)) / early;
+  const auto op = share(reduction.is_sum ? c10d::ReduceOp::SUM : c10d::ReduceOp::AVG);
   if (early != 1) buffer.div_(early);
-  at::Tensor result = at::empty({gradient_length()}, buffer.options());
-  ops::reduce_scatter_into(result, buffer, place_.shard_group, op);
-  if (by_hand) result.div_(factor / early);
-  check_same_blocks(result, by_hand ? factor / double(world_size()) : 1);
-  return result;
+  reduction.result = at::empty({gradient_length()}, buffer.options());
+  if (setting_.hooks.reduce_scatter) {
+    return setting_.hooks.reduce_scatter(reduction.result, buffer, place_.shard_group, *op);
+  }
+  ops::reduce_scatter_into(reduction.result, buffer, place_.shard_group, op, async ? &reduction.work : nullptr);
 }
 
 // Gradients of blocks of equal sizes would be averaged with each other in silence. Sums in low precision do not tell.
-void Block::check_same_blocks(const at::Tensor& reduced, double factor) const {
+void Block::check_same_blocks(const at::Tensor& reduced, bool is_sum) const {
   const bool is_exact = reduced.scalar_type() == at::kFloat || reduced.scalar_type() == at::kDouble;
-  if (!is_exact || tape::is_replayed() || place_.shard_group->getBackendName() == "fake") return;
-  const double number = number_at(reduced, shard_length_ + int64_t(members_.size())) * factor;
+  if (!is_exact || tape::is_replayed() || setting_.hooks.reduce_scatter) return;
+  if (place_.shard_group->getBackendName() == "fake") return;
+  const double number =
+      number_at(reduced, shard_length_ + int64_t(members_.size())) / (is_sum ? double(world_size()) : 1);
   if (std::abs(number - double(number_ + 1)) < 0.01) return;
   raise<c10::ValueError>(
       {"backward",
@@ -238,24 +242,65 @@ void Block::finish(Round round) {
   const OrdinaryMode ordinary;
   complete_buffer(round);
   write_flags(round);
-  const Borrowed buffer(context_->gradients, std::move(round.buffer));
   ++context_->num_reductions;
-  at::Tensor result;
+  const bool async = place_.overlaps && !tape::is_replayed() && !setting_.hooks.reduce_scatter;
+  Reduction reduction{.round = std::move(round)};
+  reduction.buffer = std::move(reduction.round.buffer);
   try {
-    result = reduced(buffer.tensor);
-    if (place_.replica_group && partial_.defined()) result.add_(std::exchange(partial_, at::Tensor()));
-    if (place_.replica_group && !setting_.all_reduces) {
-      partial_ = std::move(result);
-      return;
-    }
-    const bool averages = !setting_.divide_factor.has_value() && result.scalar_type() != at::kHalf;
-    const auto op = share(averages ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM);
-    if (place_.replica_group) ops::all_reduce_(result, place_.replica_group, op);
+    start_reduction(reduction, async);
   } catch (c10::Error& error) {
+    context_->gradients.give_back(std::move(reduction.buffer));
+    error.add_context("while the gradients of " + text() + " were reduced");
+    throw;
+  } catch (...) {  // a user's hook
+    context_->gradients.give_back(std::move(reduction.buffer));
+    throw;
+  }
+  if (!async) return complete(std::move(reduction));
+  context_->add_reduction(*this, reduction.round.task);
+  reductions_.push_back(std::move(reduction));
+}
+
+void Block::settle(int task) {
+  const auto found = std::find_if(reductions_.begin(), reductions_.end(),
+                                  [&](const Reduction& each) { return each.round.task == task; });
+  if (found == reductions_.end()) return;
+  Reduction reduction = std::move(*found);
+  reductions_.erase(found);
+  complete(std::move(reduction));
+}
+
+// False where it is kept for a backward that reduces over the replicas, too.
+bool Block::reduce_over_replicas(at::Tensor& result, bool is_sum) {
+  if (!place_.replica_group) return true;
+  if (partial_.defined()) result.add_(std::exchange(partial_, at::Tensor()));
+  if (!setting_.all_reduces) {
+    partial_ = std::move(result);
+    return false;
+  }
+  ops::all_reduce_(result, place_.replica_group, share(is_sum ? c10d::ReduceOp::SUM : c10d::ReduceOp::AVG));
+  return true;
+}
+
+void Block::complete(Reduction reduction) {
+  const at::NoGradGuard no_grad;
+  const OrdinaryMode ordinary;
+  const Borrowed buffer(context_->gradients, std::move(reduction.buffer));
+  at::Tensor& result = reduction.result;
+  try {
+    if (reduction.work) reduction.work->wait();
+    reduction.work.reset();
+    check_same_blocks(result, reduction.is_sum);
+    const LocalOnly local_only;
+    if (reduction.is_sum) result.div_(reduction.factor);
+    if (!reduce_over_replicas(result, reduction.is_sum)) return;
+  } catch (c10::Error& error) {
+    reduction.work.reset();
     error.add_context("while the gradients of " + text() + " were reduced");
     throw;
   }
-  const std::vector<bool> has_gradient = read_flags(round, result);
+  const std::vector<bool> has_gradient = read_flags(reduction.round, result);
+  if (setting_.hooks.reduced) setting_.hooks.reduced(result.narrow(0, 0, shard_length_), place_.shard_group);
   for (size_t i = 0; i < members_.size(); ++i) {
     if (has_gradient[i]) give(members_[i], result);
   }
@@ -279,6 +324,14 @@ void Block::give(BlockMember& member, const at::Tensor& reduced) const {
   if (then != nullptr) (*then)(parameter);
 }
 
+// Their Works keep the memory until they are done.
+void Block::drop_reductions(int task) {
+  for (Reduction& each : reductions_) {
+    if (each.round.task == task) context_->gradients.give_back(std::move(each.buffer));
+  }
+  std::erase_if(reductions_, [&](const Reduction& each) { return each.round.task == task; });
+}
+
 void Block::end_backward(int task, bool completed) {
   const at::NoGradGuard no_grad;
   std::vector<Round> left;
@@ -288,6 +341,7 @@ void Block::end_backward(int task, bool completed) {
   std::erase_if(rounds_, [&](const Round& round) { return round.task == task; });
   if (!completed) {
     for (Round& round : left) context_->gradients.give_back(std::move(round.buffer));
+    drop_reductions(task);
     return;
   }
   for (Round& round : left) finish(std::move(round));

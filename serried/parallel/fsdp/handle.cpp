@@ -28,8 +28,13 @@ FullyShardNoSync FullyShardHandle::no_sync(bool enabled) const {
   return FullyShardNoSync(all_, enabled);
 }
 
-void FullyShardHandle::unshard() const {
-  if (own_) own_->unshard();
+void UnshardHandle::wait() const {
+  if (const auto block = block_.lock()) block->arrive();
+}
+
+UnshardHandle FullyShardHandle::unshard(UnshardOptions options) const {
+  if (own_) own_->unshard(options.async);
+  return UnshardHandle(own_);
 }
 
 void FullyShardHandle::reshard() const {
@@ -51,6 +56,10 @@ void FullyShardHandle::set_requires_all_reduce(bool all_reduce) const {
   for (const auto& block : all_) block->setting().all_reduces = all_reduce;
 }
 
+void FullyShardHandle::set_requires_gradient_sync(bool reduce) const {
+  for (const auto& block : all_) block->setting().reduces = reduce;
+}
+
 void FullyShardHandle::set_gradient_divide_factor(std::optional<double> factor) const {
   if (factor.has_value() && !(*factor > 0)) {
     raise<c10::ValueError>({"set_gradient_divide_factor", c10::str("the factor is ", *factor),
@@ -59,9 +68,53 @@ void FullyShardHandle::set_gradient_divide_factor(std::optional<double> factor) 
   for (const auto& block : all_) block->setting().divide_factor = factor;
 }
 
-void FullyShardHandle::set_modules_to_forward_prefetch(const std::vector<FullyShardHandle>&) const {}
+void FullyShardHandle::set_force_sum_reduction_for_comms(bool sum) const {
+  for (const auto& block : all_) block->setting().sums = sum;
+}
 
-void FullyShardHandle::set_modules_to_backward_prefetch(const std::vector<FullyShardHandle>&) const {}
+detail::BlockSetting& FullyShardHandle::own_setting(const char* where) const {
+  if (own_) return own_->setting();
+  raise<c10::ValueError>({where, "the module has no parameters of its own: all of them belong to blocks inside",
+                          "call it on the handles of those blocks"});
+}
+
+void FullyShardHandle::set_custom_all_gather(AllGatherHook hook) const {
+  detail::BlockSetting& setting = own_setting("set_custom_all_gather");
+  setting.hooks.all_gather = std::move(hook);
+  ++setting.num_hook_changes;
+}
+
+void FullyShardHandle::set_custom_reduce_scatter(ReduceScatterHook hook) const {
+  detail::BlockSetting& setting = own_setting("set_custom_reduce_scatter");
+  setting.hooks.reduce_scatter = std::move(hook);
+  ++setting.num_hook_changes;
+}
+
+void FullyShardHandle::set_all_reduce_hook(ReducedGradientHook hook) const {
+  detail::BlockSetting& setting = own_setting("set_all_reduce_hook");
+  setting.hooks.reduced = std::move(hook);
+  ++setting.num_hook_changes;
+}
+
+std::vector<std::weak_ptr<detail::Block>> FullyShardHandle::own_blocks(const char* where,
+                                                                       const std::vector<FullyShardHandle>& handles) {
+  std::vector<std::weak_ptr<detail::Block>> blocks;
+  for (const FullyShardHandle& handle : handles) {
+    handle.own_setting(where);
+    blocks.push_back(handle.own_);
+  }
+  return blocks;
+}
+
+void FullyShardHandle::set_modules_to_forward_prefetch(const std::vector<FullyShardHandle>& next) const {
+  constexpr const char* where = "set_modules_to_forward_prefetch";
+  own_setting(where).next_in_forward = own_blocks(where, next);
+}
+
+void FullyShardHandle::set_modules_to_backward_prefetch(const std::vector<FullyShardHandle>& next) const {
+  constexpr const char* where = "set_modules_to_backward_prefetch";
+  own_setting(where).next_in_backward = own_blocks(where, next);
+}
 
 FullyShardUsage FullyShardHandle::usage() const {
   if (all_.empty()) return {};

@@ -34,6 +34,7 @@ class BufferPool {
   void give_back(at::Tensor buffer);
 
   int64_t bytes_taken() const { return taken_; }
+  size_t num_taken() const { return used_.size(); }
   int64_t peak_bytes() const { return peak_; }
   void reset_peak() { peak_ = taken_; }
 

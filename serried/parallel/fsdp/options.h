@@ -22,6 +22,9 @@ struct FullyShardOptions {
   MixedPrecision mixed_precision = {};
   std::vector<at::Tensor> ignored_params = {};  // stay as they are, and nobody averages their gradients
   ShardPlacementFunction shard_placement_fn = {};
+  /// Whether blocks are gathered ahead of their use, in the order of the last pass, and gradients are reduced while
+  /// backward goes on; none: where this machine has two cores for each of its ranks.
+  std::optional<bool> overlap = {};
 };
 
 }  // namespace serried

@@ -206,8 +206,14 @@ at::Tensor lazy_view(const OpInfo& info, const ViewSource& source, const at::Ten
   if (ghost.scalar_type() != source.given.scalar_type() || ghost.is_conj() || ghost.is_neg()) {
     refuse_view(info, source.given);
   }
-  return make_tensor(c10::make_intrusive<LazyViewMeta>(source.base, ghost.storage_offset(), std::move(step)),
-                     {ghost.sizes(), ghost.strides(), ghost.scalar_type()}, source.given.unsafeGetTensorImpl());
+  at::Tensor view =
+      make_tensor(c10::make_intrusive<LazyViewMeta>(source.base, ghost.storage_offset(), std::move(step)),
+                  {ghost.sizes(), ghost.strides(), ghost.scalar_type()}, source.given.unsafeGetTensorImpl());
+  const std::shared_ptr<GatherOnUse>& gather = source.base->use->gather;
+  if (gather->other_dtype().has_value()) {
+    set_use(view, std::make_shared<const ParameterUse>(ParameterUse{.layouts = nullptr, .gather = gather}));
+  }
+  return view;
 }
 
 // Nothing to see for autograd in it, and a parameter stays one.

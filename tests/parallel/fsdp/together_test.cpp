@@ -8,7 +8,6 @@
 #include "serried/tensor/making/modules.h"
 #include "tests/parallel/fsdp/sharded_models.h"
 #include "tests/support/close.h"
-#include "tests/support/errors.h"
 
 namespace serried::testing {
 namespace {
@@ -105,18 +104,6 @@ TEST(FullyShardTogether, InBf16LossAndGradientsAreThoseOfABf16Model) {
                    c10::str("parameter ", i));
     }
     adamw(net->parameters())->step();
-  });
-}
-
-TEST(FullyShardTogether, AnInputInFullPrecisionIsNamedBesideAParameterInLow) {
-  run_ranks(2, [](const Group&) {
-    torch::nn::Linear layer = seeded(1, [] { return torch::nn::Linear(3, 5); });
-    fully_shard(*layer, {.mixed_precision = {.param_dtype = at::kBFloat16}});
-    const std::string text = error_text<c10::TypeError>([&] { layer(torch::ones({1, 3})); });
-    EXPECT_EQ(text.substr(0, text.find("\n  at:")),
-              "[aten::addmm] argument 1 \"mat1\" is Float, and the parameter beside it computes in BFloat16\n"
-              "  fix: cast the input of the module: x.to(at::kBFloat16)");
-    EXPECT_EQ(layer(torch::ones({1, 3}, at::kBFloat16)).scalar_type(), at::kBFloat16);
   });
 }
 

@@ -41,7 +41,9 @@ class ShmBackend : public detail::OwnBackend {
   c10::intrusive_ptr<Options> getBackendOptions() override;
   void setTimeout(std::chrono::milliseconds timeout) override { timeout_ms_ = timeout.count(); }
 
-  detail::Capabilities capabilities() const override { return {.takes_collectives = true, .compares_calls = true}; }
+  detail::Capabilities capabilities() const override {
+    return {.takes_collectives = true, .compares_calls = true, .places_rows = true};
+  }
   void run(const detail::Collective& collective) override;
   WorkPtr start(const detail::Collective& collective) override;
 

@@ -38,6 +38,7 @@ Op plain_op_of(const Collective& c, at::TensorList inputs, RedOpType op, Place p
       return is_flat ? reduce_scatter_flat_op(c.outputs[0], inputs[0], op, place)
                      : reduce_scatter_op(c.outputs[0], inputs, op, place);
     case Kind::all_gather:
+      if (!c.rows.empty()) return gather_rows_op(c.outputs[0], inputs[0], c.rows);
       return is_flat ? all_gather_flat_op(c.outputs[0], inputs[0]) : all_gather_op(c.outputs, inputs[0], place);
     case Kind::all_to_all:
       return is_flat ? all_to_all_flat_op(c.outputs[0], inputs[0], place) : all_to_all_op(c.outputs, inputs, place);

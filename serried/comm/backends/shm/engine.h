@@ -39,6 +39,7 @@ struct Op {
   // ranks' offers[this rank].
   Pieces offers;
   Pieces sinks;
+  std::vector<int64_t> rows;  // of an exchange: a table (rows.h) by which what a peer offers is laid out in its sink
 
   // reductions
   ReduceKernel kernel = nullptr;
@@ -105,6 +106,7 @@ class Engine {
   Piece offered_by(int peer, const Offer& offer, const Op& op) const;
   void check_size(int peer, int64_t offered, int64_t expected);
   void complete_exchange(Op& op);
+  void lay_down(int peer, const Op& op, const char* from, int64_t begin, int64_t bytes) const;
   void pull(int peer, const Op& op);
   void pull_round(int peer, const Op& op, int64_t round);
   void complete_reduce_pieces(Op& op);

@@ -6,6 +6,7 @@
 #include <c10/util/StringUtil.h>
 
 #include "serried/comm/backends/shm/engine.h"
+#include "serried/comm/collectives/rows.h"
 
 namespace serried::shm {
 namespace {
@@ -115,6 +116,17 @@ void Engine::check_size(int peer, int64_t offered, int64_t expected) {
              "let the sizes that a rank sends and its peer expects agree");
 }
 
+/// Bytes [begin, begin + bytes) of what `peer` offers, where they belong.
+void Engine::lay_down(int peer, const Op& op, const char* from, int64_t begin, int64_t bytes) const {
+  const Piece sink = op.sinks.at(peer);
+  if (op.rows.empty()) {
+    std::memcpy(sink.data + begin, from, bytes);
+    return;
+  }
+  const detail::RowTable table{op.rows, world_size(), op.element_bytes};
+  detail::place_rows(table, peer, {.data = from, .begin = begin, .end = begin + bytes}, sink.data);
+}
+
 void Engine::pull(int peer, const Op& op) {
   const Piece sink = op.sinks.at(peer);
   const Offer offer = offer_of(peer, op);
@@ -123,12 +135,11 @@ void Engine::pull(int peer, const Op& op) {
   if (sink.bytes == 0 || (offer.flags & kInStage) != 0) return;
   const uint64_t location = reinterpret_cast<uint64_t>(offered.data);
   if ((offer.flags & kInSlot) != 0) {
-    std::memcpy(sink.data, reach_slot(peer, op, location, sink.bytes), sink.bytes);
-    return;
+    return lay_down(peer, op, reach_slot(peer, op, location, sink.bytes), 0, sink.bytes);
   }
   const char* from = reach(peer, location, sink.bytes);
   const Visit visit(sync_);
-  std::memcpy(sink.data, from, sink.bytes);
+  lay_down(peer, op, from, 0, sink.bytes);
 }
 
 /// This rank's part of what `peer` has staged in `round`.
@@ -140,14 +151,14 @@ void Engine::pull_round(int peer, const Op& op, int64_t round) {
   const int64_t begin = std::min(sink.bytes, round * chunk);
   if ((offer.flags & kInStage) == 0 || begin == sink.bytes) return;
   const char* stage = segment_.stage(peer, int(round & 1)) + (same ? 0 : rank_ * chunk);
-  std::memcpy(sink.data + begin, stage, std::min(chunk, sink.bytes - begin));
+  lay_down(peer, op, stage, begin, std::min(chunk, sink.bytes - begin));
 }
 
 void Engine::complete_exchange(Op& op) {
   const int n = world_size();
   const Piece own = op.sinks.at(rank_);
   if (own.bytes > 0 && own.data != op.offers.at(rank_).data) {
-    std::memcpy(own.data, op.offers.at(rank_).data, own.bytes);
+    lay_down(rank_, op, op.offers.at(rank_).data, 0, own.bytes);
   }
   for (int i = 1; i < n; ++i) {
     const int peer = (rank_ + i) % n;

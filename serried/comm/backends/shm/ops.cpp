@@ -114,6 +114,15 @@ Op all_gather_flat_op(const at::Tensor& output, const at::Tensor& input) {
                   in_a_row(output, int64_t(input.nbytes())));
 }
 
+Op gather_rows_op(const at::Tensor& output, const at::Tensor& input, at::IntArrayRef rows) {
+  Pieces sinks = same_for_all(input);
+  sinks.base = bytes_of(output);
+  Op made = exchange(watch::make_record(Kind::all_gather, input), same_for_all(input), std::move(sinks));
+  made.rows = rows.vec();
+  made.element_bytes = int64_t(input.element_size());
+  return made;
+}
+
 Op reduce_scatter_op(const at::Tensor& output, at::TensorList inputs, RedOpType op, Place place) {
   // Ranks may get results of different sizes, so the sizes are no part of what must agree.
   watch::Record record = watch::make_record(Kind::reduce_scatter, output, -1, op);

@@ -19,6 +19,8 @@ Op all_reduce_op(const at::Tensor& input, const at::Tensor& output, RedOpType op
 Op broadcast_op(const at::Tensor& tensor, int root, Place place);
 Op all_gather_op(at::TensorList outputs, const at::Tensor& input, Place place);
 Op all_gather_flat_op(const at::Tensor& output, const at::Tensor& input);
+/// Rows of `input` go to their places in `output` by a table (rows.h).
+Op gather_rows_op(const at::Tensor& output, const at::Tensor& input, at::IntArrayRef rows);
 Op reduce_scatter_op(const at::Tensor& output, at::TensorList inputs, RedOpType op, Place place);
 Op reduce_scatter_flat_op(const at::Tensor& output, const at::Tensor& input, RedOpType op, Place place);
 Op reduce_op(const at::Tensor& tensor, int root, RedOpType op, Place place);
