@@ -12,6 +12,7 @@
 #include "serried/comm/collectives/ops.h"
 #include "serried/parallel/ddp/bucket.h"
 #include "serried/tape/recorder.h"
+#include "serried/tensor/debug/comm_notes.h"
 #include "serried/tensor/dispatch/local_only.h"
 
 namespace serried::detail {
@@ -275,6 +276,7 @@ void Block::fill_whole(const at::Tensor& gathered) {
 }
 
 void Block::gather() {
+  const comm_debug::OnBehalf scope([&](auto add) { name_parameters(add); });
   check_memory();
   drop_whole();
   context_->make_room(*this);

@@ -11,6 +11,7 @@
 #include "serried/tensor/making/backward_end.h"
 #include "serried/parallel/fsdp/block.h"
 #include "serried/tape/recorder.h"
+#include "serried/tensor/debug/comm_notes.h"
 #include "serried/tensor/dispatch/handlers.h"
 #include "serried/tensor/dispatch/local_only.h"
 #include "serried/tensor/dtensor.h"
@@ -235,6 +236,7 @@ void Block::check_same_blocks(const at::Tensor& reduced, double factor) const {
 }
 
 void Block::finish(Round round) {
+  const comm_debug::OnBehalf scope([&](auto add) { name_parameters(add); });
   const OrdinaryMode ordinary;
   complete_buffer(round);
   write_flags(round);
