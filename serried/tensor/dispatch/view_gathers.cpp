@@ -37,8 +37,34 @@ std::optional<Sizes> sizes_asked(const spmd::Call& call) {
   return asked ? spmd::detail::resolve_sizes(call.tensor(0).numel(), *asked) : std::nullopt;
 }
 
-std::string axis_name(const DeviceMesh& mesh, size_t axis) {
-  return axis < mesh.dim_names().size() ? c10::str("\"", mesh.dim_names()[axis], "\"") : c10::str("axis ", axis);
+// Who cuts `dim`, and how many they are.
+struct Cutters {
+  int64_t number = 1;
+  std::string text;
+};
+
+Cutters cutters_of(const Placements& from, const DeviceMesh& mesh, int64_t dim) {
+  Cutters found;
+  size_t axes = 0, last = 0;
+  for (size_t axis = 0; axis < from.size(); ++axis) {
+    if (!from[axis].is_shard(dim)) continue;
+    found.number *= mesh.size(int64_t(axis));
+    last = axis;
+    ++axes;
+  }
+  const bool is_named = last < mesh.dim_names().size();
+  const std::string name = is_named ? c10::str("\"", mesh.dim_names()[last], "\"") : c10::str("axis ", last);
+  found.text = c10::str("the ", found.number, axes == 1 ? " ranks of " + name : " ranks that cut it");
+  return found;
+}
+
+// The number that ranks would have to divide for `placement` to stay: of heads. None: the view moves for other reasons.
+std::optional<int64_t> heads_of(const Placement& placement, const c10::DimVector& parts) {
+  if (parts.empty()) return std::nullopt;
+  if (!placement.is_strided()) return parts[0];
+  // Projections that stand side by side are cut one by one.
+  if (parts[0] != placement.split_factor()) return std::nullopt;
+  return parts[1];
 }
 
 }  // namespace
@@ -55,19 +81,17 @@ void warn_of_split(const OpInfo& info, const spmd::Call& call, const CachedPlan&
   const Placements& to = plan.moves[0].to;
   for (size_t axis = 0; axis < from.size(); ++axis) {
     if (from[axis] == to[axis] || !from[axis].is_shard()) continue;
-    c10::DimVector parts = split_of(tensor.sizes, *sizes, size_t(from[axis].dim()));
-    const std::string shown = sizes_text(parts);
-    // Projections that stand side by side are cut one by one.
-    if (from[axis].is_strided() && parts.size() > 1 && parts[0] == from[axis].split_factor())
-      parts.erase(parts.begin());
-    const int64_t ranks = mesh.size(int64_t(axis));
-    if (parts.empty() || parts[0] % ranks == 0) continue;
-    log::warn_once(format_error(
+    const int64_t dim = from[axis].dim();
+    const c10::DimVector parts = split_of(tensor.sizes, *sizes, size_t(dim));
+    const std::optional<int64_t> heads = heads_of(from[axis], parts);
+    const Cutters cutters = cutters_of(from, mesh, dim);
+    if (!heads.has_value() || *heads % cutters.number == 0) continue;
+    return log::warn_once(format_error(
         {info.name,
          c10::str(watch::dtype_name(tensor.dtype), sizes_text(tensor.sizes), " ", to_string(from), " on ",
-                  mesh.to_string(), " is moved to ", to_string(to), ": dim ", from[axis].dim(), " becomes ", shown,
-                  ", and the ", ranks, " ranks of ", axis_name(mesh, axis), " do not divide ", parts[0]),
-         c10::str("choose a multiple of ", ranks, " in place of ", parts[0],
+                  mesh.to_string(), " is moved to ", to_string(to), ": dim ", dim, " becomes ", sizes_text(parts),
+                  ", and ", cutters.text, " do not divide ", *heads),
+         c10::str("choose a multiple of ", cutters.number, " in place of ", *heads,
                   ", the heads of an attention; or ask for the move: constrain(x, parse_placements(\"", to_string(to),
                   "\")) before the view, or that layout as the output of the module's style")}));
   }

@@ -65,6 +65,17 @@ TEST(ViewGathers, HeadsThatMergeWithTheBatchAreSeen) {
   EXPECT_THAT(text, HasSubstr("dim 2 becomes [7,4], and the 2 ranks of \"tp\" do not divide 7\n"));
 }
 
+TEST(ViewGathers, AxesThatCutTheSameDimCountTogether) {
+  const int64_t rows = new_rows();
+  ::testing::internal::CaptureStderr();
+  run_ranks(4, [&](const Group& group) {
+    const DeviceMesh mesh = init_device_mesh("cpu", {2, 2}, {"a", "b"}, {.group = group});
+    expect_heads(distribute_tensor(iota({rows, 24}), mesh, {Shard(1), Shard(1)}), {rows, 6, 4});
+  });
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              HasSubstr("dim 1 becomes [6,4], and the 4 ranks that cut it do not divide 6\n"));
+}
+
 TEST(ViewGathers, NothingIsSaidWhereRanksDivideHeads) {
   EXPECT_EQ(printed(2,
                     [](const DeviceMesh& mesh) {
