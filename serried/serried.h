@@ -26,6 +26,7 @@
 #include "serried/parallel/ddp/ddp.h"
 #include "serried/parallel/ddp/hooks/hooks.h"
 #include "serried/parallel/ddp/optimizer_in_backward.h"
+#include "serried/parallel/explain_module.h"
 #include "serried/parallel/fsdp/fully_shard.h"
 #include "serried/parallel/join.h"
 #include "serried/parallel/loss_parallel.h"

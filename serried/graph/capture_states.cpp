@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "serried/graph/record/compare.h"
+#include "serried/tensor/debug/comm_notes.h"
 #include "serried/tensor/parts.h"
 
 namespace serried::graph {
@@ -83,6 +84,8 @@ at::Tensor Ready::result(size_t i) const {
 }
 
 std::vector<at::Tensor> Ready::replay(const CallArguments& arguments) {
+  // Its ops are those of no module: in what order they run, and in which pass, says the graph alone.
+  const comm_debug::OnBehalf no_module([](auto) {});
   for (const auto& action : before_replay) action();
   const HooksScope hooks_of_graph(hooks);
   const std::vector<at::Tensor> inputs = effects.inputs_of(arguments.tensors);

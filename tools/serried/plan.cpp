@@ -4,7 +4,9 @@
 #include <fstream>
 #include <iostream>
 
+#include "serried/base/columns.h"
 #include "serried/base/error.h"
+#include "serried/base/text.h"
 #include "serried/graph/text/view.h"
 #include "tools/serried/plan_gpt.h"
 #include "tools/serried/progress_option.h"
@@ -12,13 +14,16 @@
 namespace {
 
 using serried::tools::Plan;
+using serried::tools::PlanMemory;
 using serried::tools::PlanWords;
 using serried::tools::Progress;
 
 constexpr const char* kExamples =
     "Examples:\n"
     "  serried plan --ranks 4096\n"
-    "  serried plan --ranks 64 --tensor-parallel 4 --layers 12 --width 768 --heads 12 --html step.html\n";
+    "  serried plan --dp 2 --tp 2                    data parallel over 2 copies, each cut over 2 ranks\n"
+    "  serried plan --fsdp 4                         every parameter cut over 4 ranks\n"
+    "  serried plan --dp 2 --fsdp 8 --tp 4 --layers 12 --width 768 --heads 12 --html step.html\n";
 
 void write(const std::string& path, const std::string& content) {
   if (path.empty()) return;
@@ -33,11 +38,25 @@ Plan plan_with_progress(const PlanWords& words, Progress::Mode mode) {
   return serried::tools::make_plan(words, [&](int64_t done, std::string_view next) { progress.at(done, next); });
 }
 
+std::string memory_table(const PlanMemory& memory) {
+  using serried::detail::bytes_text;
+  std::vector<serried::detail::TextRow> rows = {{"  parameters", bytes_text(memory.parameters)},
+                                                {"  gradients", bytes_text(memory.gradients)},
+                                                {"  AdamW", bytes_text(memory.optimizer)}};
+  if (memory.gathered > 0) rows.push_back({"  gathered blocks, at most", bytes_text(memory.gathered)});
+  if (memory.whole_gradients > 0) {
+    rows.push_back({"  gradients of blocks, at most", bytes_text(memory.whole_gradients)});
+  }
+  rows.push_back({"  all", bytes_text(memory.sum())});
+  return "memory beside activations\n" + serried::detail::columns(rows);
+}
+
 void print(const PlanWords& words, const Plan& plan) {
   std::cout << "One training step of a GPT of " << plan.num_parameters << " parameters (" << words.layers
             << " layers, width " << words.width << ", " << words.heads << " heads), " << words.batch << " sequences of "
             << words.context << " letters per data-parallel rank\n"
             << "on " << plan.mesh << ", captured here as rank 0; all numbers are per rank.\n\n"
+            << memory_table(plan.memory) << "\n"
             << plan.report.to_string();
 }
 
@@ -50,9 +69,10 @@ int main(int argc, char** argv) {
       "serried plan");
   PlanWords words;
   std::string graph_file, html_file, progress_word;
-  app.add_option("--ranks", words.ranks, "Ranks in all")->capture_default_str();
-  app.add_option("--tensor-parallel", words.tensor_parallel, "Ranks that share one copy of the model")
-      ->capture_default_str();
+  app.add_option("--ranks", words.ranks, "Ranks in all; default: as many as --dp, --fsdp and --tp make, or 8");
+  app.add_option("--dp", words.dp, "Data parallel copies; default: what --ranks leaves");
+  app.add_option("--fsdp", words.fsdp, "Ranks that fully_shard cuts a copy over; with --dp, which then replicates it");
+  app.add_option("--tp,--tensor-parallel", words.tp, "Ranks that every block is cut over")->capture_default_str();
   app.add_option("--layers", words.layers, "Blocks of the model")->capture_default_str();
   app.add_option("--width", words.width, "Of the model")->capture_default_str();
   app.add_option("--heads", words.heads, "Of attention")->capture_default_str();

@@ -9,23 +9,22 @@
 #include "serried/graph/capture.h"
 #include "serried/optim/adam.h"
 #include "serried/parallel/ddp/ddp.h"
-#include "serried/tensor/making/modules.h"
+#include "serried/parallel/fsdp/fully_shard.h"
+#include "serried/parallel/tensor_parallel/parallelize.h"
+#include "serried/tensor/dtensor.h"
+#include "serried/tensor/parts.h"
 
 namespace serried::tools {
 namespace {
 
 namespace nn = torch::nn;
 
+constexpr int64_t kDefaultRanks = 8;
 constexpr int64_t kMaxRanks = 10'000'000;  // for which the mesh takes 4 GiB
 constexpr int kMaxCalls = 10;              // until a step is captured: buckets are rebuilt once before
 
 nn::LayerNorm layer_norm(int64_t width) {
   return nn::LayerNorm(nn::LayerNormOptions({width}));
-}
-
-// Where the parts of a cut model meet: a sum over "tp" here, or in backward.
-at::Tensor whole(const at::Tensor& x) {
-  return is_dtensor(x) ? at::Tensor(DTensor(x).redistribute({Replicate()})) : x;
 }
 
 // As in examples/06_gpt.cpp, but for the order inside of qkv: heads first, so that a cut of its rows is a cut of heads.
@@ -48,8 +47,8 @@ struct BlockImpl : nn::Module {
   }
 
   at::Tensor forward(at::Tensor x) {
-    x = x + whole(attention(norm_1(x)));
-    return x + whole(down(torch::gelu(up(norm_2(x)))));
+    x = x + attention(norm_1(x));
+    return x + down(torch::gelu(up(norm_2(x))));
   }
 
   int64_t heads;
@@ -81,14 +80,10 @@ struct GptImpl : nn::Module {
 TORCH_MODULE(Gpt);
 
 // Columns of what leads into heads and hidden units, rows of what leads out of them; the rest stays whole.
-void cut_block(const std::string&, nn::Module& module, const DeviceMesh& tp) {
-  auto* block = module.as<BlockImpl>();
-  if (block == nullptr) return;
-  for (const at::Tensor& t : {block->qkv->weight, block->up->weight, block->up->bias}) {
-    distribute_parameter(t, tp, {Shard(0)});
-  }
-  for (const at::Tensor& t : {block->out->weight, block->down->weight}) distribute_parameter(t, tp, {Shard(1)});
-}
+const ParallelPlan kBlocks = {{"blocks.*.qkv", ColwiseParallel()},
+                              {"blocks.*.up", ColwiseParallel()},
+                              {"blocks.*.out", RowwiseParallel()},
+                              {"blocks.*.down", RowwiseParallel()}};
 
 struct Division {
   int64_t number;
@@ -98,28 +93,76 @@ struct Division {
   const char* option;  // that can be set right
 };
 
-void check(const PlanWords& words) {
-  for (int64_t number : {words.ranks, words.tensor_parallel, words.layers, words.width, words.heads, words.context,
-                         words.vocabulary, words.batch}) {
+void check_divides(const Division& division) {
+  if (division.number % division.parts == 0) return;
+  raise<c10::ValueError>(
+      {"plan",
+       c10::str(division.number, " ", division.what, " do not divide by ", division.parts, ", into ", division.into),
+       c10::str("pass a multiple of ", division.parts, " as ", division.option)});
+}
+
+void check_positive(const PlanWords& words) {
+  const std::pair<const char*, int64_t> numbers[] = {{"--ranks", words.ranks.value_or(1)},
+                                                     {"--dp", words.dp.value_or(1)},
+                                                     {"--fsdp", words.fsdp.value_or(1)},
+                                                     {"--tp", words.tp},
+                                                     {"--layers", words.layers},
+                                                     {"--width", words.width},
+                                                     {"--heads", words.heads},
+                                                     {"--context", words.context},
+                                                     {"--vocabulary", words.vocabulary},
+                                                     {"--batch", words.batch}};
+  for (const auto& [option, number] : numbers) {
     if (number >= 1) continue;
-    raise<c10::ValueError>({"plan", c10::str("there is no model or mesh of size ", number), "give numbers from 1 on"});
-  }
-  if (words.ranks > kMaxRanks) {
-    raise<c10::ValueError>({"plan", c10::str(words.ranks, " ranks are more than a mesh can list here"),
-                            c10::str("pass up to ", kMaxRanks, " as --ranks")});
-  }
-  const Division divisions[] = {
-      {words.ranks, "ranks", words.tensor_parallel, "groups of tensor-parallel ones", "--ranks"},
-      {words.width, "numbers of width", words.heads, "heads", "--width"},
-      {words.heads, "heads", words.tensor_parallel, "tensor-parallel parts", "--heads"},
-  };
-  for (const Division& division : divisions) {
-    if (division.number % division.parts == 0) continue;
     raise<c10::ValueError>(
-        {"plan",
-         c10::str(division.number, " ", division.what, " do not divide by ", division.parts, ", into ", division.into),
-         c10::str("pass a multiple of ", division.parts, " as ", division.option)});
+        {"plan", c10::str(option, " is ", number, ", and there is no model or mesh of that size"), "pass 1 or more"});
   }
+}
+
+void check_not_too_many(int64_t ranks) {
+  if (ranks <= kMaxRanks) return;
+  raise<c10::ValueError>({"plan", c10::str(ranks, " ranks are more than a mesh can list here"),
+                          c10::str("pass up to ", kMaxRanks, " as --ranks")});
+}
+
+struct Axes {
+  int64_t dp, fsdp, tp;
+  int64_t ranks() const { return dp * fsdp * tp; }
+};
+
+// What is not given follows from the rest.
+Axes axes_of(const PlanWords& words) {
+  for (int64_t number : {words.ranks.value_or(1), words.dp.value_or(1), words.fsdp.value_or(1), words.tp}) {
+    check_not_too_many(number);
+  }
+  check_not_too_many(words.fsdp.value_or(1) * words.tp);
+  Axes axes{words.dp.value_or(1), words.fsdp.value_or(1), words.tp};
+  const bool follows = words.ranks.has_value() || (!words.dp.has_value() && !words.fsdp.has_value());
+  if (follows && !words.dp.has_value()) {
+    const int64_t ranks = words.ranks.value_or(kDefaultRanks);
+    check_divides({ranks, "ranks", axes.fsdp * axes.tp, "copies of the model", "--ranks"});
+    axes.dp = ranks / (axes.fsdp * axes.tp);
+  }
+  check_not_too_many(axes.ranks());
+  if (axes.ranks() == words.ranks.value_or(axes.ranks())) return axes;
+  raise<c10::ValueError>({"plan",
+                          c10::str("--dp ", axes.dp, ", --fsdp ", axes.fsdp, " and --tp ", axes.tp, " make ",
+                                   axes.ranks(), " ranks, and --ranks is ", *words.ranks),
+                          "leave out --ranks, or one of the others, which then follows"});
+}
+
+void check_model(const PlanWords& words) {
+  check_divides({words.width, "numbers of width", words.heads, "heads", "--width"});
+  check_divides({words.heads, "heads", words.tp, "tensor-parallel parts", "--heads"});
+}
+
+// Axes that fully_shard does not need are left out.
+DeviceMesh make_mesh(const Axes& axes) {
+  const Group world = new_group("fake", {.rank = 0, .world_size = int(axes.ranks())});
+  const MeshOptions options{.group = world};
+  if (axes.fsdp == 1) return init_device_mesh("cpu", {axes.dp, axes.tp}, {"dp", "tp"}, options);
+  if (axes.dp == 1) return init_device_mesh("cpu", {axes.fsdp, axes.tp}, {"fsdp", "tp"}, options);
+  return init_device_mesh("cpu", {axes.dp, axes.fsdp, axes.tp}, {"dp", "fsdp", "tp"}, options);
 }
 
 // "dp" says more than the name that a group is registered under.
@@ -141,38 +184,84 @@ int64_t count_elements(const nn::Module& module) {
   return count;
 }
 
+// The net on its ranks, and one step of it.
+class Training {
+ public:
+  Training(const PlanWords& words, const Axes& axes, const DeviceMesh& mesh)
+      : net_(words), tp_(axes.tp > 1 ? std::optional(mesh["tp"]) : std::nullopt) {
+    num_parameters_ = count_elements(*net_);
+    if (tp_) parallelize_module(*net_, *tp_, kBlocks);
+    if (axes.fsdp > 1) shard(axes.dp > 1 ? mesh.slice({"dp", "fsdp"}) : mesh["fsdp"]);
+    if (axes.fsdp == 1 && axes.dp > 1) ddp_.emplace(net_, DDPOptions{.mesh = mesh["dp"]});
+    optimizer_.emplace(net_->parameters(), torch::optim::AdamWOptions(1e-3));
+  }
+
+  at::Tensor step(const at::Tensor& ids, const at::Tensor& next) {
+    optimizer_->zero_grad();
+    const at::Tensor logits = ddp_ ? (*ddp_)(ids) : net_(ids);
+    at::Tensor loss = torch::cross_entropy_loss(logits.flatten(0, 1), placed(next).flatten());
+    loss.backward();
+    optimizer_->step();
+    return loss;
+  }
+
+  /// After a step that was not captured.
+  PlanMemory memory() {
+    PlanMemory memory;
+    for (const at::Tensor& t : net_->parameters()) {
+      memory.parameters += int64_t(part_of(t).nbytes());
+      memory.gradients += int64_t(part_of(t.grad()).nbytes());
+      const auto& state =
+          static_cast<const torch::optim::AdamWParamState&>(*optimizer_->state().at(t.unsafeGetTensorImpl()));
+      memory.optimizer += int64_t(part_of(state.exp_avg()).nbytes() + part_of(state.exp_avg_sq()).nbytes());
+    }
+    const FullyShardUsage usage = sharded_ ? sharded_->usage() : FullyShardUsage();
+    memory.gathered = usage.peak_gathered_bytes;
+    memory.whole_gradients = usage.peak_gradient_bytes;
+    return memory;
+  }
+
+  int64_t num_parameters() const { return num_parameters_; }
+
+ private:
+  void shard(const DeviceMesh& mesh) {
+    for (const auto& block : *net_->blocks) fully_shard(*block.ptr(), {.mesh = mesh});
+    sharded_ = fully_shard(*net_, {.mesh = mesh});
+  }
+
+  at::Tensor placed(const at::Tensor& t) const {
+    return tp_ ? at::Tensor(DTensor::from_local(t, *tp_, {Replicate()})) : t;
+  }
+
+  Gpt net_;
+  int64_t num_parameters_ = 0;
+  std::optional<DeviceMesh> tp_;
+  std::optional<FullyShardHandle> sharded_;
+  std::optional<DistributedDataParallel<Gpt>> ddp_;
+  std::optional<AdamW> optimizer_;
+};
+
 }  // namespace
 
 Plan make_plan(const PlanWords& words, const OnStage& on_stage) {
-  check(words);
+  check_positive(words);
+  const Axes axes = axes_of(words);
+  check_model(words);
   on_stage(0, "groups of the mesh");
-  const Group world = new_group("fake", {.rank = 0, .world_size = int(words.ranks)});
-  const DeviceMesh mesh = init_device_mesh("cpu", {words.ranks / words.tensor_parallel, words.tensor_parallel},
-                                           {"dp", "tp"}, {.group = world});
+  const DeviceMesh mesh = make_mesh(axes);
   on_stage(1, "the model");
   torch::manual_seed(1);
-  Gpt net(words);
-  Plan plan{.graph = {}, .report = {}, .mesh = mesh.to_string(), .num_parameters = count_elements(*net)};
-  const bool is_cut = words.tensor_parallel > 1;
-  if (is_cut) distribute_module(*net, mesh["tp"], cut_block);
-  DistributedDataParallel ddp(net, {.mesh = mesh["dp"]});
-  AdamW optimizer(ddp.parameters(), torch::optim::AdamWOptions(1e-3));
-  const auto placed = [&](const at::Tensor& t) -> at::Tensor {
-    return is_cut ? at::Tensor(DTensor::from_local(t, mesh["tp"], {Replicate()})) : t;
-  };
-  auto step = capture([&](const at::Tensor& ids, const at::Tensor& next) {
-    optimizer.zero_grad();
-    const at::Tensor logits = ddp(placed(ids));
-    at::Tensor loss = torch::cross_entropy_loss(logits.flatten(0, 1), placed(next).flatten());
-    loss.backward();
-    optimizer.step();
-    return loss;
-  });
+  Training training(words, axes, mesh);
+  const auto letters = [&] { return at::randint(words.vocabulary, {words.batch, words.context}, at::kLong); };
   on_stage(2, "calls of the step, until it is captured");
-  for (int i = 0; i < kMaxCalls && step.captures() == 0; ++i) {
-    const auto letters = [&] { return at::randint(words.vocabulary, {words.batch, words.context}, at::kLong); };
-    step(letters(), letters());
-  }
+  training.step(letters(), letters());
+  Plan plan{.graph = {},
+            .report = {},
+            .memory = training.memory(),
+            .mesh = mesh.to_string(),
+            .num_parameters = training.num_parameters()};
+  auto step = capture([&](const at::Tensor& ids, const at::Tensor& next) { return training.step(ids, next); });
+  for (int i = 0; i < kMaxCalls && step.captures() == 0; ++i) step(letters(), letters());
   on_stage(3, "the report");
   plan.graph = step.graph();
   name_axes(plan.graph, mesh);

@@ -24,6 +24,7 @@
 #include "serried/parallel/ddp/parameters.h"
 #include "serried/tape/library_hook.h"
 #include "serried/tape/tape.h"
+#include "serried/tensor/debug/comm_notes.h"
 
 namespace serried::detail {
 namespace {
@@ -290,6 +291,9 @@ void Reducer::launch(size_t index) {
   // A rank that has joined uses nothing, and cannot know what the others leave out.
   if (options_.skip_unused_allreduce && !before_round_ && is_unused_here(bucket)) return;
   const watch::PartOf scope(c10::str(kBucketCaller, index));
+  const comm_debug::OnBehalf parameters([&](auto add) {
+    for (size_t member : bucket.members) add(parameters_[member].tensor.unsafeGetTensorImpl());
+  });
   const trace::Details details({{"bucket", int64_t(index)}, {"parameters", int64_t(bucket.members.size())}});
   if (times_.communication_start == 0) times_.communication_start = StepTimes::now();
   if (comm_hook_) {

@@ -14,6 +14,7 @@
 #include "serried/comm/collectives/rows.h"
 #include "serried/parallel/ddp/bucket.h"
 #include "serried/tape/recorder.h"
+#include "serried/tensor/debug/comm_notes.h"
 #include "serried/tensor/dispatch/local_only.h"
 
 namespace serried::detail {
@@ -265,6 +266,7 @@ void Block::check_same_block() const {
 }
 
 void Block::gather(bool starts_only) {
+  const comm_debug::OnBehalf scope([&](auto add) { name_parameters(add); });
   check_memory();
   drop_whole();
   if (!starts_only) context_->make_room(*this);

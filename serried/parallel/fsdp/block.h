@@ -84,6 +84,11 @@ class Block : public std::enable_shared_from_this<Block> {
   /// Those that fully_shard was called with: mostly one.
   const std::vector<const torch::nn::Module*>& roots() const { return roots_; }
   bool contains(const torch::nn::Module* module) const { return modules_.count(module) != 0; }
+  /// Calls `add` with each parameter's TensorImpl.
+  template <class Add>
+  void name_parameters(const Add& add) const {
+    for (const BlockMember& member : members_) add(member.parameter._unsafe_get_target());
+  }
   bool is_alive() const;
   void set_path(const std::string& path) { path_ = path; }
   ShardContext& context() const { return *context_; }

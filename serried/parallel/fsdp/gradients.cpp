@@ -11,6 +11,7 @@
 #include "serried/tensor/making/backward_end.h"
 #include "serried/parallel/fsdp/block.h"
 #include "serried/tape/recorder.h"
+#include "serried/tensor/debug/comm_notes.h"
 #include "serried/tensor/dispatch/handlers.h"
 #include "serried/tensor/dispatch/local_only.h"
 #include "serried/tensor/dtensor.h"
@@ -239,6 +240,7 @@ void Block::check_same_blocks(const at::Tensor& reduced, bool is_sum) const {
 }
 
 void Block::finish(Round round) {
+  const comm_debug::OnBehalf scope([&](auto add) { name_parameters(add); });
   const OrdinaryMode ordinary;
   complete_buffer(round);
   write_flags(round);
@@ -283,6 +285,7 @@ bool Block::reduce_over_replicas(at::Tensor& result, bool is_sum) {
 }
 
 void Block::complete(Reduction reduction) {
+  const comm_debug::OnBehalf scope([&](auto add) { name_parameters(add); });
   const at::NoGradGuard no_grad;
   const OrdinaryMode ordinary;
   const Borrowed buffer(context_->gradients, std::move(reduction.buffer));

@@ -1,6 +1,5 @@
 // CommDebugMode: observers of a thread that write down what they are told.
 #include "serried/tensor/debug/comm_debug.h"
-#include "serried/tensor/debug/comm_debug.h"
 
 #include <torch/csrc/autograd/function.h>
 
@@ -21,6 +20,12 @@ constexpr std::array kNames{"all_reduce", "all_gather", "reduce_scatter", "all_t
                             "gather",     "scatter",    "send",           "recv",       "barrier"};
 
 constinit thread_local CommDebugMode::State* newest = nullptr;
+
+void add_to(std::map<std::string, CommDebugMode::Tally>& tallies, const observe::Call& call) {
+  CommDebugMode::Tally& tally = tallies[call.name];
+  tally.count += 1;
+  tally.bytes += call.bytes;
+}
 
 void check_name(std::string_view where, std::string_view name) {
   if (std::find(kNames.begin(), kNames.end(), name) != kNames.end()) return;
@@ -75,14 +80,30 @@ std::map<std::string, CommDebugMode::Tally> CommDebugMode::State::totals() const
   return sums;
 }
 
+CommDebugMode::ModuleCalls CommDebugMode::State::described(const detail::ModuleTracker::Found& found) const {
+  const bool is_unknown = found.module == detail::ModuleTracker::kNone;
+  return {.path = is_unknown ? "" : tracker->paths()[size_t(found.module)],
+          .is_after = found.is_after,
+          .is_unknown = is_unknown};
+}
+
+void CommDebugMode::State::add(const observe::Call& call) {
+  const detail::Where where = detail::current_region();
+  add_to(region(where.path, where.backward).calls, call);
+  if (!tracker) return;
+  const detail::ModuleTracker::Found found = tracker->current();
+  ModuleCalls& module = modules.try_emplace({found.module, found.is_after}, described(found)).first->second;
+  add_to(where.backward ? module.backward : module.forward, call);
+}
+
+CommDebugMode::CommDebugMode(const torch::nn::Module& net, CommDebugOptions options) : CommDebugMode(options) {
+  state_->tracker.emplace(net);
+  detail::follow_ops();
+}
+
 CommDebugMode::CommDebugMode(CommDebugOptions options) : state_(std::make_unique<State>()) {
   State* state = state_.get();
-  state->observer.emplace([state](const observe::Call& call) {
-    const detail::Where where = detail::current_region();
-    Tally& tally = state->region(where.path, where.backward).calls[call.name];
-    tally.count += 1;
-    tally.bytes += call.bytes;
-  });
+  state->observer.emplace([state](const observe::Call& call) { state->add(call); });
   // One callback serves all nested modes: each op is told once, whoever asked.
   const bool counted_already = [] {
     for (State* each = newest; each != nullptr; each = each->outer) {
@@ -108,6 +129,7 @@ CommDebugMode::~CommDebugMode() {
   if (state_->op_callback && *state_->op_callback != at::INVALID_CALLBACK_HANDLE) {
     at::removeCallback(*state_->op_callback);
   }
+  if (state_->tracker) detail::follow_no_ops();
   detail::drop_region_history();
 }
 
@@ -143,6 +165,23 @@ const std::vector<CommDebugMode::Region>& CommDebugMode::regions() const {
   return state_->regions;
 }
 
+std::string CommDebugMode::ModuleCalls::name() const {
+  if (is_unknown) return "(no module)";
+  return (is_after ? "after " : "") + (path.empty() ? std::string("(net)") : path);
+}
+
+std::vector<CommDebugMode::ModuleCalls> CommDebugMode::by_module() const {
+  if (!state_->tracker) {
+    raise<c10::ValueError>({"CommDebugMode::by_module", "the mode was made without a net, so it knows no modules",
+                            "name the net where the mode begins: CommDebugMode comm(*net)"});
+  }
+  std::vector<ModuleCalls> found;
+  for (const auto& [key, module] : state_->modules) found.push_back(module);
+  // Numbers go depth first; what belongs to no module comes last.
+  std::stable_partition(found.begin(), found.end(), [](const ModuleCalls& each) { return !each.is_unknown; });
+  return found;
+}
+
 const std::vector<CommDebugMode::Redistribution>& CommDebugMode::redistributions() const {
   return state_->redistributions;
 }
@@ -159,6 +198,10 @@ CommDebugMode::Scope::Scope(std::string name) : first_node_(detail::enter_region
 
 CommDebugMode::Scope::~Scope() {
   detail::leave_region(first_node_);
+}
+
+CommDebugMode::State*& detail::newest_mode() {
+  return newest;
 }
 
 namespace comm_debug {
@@ -180,9 +223,11 @@ void note_redistribution(const std::string& op, const Spec& from, const Placemen
                                              .bytes = bytes,
                                              .implicit = implicit,
                                              .backward = where.backward,
-                                             .path = where.path};
+                                             .path = where.path,
+                                             .module = {}};
   for (CommDebugMode::State* state = newest; state != nullptr; state = state->outer) {
     state->redistributions.push_back(record);
+    if (state->tracker) state->redistributions.back().module = state->described(state->tracker->current()).name();
   }
 }
 

@@ -4,8 +4,9 @@
 #include <iomanip>
 #include <sstream>
 
-#include "serried/base/text.h"
+#include "serried/base/columns.h"
 #include "serried/base/error.h"
+#include "serried/base/text.h"
 #include "serried/tensor/debug/comm_debug_state.h"
 
 namespace serried {
@@ -42,13 +43,16 @@ void write_regions(std::ostream& out, const std::vector<CommDebugMode::Region>& 
   out << "by scope\n";
   for (const CommDebugMode::Region& region : regions) {
     out << "  " << std::left << std::setw(30) << shown(region.path) << std::setw(9) << direction(region.backward);
-    const char* separator = " ";
-    for (const auto& [name, tally] : region.calls) {
-      out << separator << name << " x" << tally.count << " (" << detail::bytes_text(tally.bytes) << ")";
-      separator = ", ";
-    }
-    out << "\n";
+    out << (region.calls.empty() ? "" : " ") << detail::calls_text(region.calls) << "\n";
   }
+}
+
+void write_modules(std::ostream& out, const std::vector<CommDebugMode::ModuleCalls>& modules) {
+  std::vector<detail::TextRow> rows = {{"by module", "forward", "backward"}};
+  for (const CommDebugMode::ModuleCalls& module : modules) {
+    rows.push_back({"  " + module.name(), detail::calls_text(module.forward), detail::calls_text(module.backward)});
+  }
+  out << detail::columns(rows);
 }
 
 // Equal lines once, with their number.
@@ -58,7 +62,7 @@ void write_redistributions(std::ostream& out, const std::vector<CommDebugMode::R
     const std::string text =
         c10::str(each.op, " ", each.tensor, " ", to_string(each.from), " -> ", to_string(each.to), ", ",
                  each.implicit ? "implicit" : "explicit", ", ", detail::bytes_text(each.bytes), ", ",
-                 direction(each.backward), " of ", shown(each.path));
+                 direction(each.backward), " of ", shown(each.path), each.module.empty() ? "" : ", ", each.module);
     if (lines.empty() || lines.back().first != text) lines.emplace_back(text, 0);
     ++lines.back().second;
   }
@@ -74,16 +78,26 @@ json to_json(const Tallies& tallies) {
 
 json to_json(const CommDebugMode::Redistribution& each) {
   return {
-      {"op", each.op},       {"tensor", each.tensor},     {"from", to_string(each.from)}, {"to", to_string(each.to)},
-      {"bytes", each.bytes}, {"implicit", each.implicit}, {"backward", each.backward},    {"scope", each.path}};
+      {"op", each.op},        {"tensor", each.tensor},     {"from", to_string(each.from)}, {"to", to_string(each.to)},
+      {"bytes", each.bytes},  {"implicit", each.implicit}, {"backward", each.backward},    {"scope", each.path},
+      {"module", each.module}};
 }
 
 }  // namespace
+
+std::string detail::calls_text(const std::map<std::string, CommDebugMode::Tally>& calls) {
+  std::string text;
+  for (const auto& [name, tally] : calls) {
+    text += c10::str(text.empty() ? "" : ", ", name, " x", tally.count, " (", bytes_text(tally.bytes), ")");
+  }
+  return text;
+}
 
 std::string CommDebugMode::report() const {
   std::ostringstream out;
   write_totals(out, state_->totals());
   if (!state_->regions.empty()) write_regions(out, state_->regions);
+  if (state_->tracker && !by_module().empty()) write_modules(out, by_module());
   if (!state_->redistributions.empty()) write_redistributions(out, state_->redistributions);
   if (!state_->defaults.empty()) out << "replicate default, for want of a rule\n";
   for (const auto& [op, count] : state_->defaults) out << "  " << op << " x" << count << "\n";
@@ -105,6 +119,11 @@ std::string CommDebugMode::json() const {
   if (label.rank >= 0) document["rank"] = label.rank;
   for (const Region& each : state_->regions) {
     document["scopes"].push_back({{"path", each.path}, {"backward", each.backward}, {"calls", to_json(each.calls)}});
+  }
+  if (state_->tracker) document["modules"] = nlohmann::json::array();
+  for (const ModuleCalls& each : state_->tracker ? by_module() : std::vector<ModuleCalls>()) {
+    document["modules"].push_back(
+        {{"module", each.name()}, {"forward", to_json(each.forward)}, {"backward", to_json(each.backward)}});
   }
   for (const Redistribution& each : state_->redistributions) document["redistributions"].push_back(to_json(each));
   for (const auto& [op, count] : state_->ops) {

@@ -9,6 +9,7 @@
 
 #include "serried/comm/collectives/observe.h"
 #include "serried/tensor/debug/comm_debug.h"
+#include "serried/tensor/debug/module_tracker.h"
 
 namespace serried {
 
@@ -30,6 +31,16 @@ struct Where {
 /// The region this thread is in. Inside backward: the one whose forward made the node that runs.
 Where current_region();
 
+/// "all_gather x2 (1.5 KiB), all_reduce x1 (96 B)"
+std::string calls_text(const std::map<std::string, CommDebugMode::Tally>& calls);
+
+/// Begins and ends to tell the trackers of this thread of ops; calls nest.
+void follow_ops();
+void follow_no_ops();
+
+/// The newest mode of this thread; null: there is none.
+CommDebugMode::State*& newest_mode();
+
 }  // namespace detail
 
 struct CommDebugMode::State {
@@ -39,10 +50,16 @@ struct CommDebugMode::State {
   std::map<std::string, OpCount> ops;
   std::optional<observe::Observer> observer;
   std::optional<at::CallbackHandle> op_callback;
+  std::optional<detail::ModuleTracker> tracker;
+  std::map<std::pair<int, bool>, ModuleCalls> modules;  // by number and whether they come after it
   State* outer = nullptr;
 
   /// The region's entry, made where there is none.
   Region& region(const std::string& path, bool backward);
+  /// A module without calls, as the tracker found it.
+  ModuleCalls described(const detail::ModuleTracker::Found& found) const;
+  /// Counts a collective.
+  void add(const observe::Call& call);
   /// Of all regions together.
   std::map<std::string, Tally> totals() const;
 };

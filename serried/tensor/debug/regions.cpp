@@ -3,6 +3,7 @@
 
 #include <ATen/SequenceNumber.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 #include <vector>
@@ -82,7 +83,8 @@ Where current_region() {
   const auto node = torch::autograd::get_current_node();
   if (node) return {region_of_node(node->sequence_nr()), true};
   const Regions& all = regions();
-  return {all.open.empty() ? "" : all.open.back(), false};
+  // When a backward ends no node runs, and what is left over is done.
+  return {all.open.empty() ? "" : all.open.back(), torch::autograd::get_current_graph_task_id() >= 0};
 }
 
 }  // namespace serried::detail

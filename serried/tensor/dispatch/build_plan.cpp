@@ -10,6 +10,7 @@
 #include "serried/base/log.h"
 #include "serried/spmd/registry.h"
 #include "serried/tensor/dispatch/cached_plan.h"
+#include "serried/tensor/dispatch/view_gathers.h"
 #include "serried/tensor/meta.h"
 #include "serried/tensor/redistribute/redistribute.h"
 #include "serried/tensor/spec.h"
@@ -310,6 +311,7 @@ std::unique_ptr<CachedPlan> build_plan(const OpInfo& info, const Arguments& argu
   for (const auto& [argument, value] : out->replaced) {
     if (value.isIntList()) out->replaced_integers.emplace_back(argument, value.toIntVector());
   }
+  if (!out->moves.empty()) warn_of_split(info, call, *out, current[0], mesh);
   if (log::enabled(log::Topic::plan)) {
     std::string text = c10::str(info.name, ": ", out->is_default ? "no rule" : out->plan.rule, ";");
     for (size_t i = 0; i < current.size(); ++i)

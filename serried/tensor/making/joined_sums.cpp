@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "serried/tensor/debug/comm_notes.h"
 #include "serried/tensor/dtensor.h"
 #include "serried/tensor/making/backward_end.h"
 #include "serried/tensor/meta.h"
@@ -23,6 +24,7 @@ using LateOnes = std::vector<Late>;
 
 // A gradient whose sum is still pending, and how it will lie.
 struct PendingSum {
+  at::Tensor parameter;
   at::Tensor grad;
   const DTensorMeta* meta;
   Placements placements;
@@ -48,7 +50,7 @@ std::vector<PendingSum> pending_sums(const LateOnes& late) {
     const at::Tensor grad = parameter.grad();
     const DTensorMeta* meta = dtensor_meta(grad);
     if (meta == nullptr || !only_sums(meta->spec->placements, each.placements)) continue;
-    found.push_back({grad, meta, each.placements});
+    found.push_back({parameter, grad, meta, each.placements});
   }
   return found;
 }
@@ -61,6 +63,9 @@ bool go_together(const PendingSum& a, const PendingSum& b) {
 // Side by side as one vector of whatever sizes the parts have; what is cut on some axis is as good as plain here, since
 // every rank of the axes that are summed over has the same cut.
 void add_up(const std::vector<PendingSum>& sums) {
+  const comm_debug::OnBehalf scope([&](auto add) {
+    for (const PendingSum& each : sums) add(each.parameter.unsafeGetTensorImpl());
+  });
   std::vector<at::Tensor> flat;
   for (const PendingSum& each : sums) flat.push_back(each.meta->local.reshape(-1));
   const at::Tensor joined = sums.size() == 1 ? flat[0] : at::cat(flat);
