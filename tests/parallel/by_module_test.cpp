@@ -270,6 +270,48 @@ TEST(ByModule, AReplayBelongsToNoModule) {
   });
 }
 
+TEST(ByModule, ACallThatIsRecordedCountsAsAnEagerOneAndIsReplayedLater) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    nn::Sequential net = two_blocks();
+    cut_blocks(*net, mesh);
+    const auto train = [&](const at::Tensor& x) {
+      net->zero_grad();
+      const at::Tensor loss = net->forward(x).square().mean();
+      loss.backward();
+      return loss;
+    };
+    auto step = capture(train);
+    std::string recorded, eager;
+    {
+      const CommDebugMode comm(*net);
+      step(at::ones({kRows, 16}));
+      recorded = lines(comm);
+    }
+    {
+      const CommDebugMode comm(*net);
+      train(at::ones({kRows, 16}));
+      eager = lines(comm);
+    }
+    EXPECT_EQ(recorded, eager);
+    for (int i = 0; i < 5; ++i) step(at::ones({kRows, 16}));
+    EXPECT_GT(step.replays(), 0) << step.last_recapture_reason();
+  });
+}
+
+TEST(ByModule, AParameterThatModulesShareBelongsToTheFirst) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    gpt::Gpt net = gpt::make_gpt({.layers = 1, .tied = true});
+    parallelize_module(*net, mesh, gpt::tensor_plan());
+    const gpt::Batch batch = gpt::batch_of(0);
+    const CommDebugMode comm(*net);
+    const ImplicitReplication targets;
+    gpt::loss_of(net(batch.ids), batch.targets).backward();
+    EXPECT_THAT(lines(comm), ::testing::StartsWith("tokens | all_reduce x1 3840 | all_reduce x1 3840\n"));
+    EXPECT_THAT(lines(comm), HasSubstr("after tokens | all_reduce x2 320 | all_reduce x1 160\n"));
+    expect_complete(comm);
+  });
+}
+
 TEST(ByModule, NestedModesKnowEachTheirOwnNet) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     nn::Sequential net = two_blocks();

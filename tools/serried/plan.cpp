@@ -69,6 +69,7 @@ int main(int argc, char** argv) {
       "serried plan");
   PlanWords words;
   std::string graph_file, html_file, progress_word;
+  bool shows_modules = false;
   app.add_option("--ranks", words.ranks, "Ranks in all; default: as many as --dp, --fsdp and --tp make, or 8");
   app.add_option("--dp", words.dp, "Data parallel copies; default: what --ranks leaves");
   app.add_option("--fsdp", words.fsdp, "Ranks that fully_shard cuts a copy over; with --dp, which then replicates it");
@@ -79,6 +80,7 @@ int main(int argc, char** argv) {
   app.add_option("--context", words.context, "Letters of a sequence")->capture_default_str();
   app.add_option("--vocabulary", words.vocabulary, "Letters that there are")->capture_default_str();
   app.add_option("--batch", words.batch, "Sequences per data-parallel rank")->capture_default_str();
+  app.add_flag("--modules", shows_modules, "Also how parameters lie, and what each module sends");
   app.add_option("--graph", graph_file, "File for the graph as text");
   app.add_option("--html", html_file, "File for the graph as a page");
   serried::tools::add_progress_option(app, progress_word);
@@ -87,6 +89,7 @@ int main(int argc, char** argv) {
     app.parse(argc, argv);
     const Plan plan = plan_with_progress(words, *Progress::mode_of(progress_word));
     print(words, plan);
+    if (shows_modules) std::cout << "\n" << plan.modules.text();
     write(graph_file, plan.graph.to_string());
     write(html_file, serried::graph::to_html(plan.graph));
     return 0;

@@ -205,6 +205,11 @@ class Training {
     return loss;
   }
 
+  /// Runs a step.
+  ModuleExplanation explained(const at::Tensor& ids, const at::Tensor& next) {
+    return explain(*net_, [&] { step(ids, next); });
+  }
+
   /// After a step that was not captured.
   PlanMemory memory() {
     PlanMemory memory;
@@ -254,10 +259,11 @@ Plan make_plan(const PlanWords& words, const OnStage& on_stage) {
   Training training(words, axes, mesh);
   const auto letters = [&] { return at::randint(words.vocabulary, {words.batch, words.context}, at::kLong); };
   on_stage(2, "calls of the step, until it is captured");
-  training.step(letters(), letters());
+  ModuleExplanation modules = training.explained(letters(), letters());
   Plan plan{.graph = {},
             .report = {},
             .memory = training.memory(),
+            .modules = std::move(modules),
             .mesh = mesh.to_string(),
             .num_parameters = training.num_parameters()};
   auto step = capture([&](const at::Tensor& ids, const at::Tensor& next) { return training.step(ids, next); });

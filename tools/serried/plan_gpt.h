@@ -9,6 +9,7 @@
 
 #include "serried/graph/graph.h"
 #include "serried/graph/text/report.h"
+#include "serried/parallel/explain_module.h"
 
 namespace serried::tools {
 
@@ -41,7 +42,8 @@ struct Plan {
   graph::Graph graph;  // of rank 0, with axes of the mesh as names of groups
   graph::GraphReport report;
   PlanMemory memory;
-  std::string mesh;  // "mesh dp=4 tp=2"
+  ModuleExplanation modules;  // what each of them sends in a step that is not captured
+  std::string mesh;           // "mesh dp=4 tp=2"
   int64_t num_parameters = 0;
 };
 

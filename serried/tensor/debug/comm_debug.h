@@ -28,7 +28,7 @@ struct CommDebugOptions {
 class CommDebugMode {
  public:
   explicit CommDebugMode(CommDebugOptions options = {});
-  /// The same, and follows the modules of `net`, which outlives it: by_module(). Costs about a microsecond per op.
+  /// The same, and follows the modules of `net`, which outlives it: by_module(). Costs about 0.3 us per op.
   ///     CommDebugMode comm(*net);
   explicit CommDebugMode(const torch::nn::Module& net, CommDebugOptions options = {});
   ~CommDebugMode();
