@@ -3,9 +3,22 @@
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <optional>
+
 #include "serried/tape/tape.h"
 
 namespace serried::tape {
+
+/// Who has to know of ops no more than what they read and make.
+class Notes {
+ public:
+  /// `plain` is read, whose writes `counter` counts: those to the part of a DTensor are counted by that.
+  virtual void read(const c10::TensorImpl& plain, const c10::VariableVersion& counter) = 0;
+  virtual void made(const at::Tensor& plain) = 0;
+
+ protected:
+  ~Notes() = default;
+};
 
 /// Sees every op on plain tensors that its thread runs, those inside DTensors and backward included, below autograd.
 /// Each function is told what the one of the same name in tape.h was.
@@ -21,6 +34,9 @@ class Recorder {
   virtual void meet(c10::TensorImpl* dtensor) = 0;
   /// To whom it hands on all of this, where it only looks on; null for one that records.
   virtual Recorder* behind() const { return nullptr; }
+  /// Whom to tell of an op that neither writes nor draws, instead of running it here; of views there is nothing to
+  /// tell. Null: it has to see all ops.
+  virtual Notes* notes() { return nullptr; }
   /// Whether what it sees may stand for the code that did it, later.
   virtual bool replays() const { return true; }
 };
@@ -37,16 +53,17 @@ class Scope {
   c10::impl::IncludeDispatchKeyGuard include_;  // leads every op to the fallback of the home key, which calls run()
 };
 
-/// `onlooker` sees what this thread does while alive, before who did so until now, its `behind()`. Nests.
+/// `onlooker` sees what this thread does while alive, before who did so until now, its `behind()`. Nests. Without
+/// `sees_plain` ops that are called on plain tensors pass it by, unless there is somebody behind it.
 class OnlookerScope {
  public:
-  explicit OnlookerScope(Recorder& onlooker);
+  explicit OnlookerScope(Recorder& onlooker, bool sees_plain = true);
   ~OnlookerScope();
   OnlookerScope(const OnlookerScope&) = delete;
   OnlookerScope& operator=(const OnlookerScope&) = delete;
 
  private:
-  c10::impl::IncludeDispatchKeyGuard include_;
+  std::optional<c10::impl::IncludeDispatchKeyGuard> include_;
   Recorder* const before_;
 };
 

@@ -90,8 +90,9 @@ void at_edges(void (*fn)()) {
   edge_functions().push_back(fn);
 }
 
-OnlookerScope::OnlookerScope(Recorder& onlooker)
-    : include_(kHomeKey), before_(std::exchange(detail::current, &onlooker)) {}
+OnlookerScope::OnlookerScope(Recorder& onlooker, bool sees_plain) : before_(std::exchange(detail::current, &onlooker)) {
+  if (sees_plain) include_.emplace(kHomeKey);
+}
 
 OnlookerScope::~OnlookerScope() {
   detail::current = before_;

@@ -6,6 +6,8 @@
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
+
 #include "serried/tape/edges.h"
 #include "serried/tensor/dtensor.h"
 #include "serried/tensor/making/gradient.h"
@@ -18,38 +20,34 @@ namespace {
 
 using torch::autograd::variable_list;
 
-// Which data a tensor has right now. A version says whether it was written, and nothing of set_data.
+// Which data a tensor has right now. A version says whether it was written, and nothing of set_data: that gives a
+// DTensor another meta, and a plain tensor another storage.
 class DataSeen {
  public:
   DataSeen() = default;
-  explicit DataSeen(const at::Tensor& x)
-      : storage_(part_of(x).storage().getWeakStorageImpl()),
-        spec_(spec_id(x)),
-        version_(x._version()),
-        offset_(part_of(x).storage_offset()),
-        sizes_(part_of(x).sizes()),
-        strides_(part_of(x).strides()) {}
+  explicit DataSeen(const at::Tensor& x) : version_(x._version()) {
+    if (dtensor_meta(x) != nullptr) {
+      meta_ = x.unsafeGetTensorImpl()->get_backend_meta_intrusive_ptr();
+      return;
+    }
+    storage_ = x.storage().getWeakStorageImpl();
+    offset_ = x.storage_offset();
+    sizes_ = x.sizes();
+    strides_ = x.strides();
+  }
 
   bool is_of(const at::Tensor& x) const {
-    const at::Tensor& part = part_of(x);
-    return version_ == x._version() && spec_ == spec_id(x) &&
-           storage_._unsafe_get_target() == part.storage().unsafeGetStorageImpl() && offset_ == part.storage_offset() &&
-           part.sizes() == c10::IntArrayRef(sizes_) && part.strides() == c10::IntArrayRef(strides_);
+    if (version_ != x._version()) return false;
+    if (const DTensorMeta* meta = dtensor_meta(x)) return meta == meta_.get();
+    return meta_ == nullptr && storage_._unsafe_get_target() == x.storage().unsafeGetStorageImpl() &&
+           offset_ == x.storage_offset() && x.sizes() == c10::IntArrayRef(sizes_) &&
+           x.strides() == c10::IntArrayRef(strides_);
   }
 
  private:
-  static const at::Tensor& part_of(const at::Tensor& x) {
-    const DTensorMeta* meta = dtensor_meta(x);
-    return meta != nullptr ? meta->local : x;
-  }
-  static uint64_t spec_id(const at::Tensor& x) {
-    const DTensorMeta* meta = dtensor_meta(x);
-    return meta != nullptr ? meta->spec->id : 0;
-  }
-
+  c10::intrusive_ptr<c10::BackendMeta> meta_;  // of a DTensor; or
   // While it is watched its address is not used again.
   c10::weak_intrusive_ptr<c10::StorageImpl> storage_{c10::intrusive_ptr<c10::StorageImpl>()};
-  uint64_t spec_ = 0;
   int64_t version_ = 0;
   int64_t offset_ = 0;
   c10::DimVector sizes_;
@@ -72,7 +70,8 @@ class LastEntered {
     if (!result_.defined() || watched_._unsafe_get_target() != q.x.unsafeGetTensorImpl()) return {};
     const bool is_same = data_.is_of(q.x) && requires_grad_ == q.x.requires_grad() &&
                          grad_mode_ == at::GradMode::is_enabled() && inference_ == c10::InferenceMode::is_enabled() &&
-                         last_size_ == q.last_size && mesh_id_ == q.mesh.id() && placements_ == q.placements;
+                         last_size_ == q.last_size && mesh_id_ == q.mesh.id() &&
+                         dtensor_meta(result_)->spec->placements == q.placements;
     return is_same ? result_ : at::Tensor();
   }
 
@@ -84,7 +83,6 @@ class LastEntered {
     inference_ = c10::InferenceMode::is_enabled();
     last_size_ = q.last_size;
     mesh_id_ = q.mesh.id();
-    placements_ = q.placements;
     result_ = result;
   }
 
@@ -107,8 +105,7 @@ class LastEntered {
   bool inference_ = false;
   int64_t last_size_ = -1;
   uint64_t mesh_id_ = 0;
-  Placements placements_;
-  at::Tensor result_;
+  at::Tensor result_;  // in the placements that were asked for
 };
 
 LastEntered& last_entered() {
@@ -142,11 +139,18 @@ class EnterBackward final : public torch::autograd::Node {
 
 // The same part under another name: writing to either is seen by what autograd saved of the other.
 at::Tensor renamed(const at::Tensor& x, const DTensorMeta& meta) {
-  at::Tensor result = wrap(meta.local, meta.spec, meta.copied_from);
-  if (!x.is_inference() && !result.is_inference()) {
-    result.unsafeGetTensorImpl()->set_version_counter(x.unsafeGetTensorImpl()->version_counter());
+  c10::TensorImpl* impl = x.unsafeGetTensorImpl();
+  if (meta.use == nullptr) {
+    return at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/true));
   }
+  at::Tensor result = wrap(meta.local, meta.spec, meta.copied_from);
+  result.unsafeGetTensorImpl()->set_version_counter(impl->version_counter());
   return result;
+}
+
+// Its gradient comes back as it is cut, by itself: nothing is pending on an axis that cuts what entered.
+bool is_cut_everywhere(const Placements& placements) {
+  return std::all_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_shard(); });
 }
 
 at::Tensor moved(const at::Tensor& x, const DTensorMeta& meta, const Placements& placements) {
@@ -205,7 +209,7 @@ at::Tensor detail::enter(const at::Tensor& x, const DeviceMesh& mesh, const Aske
   }
   if (!layout.is_asked() || (mesh.id() != meta->spec->mesh.id() && !(mesh == meta->spec->mesh))) return x;
   const Placements& placements = layout.of(x.dim());
-  if (meta->spec->placements == placements && !wants_gradient(x)) return x;
+  if (meta->spec->placements == placements && (!wants_gradient(x) || is_cut_everywhere(placements))) return x;
   return remembered({x, mesh, placements, last_size}, [&] { return entered(x, placements); });
 }
 

@@ -33,17 +33,9 @@ inline constexpr bool is_vector_of_numbers = false;
 template <class T, class A>
 inline constexpr bool is_vector_of_numbers<std::vector<T, A>> = std::is_arithmetic_v<T> && !std::is_same_v<T, bool>;
 
-/// Tells types of numbers apart.
-template <class T>
-inline constexpr int64_t number_type = int64_t(sizeof(T)) + 100 * (std::is_floating_point_v<T> ? 2
-                                                                   : std::is_signed_v<T>       ? 1
-                                                                                               : 0);
-
 /// Bytes of any number; a pickled text has less than 4 GiB.
 c10::IValue pack_bytes(const void* data, size_t size);
-/// ValueError where it holds something else.
 std::string_view unpack_bytes(const c10::IValue& packed);
-[[noreturn]] void raise_other_type();
 
 template <class T>
 inline constexpr bool cannot_travel = false;
@@ -158,8 +150,7 @@ c10::IValue pack(const T& value) {
   } else if constexpr (std::is_same_v<T, std::string>) {
     return pack_bytes(value.data(), value.size());
   } else if constexpr (is_vector_of_numbers<T>) {
-    using Number = typename T::value_type;
-    return c10::ivalue::Tuple::create(number_type<Number>, pack_bytes(value.data(), value.size() * sizeof(Number)));
+    return pack_bytes(value.data(), value.size() * sizeof(typename T::value_type));
   } else if constexpr (HasArchive<T>) {
     torch::serialize::OutputArchive archive;
     archive << value;
@@ -183,9 +174,7 @@ void unpack(const c10::IValue& packed, T& value) {
     value = unpack_bytes(packed);
   } else if constexpr (is_vector_of_numbers<T>) {
     using Number = typename T::value_type;
-    const auto& fields = packed.toTupleRef().elements();
-    if (fields.size() != 2 || !fields[0].isInt() || fields[0].toInt() != number_type<Number>) raise_other_type();
-    const std::string_view bytes = unpack_bytes(fields[1]);
+    const std::string_view bytes = unpack_bytes(packed);
     value.resize(bytes.size() / sizeof(Number));
     if (!value.empty()) std::memcpy(value.data(), bytes.data(), value.size() * sizeof(Number));
   } else if constexpr (HasArchive<T>) {

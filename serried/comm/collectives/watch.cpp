@@ -9,7 +9,7 @@
 
 #include "serried/base/hash.h"
 #include "serried/comm/agree/rank_texts.h"
-#include "serried/tape/tape.h"
+#include "serried/tape/recorder.h"
 
 namespace serried::watch {
 
@@ -89,7 +89,7 @@ constinit thread_local uint32_t sizes_of_all_now = 0;
 
 Captured captured_now() {
   if (is_replaying) return Captured::replays;
-  return tape::is_recording() ? Captured::records : Captured::no;
+  return tape::is_replayed() ? Captured::records : Captured::no;
 }
 
 const char* doing_text(Captured captured) {

@@ -16,6 +16,7 @@
 #include "serried/tape/recorder.h"
 #include "serried/tensor/debug/comm_notes.h"
 #include "serried/tensor/dispatch/local_only.h"
+#include "serried/tensor/when_released.h"
 
 namespace serried::detail {
 namespace {
@@ -141,6 +142,10 @@ void Block::adopt(const std::vector<at::Tensor>& parameters, const std::vector<a
     ParameterUse use{.layouts = old != nullptr ? old->layouts : nullptr,
                      .gather = std::make_shared<BlockParameter>(shared_from_this(), i)};
     set_use(parameter, std::make_shared<const ParameterUse>(std::move(use)));
+    // What is watched keeps its use, and so this block, as long as the block watches it.
+    when_released(parameter, [self = weak_from_this(), i] {
+      if (const auto block = self.lock()) block->members_[i].parameter.reset();
+    });
   }
 }
 

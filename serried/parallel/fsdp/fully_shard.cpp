@@ -197,11 +197,27 @@ class Cutter {
   // Born sharded.
   Cutting adopt(const ModuleParameter& parameter, const Placements& placements) const {
     const DTensorMeta& meta = *dtensor_meta(parameter.tensor);
+    if (meta.use != nullptr && meta.use->layouts != nullptr) {
+      raise<c10::ValueError>(
+          {kFullyShard,
+           c10::str(parameter.name, " ", meta.spec->to_string(),
+                    " belongs to tensor parallel over these ranks, who compute parts of one batch"),
+           "shard over another axis of one mesh, whose ranks have batches of their own: mesh[\"dp\"]"});
+    }
     if (meta.spec->placements == placements) return {member_of(parameter, meta.spec, meta.spec->sizes), meta.local};
     raise<c10::ValueError>(
         {kFullyShard,
          c10::str(parameter.name, " lies as ", meta.spec->to_string(), ", not \"", to_string(placements), "\""),
          "let it be born in that placement, or name it in .ignored_params"});
+  }
+
+  DeviceMesh joined_with(const DeviceMesh& inner, const ModuleParameter& parameter) const {
+    try {
+      return DeviceMesh::concatenate({inner, mesh_});
+    } catch (c10::Error& error) {
+      error.add_context(c10::str("while fully_shard cut ", parameter.name, " over ", mesh_.to_string()));
+      throw;
+    }
   }
 
   // Tensor parallel: the axes it is cut by come first, so that gathering the last gives what it was.
@@ -214,7 +230,7 @@ class Cutter {
                               "distribute parameters by Shard or Replicate"});
     }
     all.insert(all.end(), placements.begin(), placements.end());
-    const DeviceMesh mesh = DeviceMesh::concatenate({inner->mesh, mesh_});
+    const DeviceMesh mesh = joined_with(inner->mesh, parameter);
     SpecPtr spec = intern_spec(mesh, all, inner->sizes, inner->strides, inner->dtype);
     at::Tensor part = part_of(meta.local, placements, spec->local_sizes());
     if (part.sizes() != c10::IntArrayRef(spec->local_sizes()) || !meta.local.is_contiguous()) {

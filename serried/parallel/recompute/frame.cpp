@@ -40,7 +40,7 @@ const c10::StorageImpl* memory_of(const at::Tensor& t) {
 }
 
 NotedTensor noted(const at::Tensor& t) {
-  return NotedTensor(t, t.unsafeGetTensorImpl()->version_counter());
+  return NotedTensor(*t.unsafeGetTensorImpl(), t.unsafeGetTensorImpl()->version_counter());
 }
 
 // One tensor of the first run: a parameter itself, of all else a number.

@@ -130,18 +130,22 @@ at::Generator OpTraits::generator(at::ArrayRef<IValue> arguments) const {
   return given.defined() ? given : at::detail::getDefaultCPUGenerator();
 }
 
-NotedTensor::NotedTensor(const at::Tensor& t, const c10::VariableVersion& counter_)
+NotedTensor::NotedTensor(const c10::TensorImpl& t, const c10::VariableVersion& counter_)
     : counter(counter_),
       version(counter.enabled() ? counter.current_version() : 0),
       sizes(t.sizes()),
-      dtype(t.scalar_type()) {}
+      dtype(c10::typeMetaToScalarType(t.dtype())) {}
 
 std::string NotedTensor::to_string() const {
   return c10::str(watch::dtype_name(dtype), "[", c10::Join(",", sizes), "]");
 }
 
 RunWatch::RunWatch(RunNotes& notes, Run which)
-    : notes_(notes), which_(which), behind_(tape::detail::current), scope_(*this) {
+    : notes_(notes),
+      which_(which),
+      behind_(tape::detail::current),
+      is_idle_(which == Run::again && notes.written.empty() && notes.drawings.empty() && !notes.keeps_draws),
+      scope_(*this, /*sees_plain=*/!is_idle_) {
   if (which == Run::first) notes.keeps_draws = replays();
 }
 
@@ -152,7 +156,27 @@ RunWatch::~RunWatch() {
   }
 }
 
+void RunWatch::read(const c10::TensorImpl& plain, const c10::VariableVersion& counter) {
+  if (behind_ != nullptr) behind_->notes()->read(plain, counter);
+  if (which_ == Run::again || !plain.has_storage() || tape::StateUpdate::is_active()) return;
+  const c10::StorageImpl* storage = plain.unsafe_storage().unsafeGetStorageImpl();
+  if (born_.contains(storage)) return;
+  // The same content has to be there in the second run. A version that changes between two reads cannot be.
+  if (reads_.insert(storage).second) notes_.reads.emplace_back(plain, counter);
+}
+
+void RunWatch::made(const at::Tensor& plain) {
+  if (behind_ != nullptr) behind_->notes()->made(plain);
+  if (!is_idle_) note_made(storage_of(plain));
+}
+
+void RunWatch::note_made(const c10::StorageImpl* storage) {
+  born_.insert(storage);
+  notes_.saved.erase(storage);  // another one at the address of one that is gone
+}
+
 void RunWatch::run(const c10::OperatorHandle& op, Stack& stack) {
+  if (is_idle_) return hand_on(op, stack);
   const OpTraits& traits = traits_of(op);
   const size_t num_arguments = op.schema().arguments().size();
   const auto arguments = torch::jit::last(stack, num_arguments);
@@ -183,16 +207,11 @@ void RunWatch::note_operands(const OpTraits& traits, at::ArrayRef<IValue> argume
       if (storage == nullptr || born_.contains(storage)) return;
       if (is_written) {
         notes_.written.try_emplace(storage, t.storage().getWeakStorageImpl());
-      } else if (!traits.is_view && !tape::StateUpdate::is_active()) {
-        note_read(t);
+      } else if (!traits.is_view && !tape::StateUpdate::is_active() && reads_.insert(storage).second) {
+        notes_.reads.emplace_back(*t.unsafeGetTensorImpl(), counter_of(t));
       }
     });
   }
-}
-
-// The same content has to be there in the second run. A version that changes between two reads cannot be.
-void RunWatch::note_read(const at::Tensor& t) {
-  if (reads_.insert(storage_of(t)).second) notes_.reads.emplace_back(t, counter_of(t));
 }
 
 const c10::VariableVersion& RunWatch::counter_of(const at::Tensor& t) const {
@@ -207,8 +226,7 @@ void RunWatch::note_results(const c10::OperatorHandle& op, const Stack& stack,
     for_each_tensor_in(value, [&](const at::Tensor& t) {
       const c10::StorageImpl* storage = storage_of(t);
       if (storage != nullptr && std::find(operands.begin(), operands.end(), storage) == operands.end()) {
-        born_.insert(storage);
-        notes_.saved.erase(storage);  // another one at the address of one that is gone
+        note_made(storage);
       }
     });
   }
@@ -318,7 +336,7 @@ void RunWatch::after_replay(std::function<void()> action) {
 void RunWatch::meet(c10::TensorImpl* dtensor) {
   const DTensorMeta* meta = dtensor_meta(dtensor);
   const c10::StorageImpl* storage = meta != nullptr ? storage_of(meta->local) : nullptr;
-  if (storage != nullptr) counters_of_parts_.insert_or_assign(storage, dtensor->version_counter());
+  if (storage != nullptr && !is_idle_) counters_of_parts_.insert_or_assign(storage, dtensor->version_counter());
   if (behind_ != nullptr) behind_->meet(dtensor);
 }
 

@@ -18,7 +18,7 @@ struct OpTraits;
 
 /// What a tensor was at one moment, without holding it.
 struct NotedTensor {
-  explicit NotedTensor(const at::Tensor& t, const c10::VariableVersion& counter_);
+  NotedTensor(const c10::TensorImpl& t, const c10::VariableVersion& counter_);
 
   c10::VariableVersion counter;  // shared with the tensor and its views
   uint32_t version;
@@ -47,8 +47,9 @@ struct RunNotes {
   std::vector<std::vector<at::Tensor>> draws;  // then
 };
 
-/// Sees every op of this thread while alive, and hands it on to who recorded before.
-class RunWatch final : public tape::Recorder {
+/// Sees every op of this thread while alive, and hands it on to who recorded before. A second run of what neither
+/// writes to others' tensors nor draws has nothing to be watched for.
+class RunWatch final : public tape::Recorder, private tape::Notes {
  public:
   enum class Run : uint8_t { first, again };
   RunWatch(RunNotes& notes, Run which);
@@ -65,12 +66,15 @@ class RunWatch final : public tape::Recorder {
   void after_replay(std::function<void()> action) override;
   void meet(c10::TensorImpl* dtensor) override;
   tape::Recorder* behind() const override { return behind_; }
+  tape::Notes* notes() override { return behind_ == nullptr || behind_->notes() != nullptr ? this : nullptr; }
   bool replays() const override { return behind_ != nullptr && behind_->replays(); }
 
  private:
+  void read(const c10::TensorImpl& plain, const c10::VariableVersion& counter) override;
+  void made(const at::Tensor& plain) override;
+  void note_made(const c10::StorageImpl* storage);
   void hand_on(const c10::OperatorHandle& op, torch::jit::Stack& stack);
   void note_operands(const OpTraits& traits, at::ArrayRef<c10::IValue> arguments);
-  void note_read(const at::Tensor& t);
   const c10::VariableVersion& counter_of(const at::Tensor& t) const;
   void note_results(const c10::OperatorHandle& op, const torch::jit::Stack& stack,
                     const std::vector<const c10::StorageImpl*>& operands);
@@ -84,6 +88,7 @@ class RunWatch final : public tape::Recorder {
   RunNotes& notes_;
   const Run which_;
   tape::Recorder* const behind_;
+  const bool is_idle_;
   std::unordered_set<const c10::StorageImpl*> born_;   // in this run; an address used again is born again
   std::unordered_set<const c10::StorageImpl*> reads_;  // that have been noted
   // A write to a DTensor is counted by the DTensor, not by its part.

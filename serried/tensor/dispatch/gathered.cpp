@@ -12,6 +12,7 @@
 #include "serried/tensor/dispatch/cached_plan.h"
 #include "serried/tensor/dispatch/handlers.h"
 #include "serried/tensor/dispatch/local_only.h"
+#include "serried/tensor/dispatch/whole_values.h"
 #include "serried/tensor/gather_on_use.h"
 #include "serried/tensor/redistribute/redistribute.h"
 
@@ -433,6 +434,37 @@ bool takes_dtensors(const TensorKind& other) {
   return &other == &kDTensor || &other == &kGathered || &other == &kLazyView;
 }
 
+// What as_strided gives, without the way through the dispatcher.
+at::Tensor plain_view(const at::Tensor& whole, const c10::TensorImpl& view, int64_t offset) {
+  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(whole.storage()),
+                                                   whole.key_set(), whole.dtype());
+  impl->set_sizes_and_strides(view.sizes(), view.strides(), whole.storage_offset() + offset);
+  return at::Tensor(std::move(impl));
+}
+
+// The parameter behind an argument; null where that is nothing of this kind.
+const DTensorMeta* parameter_behind(const TensorSlot& slot) {
+  const DTensorMeta* base = slot.meta;
+  if (base == nullptr) {
+    const DistMeta* meta = dist_meta(slot.impl);
+    if (meta->kind != &kLazyView) return nullptr;
+    base = static_cast<const LazyViewMeta*>(meta)->base.get();
+  }
+  const GatherOnUse* gather = gather_of(*base);
+  return gather != nullptr && gather->is_parameter() ? base : nullptr;
+}
+
+// The CPU's kernel can have it as it is.
+bool is_ordinary(const c10::TensorImpl& plain) {
+  constexpr c10::DispatchKeySet kNeedsMore({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative,
+                                            c10::DispatchKey::ZeroTensor, c10::DispatchKey::Python});
+  return plain.key_set().has(c10::DispatchKey::CPU) && !plain.key_set().has_any(kNeedsMore);
+}
+
+bool is_plain(const TensorSlot& slot) {
+  return slot.meta == nullptr && !slot.impl->key_set().has(kHomeKey);
+}
+
 // Of a gradient or state that meets plain tensors: one gather for it alone.
 struct GatherAlone final : GatherOnUse {
   at::Tensor whole(const DTensorMeta& meta) override { return whole_local(meta); }
@@ -444,6 +476,31 @@ struct GatherAlone final : GatherOnUse {
 };
 
 }  // namespace
+
+bool WholeValues::find(const Arguments& arguments) {
+  if (tape::is_recording() || !arguments.has_plain) return false;
+  bool is_lowered = false;
+  at::ScalarType said = at::ScalarType::Undefined;
+  for (const TensorSlot& slot : arguments.tensors) {
+    if (is_plain(slot)) continue;
+    const DTensorMeta* base = parameter_behind(slot);
+    if (base == nullptr) return false;
+    const at::Tensor whole = gather_of(*base)->whole(*base);
+    if (dtensor_meta(whole) != nullptr) return false;
+    said = base->spec->dtype;
+    is_lowered |= whole.scalar_type() != said;
+    const bool is_lazy = slot.meta == nullptr;
+    values_.emplace_back(slot.impl, is_lazy ? plain_view(whole, *slot.impl,
+                                                         static_cast<const LazyViewMeta*>(dist_meta(slot.impl))->offset)
+                                            : whole);
+  }
+  for (const TensorSlot& slot : arguments.tensors) {
+    if (!is_plain(slot)) continue;
+    if (!is_ordinary(*slot.impl)) return false;
+    if (is_lowered && c10::typeMetaToScalarType(slot.impl->dtype()) == said) return false;
+  }
+  return true;
+}
 
 const UsePtr& use_like_parameters() {
   static const UsePtr use =

@@ -6,9 +6,10 @@
 #include <tuple>
 #include <utility>
 
-#include "serried/tape/tape.h"
+#include "serried/tape/recorder.h"
 #include "serried/tensor/dispatch/cached_plan.h"
 #include "serried/tensor/dispatch/dispatch.h"
+#include "serried/tensor/dispatch/whole_values.h"
 
 namespace serried {
 namespace {
@@ -85,6 +86,13 @@ const c10::OperatorHandle& handle() {
   return op;
 }
 
+constexpr c10::DispatchKeySet kCpu(c10::DispatchKey::CPU);
+// What the kernel itself calls is nobody's business, as in tape::run_unrecorded.
+const c10::DispatchKeySet kPassed = c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::DispatchKeySet(kHomeKey);
+// Other work between autograd and the kernel.
+constexpr c10::DispatchKeySet kNeedsMore({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative,
+                                          c10::DispatchKey::ZeroTensor, c10::DispatchKey::Python});
+
 template <class Op, class Signature>
 struct HotOp;
 
@@ -95,6 +103,14 @@ struct HotOp<Op, Result(Args...)> {
     Arguments arguments;
     KeyMaker make_key{arguments, info};
     (make_key(args), ...);
+    if (arguments.first == nullptr && !arguments.has_other_kind && can_skip_boxing(arguments)) {
+      return run_plain(info, arguments, args...);
+    }
+    if constexpr (!kWrites) {
+      if (arguments.has_other_kind && !info.is_view) {
+        if (std::optional<Result> result = run_whole(arguments, args...)) return std::move(*result);
+      }
+    }
     if (C10_LIKELY(arguments.first != nullptr && !arguments.has_other_kind && goes_by_rules(arguments))) {
       detail::seal(info, arguments);
       detail::check_together(info, arguments);
@@ -115,20 +131,63 @@ struct HotOp<Op, Result(Args...)> {
   }
 
  private:
+  static constexpr bool kWrites = std::is_reference_v<Result>;
+
   // Results made of what is like a parameter are so, too, and beside plain tensors it is gathered.
   static bool goes_by_rules(const Arguments& arguments) {
-    return !arguments.has_like_parameter || (std::is_reference_v<Result> && !arguments.has_plain);
+    return !arguments.has_like_parameter || (kWrites && !arguments.has_plain);
   }
 
-  // Only dense CPU tensors, nothing to write but DTensors, and nobody who wants to see the call.
+  // Only dense CPU tensors, nothing to write but DTensors, and nobody who has to see the call itself.
   static bool can_skip_boxing(const Arguments& arguments) {
-    if (C10_UNLIKELY(tape::is_recording())) return false;
-    if (std::is_reference_v<Result> && arguments.tensors[0].meta == nullptr) return false;
+    if (C10_UNLIKELY(tape::is_recording()) && (kWrites || tape::detail::current->notes() == nullptr)) return false;
+    if (kWrites && arguments.tensors[0].meta == nullptr) return false;
     for (const detail::TensorSlot& slot : arguments.tensors) {
       const c10::TensorImpl* impl = slot.meta != nullptr ? slot.meta->local.unsafeGetTensorImpl() : slot.impl;
-      if (!impl->key_set().has(c10::DispatchKey::CPU)) return false;
+      if (!impl->key_set().has(c10::DispatchKey::CPU) || impl->key_set().has_any(kNeedsMore)) return false;
     }
     return true;
+  }
+
+  // Parameters that are whole only while an op needs them.
+  static std::optional<Result> run_whole(const Arguments& arguments, Args... args) {
+    c10::impl::ExcludeDispatchKeyGuard below(kPassed);
+    detail::WholeValues values;
+    if (!values.find(arguments)) return std::nullopt;
+    return Op::redispatch(kCpu, whole(values, args)...);
+  }
+  static const at::Tensor& whole(const detail::WholeValues& values, const at::Tensor& t) { return values.of(t); }
+  static std::optional<at::Tensor> whole(const detail::WholeValues& values, const std::optional<at::Tensor>& t) {
+    return t.has_value() ? std::optional(values.of(*t)) : std::nullopt;
+  }
+  template <class T>
+  static const T& whole(const detail::WholeValues&, const T& value) {
+    return value;
+  }
+
+  // No tensor of ours, but somebody who looks on.
+  static Result run_plain(const OpInfo& info, const Arguments& arguments, Args... args) {
+    c10::impl::ExcludeDispatchKeyGuard below(kPassed);
+    if constexpr (kWrites) {
+      return Op::redispatch(kCpu, args...);
+    } else {
+      Result result = Op::redispatch(kCpu, args...);
+      if (!info.is_view && tape::is_recording()) tell(arguments, result);
+      return result;
+    }
+  }
+
+  static void tell(const Arguments& arguments, const Result& result) {
+    tape::Notes& notes = *tape::detail::current->notes();
+    for (const detail::TensorSlot& slot : arguments.tensors) {
+      const c10::TensorImpl* part = slot.meta != nullptr ? slot.meta->local.unsafeGetTensorImpl() : slot.impl;
+      notes.read(*part, slot.impl->version_counter());
+    }
+    if constexpr (std::is_same_v<Result, at::Tensor>) {
+      notes.made(result);
+    } else if constexpr (!kWrites) {
+      std::apply([&](const auto&... each) { (notes.made(each), ...); }, result);
+    }
   }
 
   // Straight to the CPU kernel: autograd and everything else above it has been passed with the DTensors.
@@ -136,14 +195,15 @@ struct HotOp<Op, Result(Args...)> {
   static Result run_local(const OpInfo& info, const CachedPlan& plan, const Arguments& arguments,
                           std::index_sequence<I...>, Args... args) {
     const Localiser local{plan};
-    constexpr c10::DispatchKeySet kCpu(c10::DispatchKey::CPU);
-    c10::impl::ExcludeDispatchKeyGuard below(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
-    if constexpr (std::is_reference_v<Result>) {
+    c10::impl::ExcludeDispatchKeyGuard below(kPassed);
+    if constexpr (kWrites) {
       detail::check_writable(info, arguments);
       Op::redispatch(kCpu, local(int(I), args)...);
       return std::get<0>(std::tie(args...));
     } else {
-      return wrap_results(info, plan, arguments, Op::redispatch(kCpu, local(int(I), args)...));
+      Result result = Op::redispatch(kCpu, local(int(I), args)...);
+      if (C10_UNLIKELY(tape::is_recording()) && !info.is_view) tell(arguments, result);
+      return wrap_results(info, plan, arguments, std::move(result));
     }
   }
 

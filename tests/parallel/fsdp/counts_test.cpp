@@ -124,8 +124,9 @@ TEST(FullyShardCounts, UnshardByHandGathersBeforehandAndReshardLetsGo) {
 }
 
 TEST(FullyShardCounts, ModulesThatAreGoneLeaveNoMemoryBehind) {
-  run_ranks(2, [](const Group&) {
+  run_ranks(2, [](const Group& group) {
     c10::weak_intrusive_ptr<c10::TensorImpl> parameter{c10::intrusive_ptr<c10::TensorImpl>()};
+    const size_t owners = group.use_count();
     {
       const NetPtr net = deep_gpt();
       shard_all(*net);
@@ -134,6 +135,8 @@ TEST(FullyShardCounts, ModulesThatAreGoneLeaveNoMemoryBehind) {
       parameter = c10::weak_intrusive_ptr<c10::TensorImpl>(net->parameters()[0].getIntrusivePtr());
     }
     EXPECT_TRUE(parameter.expired());
+    parameter.reset();  // who watches a DTensor keeps what it is
+    EXPECT_EQ(group.use_count(), owners) << "blocks are gone, with all they had of the group";
   });
 }
 

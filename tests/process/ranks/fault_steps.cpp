@@ -186,6 +186,44 @@ FaultStep ddp_backward_step(const Group& g) {
     expect(ddp->module()->weight.grad(), 2 * sum_at(g, step) / g->getSize(), "ddp_backward");
   };
 }
+
+/// Two blocks, so that the one before is let go of while the next is gathered.
+struct ShardedLayers {
+  explicit ShardedLayers(const Group& g) {
+    const DeviceMesh mesh = DeviceMesh::from_group(g);
+    fully_shard(*first, {.mesh = mesh});
+    fully_shard(*second, {.mesh = mesh});
+  }
+  at::Tensor forward(const Group& g, int step) { return first(rows_at(g, step)) + second(rows_at(g, step)); }
+  torch::nn::Linear first = plain_layer(), second = plain_layer();
+};
+FaultStep fsdp_gather_step(const Group& g) {
+  const auto layers = std::make_shared<ShardedLayers>(g);
+  return [g, layers](int step) {
+    const torch::NoGradGuard no_grad;
+    expect(layers->forward(g, step), 300.0 * (g->getRank() + 1 + step), "fsdp_gather");
+  };
+}
+/// What an aborted backward left to do, and with it the parameters, autograd keeps until the thread's next one.
+void backward_or_nothing_left(const at::Tensor& loss) {
+  try {
+    loss.backward();
+  } catch (...) {
+    torch::ones({}, at::requires_grad()).backward();
+    throw;
+  }
+}
+FaultStep fsdp_backward_step(const Group& g) {
+  const auto layers = std::make_shared<ShardedLayers>(g);
+  return [g, layers](int step) {
+    backward_or_nothing_left(layers->forward(g, step).sum());
+    for (const torch::nn::Linear& layer : {layers->first, layers->second}) {
+      const at::Tensor part = DTensor(layer->weight.grad()).to_local();
+      expect(part, 2 * sum_at(g, step) / g->getSize(), "fsdp_backward");
+      layer->weight.mutable_grad().reset();
+    }
+  };
+}
 FaultStep zero_step(const Group& g) {
   auto layer = plain_layer();
   const auto zero = std::make_shared<ZeroRedundancyOptimizer<torch::optim::SGD>>(
@@ -254,6 +292,8 @@ FaultStep make_fault_step(const std::string& call, const Group& group) {
       {"ddp_backward", ddp_backward_step},
       {"ddp_forward", ddp_forward_step},
       {"ddp_making", ddp_making_step},
+      {"fsdp_backward", fsdp_backward_step},
+      {"fsdp_gather", fsdp_gather_step},
       {"gather", gather_step},
       {"joining", joining_step},
       {"mesh", mesh_step},
