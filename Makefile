@@ -11,13 +11,13 @@ PREFIX ?= /usr/local
 # LAYERS=comm runs base and comm alone under the sanitizers.
 LAYERS ?= all
 ASAN_TESTS = serried_tests serried_launch_tests \
-             $(if $(filter all,$(LAYERS)),serried_spmd_tests serried_tensor_tests serried_parallel_tests serried_graph_tests serried_fuzz_tests)
+             $(if $(filter all,$(LAYERS)),serried_spmd_tests serried_tensor_tests serried_parallel_tests serried_graph_tests serried_checkpoint_tests serried_fuzz_tests)
 # Those whose ranks are threads.
-TSAN_TESTS = serried_tests $(if $(filter all,$(LAYERS)),serried_tensor_tests serried_parallel_tests serried_graph_tests)
+TSAN_TESTS = serried_tests $(if $(filter all,$(LAYERS)),serried_tensor_tests serried_parallel_tests serried_graph_tests serried_checkpoint_tests)
 export CMAKE_COLOR_DIAGNOSTICS := ON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-bench setup-fuzz configure demo run test install package soak sanitize asan tsan fuzz bench bench-build format docs clean
+.PHONY: help setup setup-bench setup-fuzz setup-test configure demo run test install package soak sanitize asan tsan fuzz bench bench-build format docs clean
 
 help:
 	@echo 'make demo          build, check every collective, print bandwidths beside Gloo, train a GPT; RANKS=2 train it'
@@ -40,6 +40,9 @@ setup:
 setup-bench:
 	@scripts/setup.sh bench
 
+setup-test:
+	@scripts/setup.sh test
+
 setup-fuzz:
 	@scripts/setup.sh fuzz
 
@@ -60,7 +63,7 @@ run: configure
 	@cmake --build $(BUILD) -j $(JOBS) --target serried_cli $(EXAMPLE)
 	@$(BUILD)/bin/serried run -n $(RANKS) $(BUILD)/bin/$(EXAMPLE)
 
-test: configure
+test: setup-test configure
 	@cmake --build $(BUILD) -j $(JOBS)
 	@ctest --test-dir $(BUILD) -j 2 --output-on-failure
 

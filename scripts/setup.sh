@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what a build of serried needs and is not there yet: Debian packages and LibTorch. `setup.sh bench` adds what the benchmarks compare with,
-# `setup.sh fuzz` clang with libFuzzer.
+# `setup.sh fuzz` clang with libFuzzer, `setup.sh test` Python's safetensors, which reads our files and writes some for us.
 # Does nothing the second time. Leaves the folder of TorchConfig.cmake in build/deps/torch_dir, where CMake looks for it.
 set -euo pipefail
 
@@ -151,12 +151,22 @@ install_torch() {
   fi
 }
 
+# Into a folder of its own, for the tests alone.
+install_safetensors() {
+  local partial="$deps/python.partial"
+  say "installing safetensors with pip into $deps/python"
+  rm -rf "$partial"
+  python3 -m pip install --quiet --no-warn-script-location --target "$partial" safetensors ||
+    fail "pip could not install safetensors" "  fix: check the network, or install it into $deps/python by hand"
+  mv "$partial" "$deps/python"
+}
+
 find_torch() { find_users_torch || find_pythons_torch || find_own_torch; }
 
 # ---- Once through.
 
 mode=${1:-build}
-[[ $mode == build || $mode == bench || $mode == fuzz ]] || fail "unknown argument \"$mode\"; known: bench, fuzz"
+[[ $mode == build || $mode == bench || $mode == fuzz || $mode == test ]] || fail "unknown argument \"$mode\"; known: bench, fuzz, test"
 torch_dir='' torch_source='' did=''
 
 # What the earlier answer depended on; python3 is asked again only where this changed.
@@ -166,7 +176,10 @@ if [[ -f $deps/torch_dir && -f $deps/torch_key && $(<"$deps/torch_key") == "$key
 fi
 
 mapfile -t missing < <(missing_packages)
-if [[ -z $torch_dir ]] && ! find_torch && ! python3 -m pip --version >/dev/null 2>&1; then
+needs_pip=''
+if [[ -z $torch_dir ]] && ! find_torch; then needs_pip=yes; fi
+if [[ $mode == test && ! -d $deps/python ]]; then needs_pip=yes; fi
+if [[ -n $needs_pip ]] && ! python3 -m pip --version >/dev/null 2>&1; then
   missing+=(python3-pip)
 fi
 if ((${#missing[@]})); then
@@ -186,6 +199,10 @@ if [[ $torch_source != "as before" ]]; then
   printf '%s\n' "$torch_dir" >"$deps/torch_dir"
   printf '%s\n' "$key" >"$deps/torch_key"
   say "LibTorch $(version_of "$torch_dir") from $torch_dir ($torch_source)"
+  did=yes
+fi
+if [[ $mode == test && ! -d $deps/python ]]; then
+  install_safetensors
   did=yes
 fi
 [[ -n $did ]] || say "nothing to do (LibTorch $(version_of "$torch_dir") in ${torch_dir%/share/cmake/Torch})"

@@ -5,6 +5,7 @@
 #include "serried/base/log.h"
 #include "serried/base/trace.h"
 #include "serried/checkpoint/checkpoint.h"
+#include "serried/checkpoint/state_dict.h"
 #include "serried/comm/collectives/async.h"
 #include "serried/comm/collectives/collectives.h"
 #include "serried/comm/collectives/objects.h"

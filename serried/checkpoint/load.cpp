@@ -4,10 +4,10 @@
 
 #include <algorithm>
 
-#include "serried/base/text.h"
 #include "serried/base/trace.h"
 #include "serried/checkpoint/checkpoint.h"
 #include "serried/checkpoint/failure.h"
+#include "serried/checkpoint/load_names.h"
 #include "serried/checkpoint/plan.h"
 #include "serried/checkpoint/reader.h"
 #include "serried/checkpoint/save_job.h"
@@ -19,25 +19,6 @@ namespace detail {
 namespace {
 
 using nlohmann::json;
-
-constexpr size_t kShownNames = 20;
-
-std::string list_of_names(std::vector<std::string> names) {
-  for (std::string& name : names) name = serried::detail::printable(name);
-  const size_t count = names.size();
-  if (count > kShownNames) {
-    names.resize(kShownNames);
-    names.push_back(c10::str("and ", count - kShownNames, " more"));
-  }
-  return count == 0 ? "none" : c10::Join(", ", names);
-}
-
-void check_names(const std::string& entry, const Wanted& wanted, bool strict) {
-  if (!strict || (wanted.missing.empty() && wanted.extra.empty())) return;
-  fail(c10::str("\"", entry, "\" has other names in the checkpoint: missing there: ", list_of_names(wanted.missing),
-                "; only there: ", list_of_names(wanted.extra)),
-       "load into the same model, pass {.rename = {{pattern, to}}}, or {.strict = false} to load what both have");
-}
 
 // Everything that a load reads and does.
 struct LoadPlan {

@@ -11,6 +11,7 @@
 #include "serried/checkpoint/checkpoint.h"
 #include "serried/checkpoint/commit.h"
 #include "serried/checkpoint/failure.h"
+#include "serried/checkpoint/load_names.h"
 #include "serried/checkpoint/reader.h"
 #include "serried/checkpoint/save_job.h"
 #include "serried/checkpoint/source.h"
@@ -89,11 +90,8 @@ std::map<std::string, std::string> aliases_in(const FileHeader& header) {
 
 void check_plain_names(const std::string& path, const Wanted& wanted) {
   if (wanted.missing.empty() && wanted.extra.empty()) return;
-  const auto list = [](const std::vector<std::string>& names) {
-    return names.empty() ? std::string("none") : c10::Join(", ", names);
-  };
-  fail(c10::str(path, " has other names than the module: missing there: ", list(wanted.missing),
-                "; only there: ", list(wanted.extra)),
+  fail(c10::str(path, " has other names than the module: missing there: ", list_of_names(wanted.missing),
+                "; only there: ", list_of_names(wanted.extra)),
        "load into the same model, pass {.rename = {{pattern, to}}}, or {.strict = false} to load what both have");
 }
 

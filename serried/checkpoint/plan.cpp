@@ -6,11 +6,13 @@
 
 #include <algorithm>
 #include <set>
+#include <unordered_set>
 
 #include "serried/checkpoint/blocks.h"
 #include "serried/checkpoint/failure.h"
 #include "serried/checkpoint/limits.h"
 #include "serried/checkpoint/values.h"
+#include "serried/checkpoint/writer.h"
 #include "serried/comm/collectives/watch.h"
 #include "serried/tensor/meta.h"
 #include "serried/tensor/parts.h"
@@ -27,7 +29,8 @@ constexpr int64_t kHashedOfPage = 256;
 // Ranks that train apart differ nearly everywhere, so that of large tensors a part of each page tells enough.
 uint64_t fingerprint(const at::Tensor& tensor) {
   const at::NoGradGuard no_grad;
-  const at::Tensor bytes = tensor.detach().contiguous().cpu();
+  const bool is_ready = tensor.device().is_cpu() && tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+  const at::Tensor bytes = is_ready ? tensor : bytes_to_write(tensor);
   const auto* data = static_cast<const char*>(bytes.const_data_ptr());
   const int64_t size = int64_t(bytes.nbytes());
   if (size <= kHashedWhole) return hash_of(data, size);
@@ -38,28 +41,30 @@ uint64_t fingerprint(const at::Tensor& tensor) {
   return hash;
 }
 
-void check_can_save(const std::string& name, const at::Tensor& tensor) {
-  const std::string what = c10::str("\"", name, "\", ", watch::describe_tensor(tensor), ",");
+void check_placements(const std::string& entry, const std::string& name, const Spec& spec) {
+  for (const Placement& placement : spec.placements) {
+    if (!placement.is_partial()) continue;
+    fail(c10::str("\"", entry, ".", name, "\" is ", spec.to_string(), ": no rank holds values of the whole"),
+         "redistribute it to Replicate or Shard first");
+  }
+}
+
+void check_can_save(const std::string& entry, const std::string& name, const at::Tensor& tensor) {
+  // Made only where it is needed: there may be many thousands.
+  const auto what = [&] { return c10::str("\"", entry, ".", name, "\", ", watch::describe_tensor(tensor), ","); };
   const DistMeta* meta = dist_meta(tensor.unsafeGetTensorImpl());
   if (meta != nullptr && dtensor_meta(tensor) == nullptr) {
-    fail(c10::str(what, " is a ", meta->kind->name), c10::str("save ", meta->kind->to_plain, " of it"));
+    fail(c10::str(what(), " is a ", meta->kind->name), c10::str("save ", meta->kind->to_plain, " of it"));
   }
   if (tensor.layout() != at::kStrided) {
-    fail(c10::str(what, " has the layout ", tensor.layout()), "save it dense: x.to_dense()");
+    fail(c10::str(what(), " has the layout ", tensor.layout()), "save it dense: x.to_dense()");
   }
-  if (tensor.device().is_meta()) fail(what + " is on the meta device and has no data", "give it memory first");
+  if (tensor.device().is_meta()) fail(what() + " is on the meta device and has no data", "give it memory first");
   if (!safetensors_dtype(tensor.scalar_type())) {
-    fail(c10::str(what, " has the dtype ", tensor.scalar_type(), ", which safetensors does not have"),
+    fail(c10::str(what(), " has the dtype ", tensor.scalar_type(), ", which safetensors does not have"),
          "save it in another one, a complex one as at::view_as_real(x)");
   }
-  const SpecPtr spec = spec_of(tensor);
-  if (!spec) return;
-  for (const Placement& placement : spec->placements) {
-    if (placement.is_partial()) {
-      fail(c10::str("\"", name, "\" is ", spec->to_string(), ": no rank holds values of the whole"),
-           "redistribute it to Replicate or Shard first");
-    }
-  }
+  if (const SpecPtr spec = spec_of(tensor)) check_placements(entry, name, *spec);
 }
 
 struct CollectedItem {
@@ -88,7 +93,7 @@ struct Collected {
   }
 
   void add(const std::string& entry, Item item) {
-    check_can_save(entry + "." + item.name, item.tensor);
+    check_can_save(entry, item.name, item.tensor);
     const SpecPtr spec = spec_of(item.tensor);
     const size_t mesh = spec ? number_of(spec->mesh) : 0;
     (item.holder == Holder::owner ? owned : items).push_back({entry, std::move(item), mesh});
@@ -123,20 +128,24 @@ Collected collect(const Contents& contents, const Ranks& ranks) {
   return all;
 }
 
-std::string looks_of(const CollectedItem& collected, bool with_content) {
+// Of a hot loop: plain appends, no streams.
+void append_looks(std::string& text, const CollectedItem& collected, bool with_content) {
   const at::Tensor& tensor = collected.item.tensor;
-  const std::string name = c10::str(collected.entry, ".", collected.item.name, " ");
-  if (const SpecPtr spec = spec_of(tensor))
-    return c10::str(name, spec->to_string(), ", its mesh number ", collected.mesh);
-  const std::string looks = name + watch::describe_tensor(tensor);
-  if (!with_content || collected.item.holder != Holder::all) return looks;
-  return c10::str(looks, " of content ", fingerprint(tensor));
+  text.append(collected.entry).append(".").append(collected.item.name).append(" ");
+  if (const SpecPtr spec = spec_of(tensor)) {
+    text.append(spec->to_string()).append(", its mesh number ").append(std::to_string(collected.mesh));
+  } else {
+    text.append(watch::dtype_name(tensor.scalar_type())).append(serried::detail::sizes_text(tensor.sizes()));
+    const bool is_compared = with_content && collected.item.holder == Holder::all;
+    if (is_compared) text.append(" of content ").append(std::to_string(fingerprint(tensor)));
+  }
+  text += '\n';
 }
 
 // Line by line what must be the same on all ranks.
 std::string common_text(const Collected& all, bool with_content) {
   std::string text;
-  for (const CollectedItem& item : all.items) text += looks_of(item, with_content) + "\n";
+  for (const CollectedItem& item : all.items) append_looks(text, item, with_content);
   for (const auto& [name, value] : all.values.items()) text += c10::str(name, " = ", value.dump(), "\n");
   for (const auto& [entry, value] : all.entry_values.items()) {
     if (!value.is_object()) continue;
@@ -261,12 +270,12 @@ void add_values(SavePlan& plan, const Collected& all, const std::vector<json>& m
 }
 
 void check_names_differ(const SavePlan& plan) {
-  std::map<std::pair<std::string, std::string>, int> seen;
+  std::unordered_set<std::string> seen;
   for (const PlannedTensor& tensor : plan.tensors) {
     if (tensor.name == "__metadata__" || tensor.name.empty()) {
       fail(c10::str("a tensor of \"", tensor.entry, "\" has the name \"", tensor.name, "\""), "give it another name");
     }
-    if (++seen[{tensor.entry, tensor.name}] == 1) continue;
+    if (seen.insert(tensor.entry + "/" + tensor.name).second) continue;
     fail(c10::str("two tensors of \"", tensor.entry, "\" have the name \"", tensor.name, "\""),
          "give them different names");
   }
@@ -276,6 +285,11 @@ void check_names_differ(const SavePlan& plan) {
 
 ParameterNames parameter_names(const Contents& contents) {
   ParameterNames names;
+  const bool is_asked = std::any_of(contents.begin(), contents.end(), [](const Entry& entry) {
+    const Source* source = source_of(entry.value);
+    return source != nullptr && source->module() == nullptr;
+  });
+  if (!is_asked) return names;
   for (const Entry& entry : contents) {
     const Source* source = source_of(entry.value);
     if (source == nullptr || source->module() == nullptr) continue;

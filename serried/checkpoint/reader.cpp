@@ -246,6 +246,14 @@ void read_all(std::vector<Reading> readings) {
   if (failure) throw *failure;
 }
 
+void write_part(const at::Tensor& to, const at::Tensor& part) {
+  {
+    const LocalOnly local_only;
+    part_of(to).copy_(part);
+  }
+  note_write(to);
+}
+
 at::Tensor read_whole(TensorFile& file, const FileTensor& tensor) {
   const LocalOnly local_only;
   at::Tensor result = at::empty(tensor.sizes, at::TensorOptions(tensor.dtype).device(at::kCPU));

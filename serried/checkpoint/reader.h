@@ -86,6 +86,9 @@ void check_looks(const Reading& reading, const ReadOptions& options);
 /// in the same order. A failure to read is kept until all have taken part, then thrown.
 void read_all(std::vector<Reading> readings);
 
+/// Writes this rank's part of `to`, as autograd and whoever gathers it have to know.
+void write_part(const at::Tensor& to, const at::Tensor& part);
+
 /// A tensor of its own, whole.
 at::Tensor read_whole(TensorFile& file, const FileTensor& tensor);
 

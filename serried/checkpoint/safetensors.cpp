@@ -199,6 +199,13 @@ std::string dumped(const json& value) {
   }
 }
 
+// Nearly all names need no care.
+std::string dumped_name(const std::string& name) {
+  const bool is_plain =
+      std::all_of(name.begin(), name.end(), [](char c) { return c >= ' ' && c <= '~' && c != '"' && c != '\\'; });
+  return is_plain ? std::string(1, '"') + name + '"' : dumped(name);
+}
+
 }  // namespace
 
 std::optional<std::string_view> safetensors_dtype(ScalarType dtype) {
@@ -226,8 +233,12 @@ std::string header_text(const FileHeader& header) {
   std::string text = "{";
   if (!header.metadata.empty()) text += "\"__metadata__\":" + dumped(header.metadata) + ",";
   for (const FileTensor& tensor : header.tensors) {
-    text += c10::str(dumped(tensor.name), ":{\"dtype\":\"", *safetensors_dtype(tensor.dtype), "\",\"shape\":[",
-                     c10::Join(",", tensor.sizes), "],\"data_offsets\":[", tensor.begin, ",", tensor.end, "]},");
+    text += dumped_name(tensor.name);
+    text.append(":{\"dtype\":\"").append(*safetensors_dtype(tensor.dtype)).append("\",\"shape\":[");
+    for (int64_t size : tensor.sizes) text.append(std::to_string(size)).append(",");
+    if (!tensor.sizes.empty()) text.pop_back();
+    text.append("],\"data_offsets\":[").append(std::to_string(tensor.begin)).append(",");
+    text.append(std::to_string(tensor.end)).append("]},");
   }
   if (text.size() > 1) text.pop_back();
   text += '}';

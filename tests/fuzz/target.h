@@ -36,12 +36,14 @@ struct Target {
   void (*run)(std::string_view bytes);
 };
 
+void run_checkpoint_index(std::string_view bytes);
 void run_environment(std::string_view bytes);
 void run_graph_file(std::string_view bytes);
 void run_graph_text(std::string_view bytes);
 void run_page(std::string_view bytes);
 void run_placements(std::string_view bytes);
 void run_rule(std::string_view bytes);
+void run_safetensors(std::string_view bytes);
 void run_store(std::string_view bytes);
 void run_trace_file(std::string_view bytes);
 void run_url(std::string_view bytes);
@@ -49,12 +51,14 @@ void run_wire(std::string_view bytes);
 
 /// All of them, by name; each has a folder of that name in corpus/.
 inline constexpr Target kTargets[] = {
+    {"checkpoint_index", run_checkpoint_index},
     {"environment", run_environment},
     {"graph_file", run_graph_file},
     {"graph_text", run_graph_text},
     {"page", run_page},
     {"placements", run_placements},
     {"rule", run_rule},
+    {"safetensors", run_safetensors},
     {"store", run_store},
     {"trace_file", run_trace_file},
     {"url", run_url},

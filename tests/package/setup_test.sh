@@ -48,7 +48,7 @@ expect() {
 }
 # Headers are looked for under CMAKE_PREFIX_PATH too.
 mkdir -p "$work/prefix/include"/{gtest,gmock,CLI,nlohmann,openssl,benchmark}
-touch "$work/prefix/include"/{gtest/gtest.h,gmock/gmock.h,CLI/CLI.hpp,nlohmann/json.hpp,openssl/hmac.h,benchmark/benchmark.h}
+touch "$work/prefix/include"/{gtest/gtest.h,gmock/gmock.h,CLI/CLI.hpp,nlohmann/json.hpp,openssl/hmac.h,benchmark/benchmark.h,xxhash.h}
 export CMAKE_PREFIX_PATH="$work/prefix"
 unset Torch_DIR CXX SERRIED_BUILD_DIR
 
@@ -95,6 +95,13 @@ expect '[[ $status != 0 && $output == *"holds LibTorch 2.12.0; serried needs Lib
 rm -rf "$work/build" && mkdir -p "$work/build/deps" && make_torch "$work/build/deps/libtorch.partial/torch" 2.13.0
 FAKE_NO_PIP=1 setup
 expect '[[ $status != 0 && $output == *"sudo apt-get install -y python3-pip" ]]'
+
+# The tests need a package of Python's, once.
+FAKE_TORCH="$work/python" setup test
+expect '[[ $status == 0 && $output == *"installing safetensors with pip into "* && $(<"$CALLS/pip") == *" safetensors" ]]'
+rm "$CALLS/pip"
+FAKE_TORCH="$work/python" setup test
+expect '[[ $status == 0 && $output == "set-up: nothing to do "* && ! -e $CALLS/pip ]]'
 
 # The benchmarks need more.
 rm "$work/bin/mpirun"

@@ -1,0 +1,231 @@
+// Listings, verification and comparison.
+#include "serried/checkpoint/inspect.h"
+
+#include <ATen/ATen.h>
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <atomic>
+#include <iomanip>
+#include <mutex>
+#include <set>
+#include <sstream>
+#include <thread>
+
+#include "serried/base/text.h"
+#include "serried/checkpoint/failure.h"
+#include "serried/checkpoint/values.h"
+#include "serried/comm/collectives/watch.h"
+#include "serried/tensor/spec.h"
+
+namespace serried::checkpoint::detail {
+namespace {
+
+using nlohmann::json;
+using serried::detail::bytes_text;
+using serried::detail::printable;
+
+std::string looks(const FileTensor& tensor) {
+  return watch::dtype_name(tensor.dtype) + serried::detail::sizes_text(tensor.sizes);
+}
+
+std::string shown(const json& value) {
+  const std::string text = printable(value.dump(-1, ' ', true));
+  return text.size() <= 200 ? text : text.substr(0, 197) + "...";
+}
+
+struct BlockToCheck {
+  size_t file;
+  int64_t block;
+};
+
+// What is wrong, from several threads.
+class Findings {
+ public:
+  void add(std::string text) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    texts_.push_back(std::move(text));
+  }
+  std::vector<std::string> sorted() && {
+    std::sort(texts_.begin(), texts_.end());
+    return std::move(texts_);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::string> texts_;
+};
+
+void check_blocks(const Index& index, const std::vector<std::shared_ptr<File>>& files,
+                  const std::vector<BlockToCheck>& blocks, const OnBytes& on_bytes, Findings& findings) {
+  std::atomic<size_t> next = 0;
+  std::atomic<int64_t> done = 0;
+  int64_t total = 0;
+  for (const IndexedFile& file : index.files) total += file.num_bytes;
+  const auto work = [&] {
+    std::string bytes(size_t(index.block_bytes), '\0');
+    for (size_t i = next++; i < blocks.size(); i = next++) {
+      const IndexedFile& file = index.files[blocks[i].file];
+      const BlockGrid grid{file.num_bytes, index.block_bytes};
+      const int64_t begin = grid.begin(blocks[i].block), end = grid.end(blocks[i].block);
+      try {
+        files[blocks[i].file]->read(begin, bytes.data(), end - begin);
+        if (hash_of(bytes.data(), end - begin) != file.hashes[size_t(blocks[i].block)]) {
+          findings.add(c10::str(file.name, ": bytes ", begin, " to ", end, " are not those that were saved"));
+        }
+      } catch (const Failure& failure) {
+        findings.add(failure.text);
+      }
+      done += end - begin;
+    }
+  };
+  std::vector<std::thread> threads;
+  const unsigned count = std::clamp(std::thread::hardware_concurrency(), 1u, 8u);
+  for (unsigned i = 1; i < count; ++i) threads.emplace_back(work);
+  if (on_bytes) on_bytes(0, total, "");
+  work();
+  for (std::thread& thread : threads) thread.join();
+  if (on_bytes) on_bytes(done, total, "");
+}
+
+// A tensor of a checkpoint by its whole name.
+struct Found {
+  std::shared_ptr<TensorFile> file;
+  const FileTensor* tensor = nullptr;
+};
+
+std::map<std::string, Found> tensors_of(Checkpoint& checkpoint) {
+  std::map<std::string, Found> found;
+  for (const auto& [entry, indexed] : checkpoint.index().entries) {
+    for (const auto& file : checkpoint.files(entry)) {
+      for (const FileTensor& tensor : file->header().tensors) {
+        found[entry == kValuesEntry ? tensor.name : entry + "." + tensor.name] = {file, &tensor};
+      }
+    }
+  }
+  return found;
+}
+
+void compare_values(const std::string& name, const json& first, const json& second, std::vector<std::string>& lines) {
+  if (first == second) return;
+  if (first.is_object() && second.is_object()) {
+    std::set<std::string> keys;
+    for (const auto& [key, value] : first.items()) keys.insert(key);
+    for (const auto& [key, value] : second.items()) keys.insert(key);
+    for (const std::string& key : keys) {
+      const std::string inner = name.empty() ? key : name + "." + key;
+      compare_values(inner, first.value(key, json()), second.value(key, json()), lines);
+    }
+    return;
+  }
+  lines.push_back(c10::str(printable(name), ": ", shown(first), " and ", shown(second)));
+}
+
+std::string compare_contents(const Found& first, const Found& second) {
+  const at::Tensor a = read_whole(*first.file, *first.tensor), b = read_whole(*second.file, *second.tensor);
+  if (hash_of(a.const_data_ptr(), int64_t(a.nbytes())) == hash_of(b.const_data_ptr(), int64_t(b.nbytes()))) return "";
+  const int64_t count = a.ne(b).sum().item<int64_t>();
+  const auto wide = c10::isComplexType(a.scalar_type()) ? at::kComplexDouble : at::kDouble;
+  const double largest = (a.to(wide) - b.to(wide)).abs().max().item<double>();
+  return c10::str(count, " of ", a.numel(), " elements differ, by at most ", largest);
+}
+
+void compare_tensors(Checkpoint& first, Checkpoint& second, const OnBytes& on_bytes, std::vector<std::string>& lines) {
+  const std::map<std::string, Found> mine = tensors_of(first), theirs = tensors_of(second);
+  int64_t total = 0, done = 0;
+  for (const auto& [name, found] : mine) total += found.tensor->end - found.tensor->begin;
+  for (const auto& [name, found] : mine) {
+    if (on_bytes) on_bytes(done, total, printable(name));
+    done += found.tensor->end - found.tensor->begin;
+    const auto other = theirs.find(name);
+    if (other == theirs.end()) {
+      lines.push_back(printable(name) + ": only in the first");
+    } else if (looks(*found.tensor) != looks(*other->second.tensor)) {
+      lines.push_back(c10::str(printable(name), ": ", looks(*found.tensor), " and ", looks(*other->second.tensor)));
+    } else if (const std::string text = compare_contents(found, other->second); !text.empty()) {
+      lines.push_back(printable(name) + ": " + text);
+    }
+  }
+  for (const auto& [name, found] : theirs) {
+    if (mine.count(name) == 0) lines.push_back(printable(name) + ": only in the second");
+  }
+}
+
+}  // namespace
+
+std::string listing(const std::string& folder) {
+  Checkpoint checkpoint(folder);
+  const Index& index = checkpoint.index();
+  int64_t total = 0;
+  for (const IndexedFile& file : index.files) total += file.num_bytes;
+  std::ostringstream out;
+  out << folder << ": " << bytes_text(total) << " in " << index.files.size() << " files, saved by " << index.world_size
+      << (index.world_size == 1 ? " rank" : " ranks") << "\n";
+  for (const auto& [name, value] : index.values.items())
+    out << "  " << printable(name) << " = " << shown(value) << "\n";
+  for (const auto& [entry, indexed] : index.entries) {
+    out << entry << "\n";
+    for (const auto& file : checkpoint.files(entry)) {
+      for (const FileTensor& tensor : file->header().tensors) {
+        out << "  " << std::left << std::setw(40) << printable(tensor.name) << " " << std::setw(20) << looks(tensor)
+            << " " << bytes_text(tensor.end - tensor.begin) << "\n";
+      }
+    }
+    for (const auto& [alias, name] : indexed.aliases) {
+      out << "  " << printable(alias) << " is " << printable(name) << "\n";
+    }
+  }
+  return out.str();
+}
+
+std::vector<std::string> verify(const std::string& folder, const OnBytes& on_bytes) {
+  const Index index = read_index(folder);
+  Findings findings;
+  std::vector<std::shared_ptr<File>> files(index.files.size());
+  std::vector<BlockToCheck> blocks;
+  for (size_t i = 0; i < index.files.size(); ++i) {
+    const IndexedFile& indexed = index.files[i];
+    try {
+      const TensorFile whole(folder, indexed, index.block_bytes);  // its length and its header
+      files[i] = std::make_shared<File>(File::open_to_read(folder + "/" + indexed.name));
+      for (size_t b = 0; b < indexed.hashes.size(); ++b) blocks.push_back({i, int64_t(b)});
+    } catch (const Failure& failure) {
+      findings.add(failure.text);
+    }
+  }
+  check_blocks(index, files, blocks, on_bytes, findings);
+  return std::move(findings).sorted();
+}
+
+std::vector<std::string> differences(const std::string& first, const std::string& second, const OnBytes& on_bytes) {
+  Checkpoint a(first), b(second);
+  std::vector<std::string> lines;
+  compare_values("", a.index().values, b.index().values, lines);
+  std::set<std::string> entries;
+  for (const auto& [name, entry] : a.index().entries) entries.insert(name);
+  for (const auto& [name, entry] : b.index().entries) entries.insert(name);
+  const auto values_of = [](const Checkpoint& checkpoint, const std::string& name) {
+    const auto found = checkpoint.index().entries.find(name);
+    return found == checkpoint.index().entries.end() ? json() : found->second.values;
+  };
+  for (const std::string& name : entries) compare_values(name, values_of(a, name), values_of(b, name), lines);
+  compare_tensors(a, b, on_bytes, lines);
+  return lines;
+}
+
+std::string text_of(const std::string& folder, const std::string& name) {
+  Checkpoint checkpoint(folder);
+  const std::map<std::string, Found> tensors = tensors_of(checkpoint);
+  std::ostringstream out;
+  const auto found = tensors.find(name);
+  if (found != tensors.end()) {
+    out << looks(*found->second.tensor) << "\n" << read_whole(*found->second.file, *found->second.tensor) << "\n";
+    return out.str();
+  }
+  const auto entry = checkpoint.index().entries.find(name);
+  if (entry != checkpoint.index().entries.end()) return printable(entry->second.values.dump(-1, ' ', true)) + "\n";
+  out << read_value(folder, name) << "\n";
+  return out.str();
+}
+
+}  // namespace serried::checkpoint::detail

@@ -1,0 +1,30 @@
+// Looking at checkpoints: what is in them, whether it is whole, how two of them differ.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "serried/checkpoint/reader.h"
+
+namespace serried::checkpoint::detail {
+
+/// `done` of `total` bytes, and what is looked at.
+using OnBytes = std::function<void(int64_t done, int64_t total, const std::string& what)>;
+
+/// A table of what the checkpoint has, with its values.
+std::string listing(const std::string& folder);
+
+/// Reads every byte and compares all blocks with their hashes, by as many threads as there are cores. A sentence for
+/// each thing that is wrong; Failure where there is no checkpoint.
+std::vector<std::string> verify(const std::string& folder, const OnBytes& on_bytes = {});
+
+/// A line for each difference: names, looks, contents, values. None where both are the same training state, however
+/// many ranks wrote them.
+std::vector<std::string> differences(const std::string& first, const std::string& second, const OnBytes& on_bytes = {});
+
+/// A value, "step", or a tensor, "model.first.weight", as text.
+std::string text_of(const std::string& folder, const std::string& name);
+
+}  // namespace serried::checkpoint::detail

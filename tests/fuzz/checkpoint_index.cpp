@@ -1,0 +1,22 @@
+// The index of a checkpoint: it is refused, or comes back as it was when it is written again.
+#include "serried/checkpoint/index.h"
+
+#include "serried/checkpoint/failure.h"
+#include "serried/checkpoint/values.h"
+#include "tests/fuzz/target.h"
+
+namespace serried::fuzz {
+
+void run_checkpoint_index(std::string_view bytes) {
+  using namespace checkpoint::detail;
+  succeeds<Failure>([&] {
+    const Index index = parse_index(std::string(bytes), "index.json");
+    const std::string text = index_text(index);
+    require(index_text(parse_index(text, "index.json")) == text, "an index that changes when it is written");
+    for (const auto& [name, value] : index.values.items()) {
+      succeeds<Failure>([&, &value = value] { value_of(value, [](const std::string&) { return at::Tensor(); }); });
+    }
+  });
+}
+
+}  // namespace serried::fuzz
