@@ -7,6 +7,7 @@
 #include "serried/base/error.h"
 #include "serried/graph/text/view.h"
 #include "tools/serried/plan_gpt.h"
+#include "tools/serried/plan_pipeline.h"
 #include "tools/serried/progress_option.h"
 
 namespace {
@@ -18,7 +19,10 @@ using serried::tools::Progress;
 constexpr const char* kExamples =
     "Examples:\n"
     "  serried plan --ranks 4096\n"
-    "  serried plan --ranks 64 --tensor-parallel 4 --layers 12 --width 768 --heads 12 --html step.html\n";
+    "  serried plan --ranks 64 --tensor-parallel 4 --layers 12 --width 768 --heads 12 --html step.html\n"
+    "\n"
+    "serried plan --pipeline zbv --stages 8 --microbatches 16 prints the timetable of a pipeline instead, and takes\n"
+    "other options: serried plan --pipeline zbv --help.\n";
 
 void write(const std::string& path, const std::string& content) {
   if (path.empty()) return;
@@ -44,6 +48,7 @@ void print(const PlanWords& words, const Plan& plan) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (serried::tools::asks_for_pipeline(argc, argv)) return serried::tools::plan_pipeline(argc, argv);
   CLI::App app(
       "Captures a training step of the demo GPT as one of many ranks, on this machine alone, and says what it "
       "costs each rank: bytes per collective, memory, ops.",
