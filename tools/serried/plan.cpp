@@ -9,6 +9,7 @@
 #include "serried/base/text.h"
 #include "serried/graph/text/view.h"
 #include "tools/serried/plan_gpt.h"
+#include "tools/serried/plan_pipeline.h"
 #include "tools/serried/progress_option.h"
 
 namespace {
@@ -23,7 +24,10 @@ constexpr const char* kExamples =
     "  serried plan --ranks 4096\n"
     "  serried plan --dp 2 --tp 2                    data parallel over 2 copies, each cut over 2 ranks\n"
     "  serried plan --fsdp 4                         every parameter cut over 4 ranks\n"
-    "  serried plan --dp 2 --fsdp 8 --tp 4 --layers 12 --width 768 --heads 12 --html step.html\n";
+    "  serried plan --dp 2 --fsdp 8 --tp 4 --layers 12 --width 768 --heads 12 --html step.html\n"
+    "\n"
+    "serried plan --pipeline zbv --stages 8 --microbatches 16 prints the timetable of a pipeline instead, and takes\n"
+    "other options: serried plan --pipeline zbv --help.\n";
 
 void write(const std::string& path, const std::string& content) {
   if (path.empty()) return;
@@ -63,6 +67,7 @@ void print(const PlanWords& words, const Plan& plan) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (serried::tools::asks_for_pipeline(argc, argv)) return serried::tools::plan_pipeline(argc, argv);
   CLI::App app(
       "Captures a training step of the demo GPT as one of many ranks, on this machine alone, and says what it "
       "costs each rank: bytes per collective, memory, ops.",

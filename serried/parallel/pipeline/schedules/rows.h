@@ -1,0 +1,21 @@
+// The closed forms: the rows of each schedule's table.
+#pragma once
+
+#include <vector>
+
+#include "serried/parallel/pipeline/table.h"
+
+namespace serried::detail {
+
+using PipelineRows = std::vector<PipelineTable::Row>;
+
+// Sizes are checked already.
+PipelineRows gpipe_rows(const PipelineSizes& sizes);
+PipelineRows one_f_one_b_rows(const PipelineSizes& sizes);
+PipelineRows interleaved_rows(const PipelineSizes& sizes);
+PipelineRows looped_bfs_rows(const PipelineSizes& sizes);
+PipelineRows interleaved_zero_bubble_rows(const PipelineSizes& sizes);
+PipelineRows zbv_rows(const PipelineSizes& sizes);
+PipelineRows dual_pipe_v_rows(const PipelineSizes& sizes);
+
+}  // namespace serried::detail

@@ -1,0 +1,13 @@
+// A pipeline's picture as a page, with its numbers and its table.
+#pragma once
+
+#include <string>
+
+#include "serried/parallel/pipeline/simulate.h"
+
+namespace serried::tools {
+
+/// One HTML file that needs nothing else. To point at an action shows the way of its micro-batch.
+std::string pipeline_page(const PipelineTable& table, const PipelineSimulation& simulation, const std::string& title);
+
+}  // namespace serried::tools
