@@ -12,7 +12,7 @@ namespace {
 
 using namespace sharded;
 
-constexpr int kLayers = 4;
+constexpr int kGptLayers = 4;
 
 struct Sharded {
   NetPtr net;
@@ -24,7 +24,7 @@ struct Sharded {
 };
 
 Sharded sharded_gpt(const FullyShardOptions& options, at::ScalarType dtype = at::kFloat) {
-  const NetPtr net = make([] { return std::make_shared<Gpt>(kLayers); }, dtype);
+  const NetPtr net = make([] { return std::make_shared<Gpt>(kGptLayers); }, dtype);
   std::vector<FullyShardHandle> layers;
   for (const auto& layer : net->layers()) layers.push_back(fully_shard(*layer, options));
   return {net, layers, fully_shard(*net, options)};
@@ -116,7 +116,7 @@ TEST(FullyShardOverlap, TwoBuffersOfGradientsAtMost) {
 TEST(FullyShardOverlap, WithoutGradientsBlocksComeAheadToo) {
   run_ranks(2, [](const Group&) {
     const Sharded model = sharded_gpt({.overlap = true});
-    const NetPtr plain = make([] { return std::make_shared<Gpt>(kLayers); });
+    const NetPtr plain = make([] { return std::make_shared<Gpt>(kGptLayers); });
     const at::NoGradGuard no_grad;
     for (int pass = 0; pass < 4; ++pass) expect_equal(model.net->loss(pass), plain->loss(pass));
     EXPECT_EQ(model.root.usage().peak_gathered_bytes, 2 * model.layer_bytes(2) + model.root_bytes(2));
@@ -168,7 +168,7 @@ TEST(FullyShardOverlap, WaysThatChangeAreFollowed) {
 TEST(FullyShardOverlap, ListsOfModulesComeAheadHoweverManyCoresThereAre) {
   run_ranks(2, [](const Group&) {
     const Sharded model = sharded_gpt({.overlap = false});
-    const NetPtr plain = make([] { return std::make_shared<Gpt>(kLayers); });
+    const NetPtr plain = make([] { return std::make_shared<Gpt>(kGptLayers); });
     const auto optimizer = adamw(model.net->parameters()), plain_optimizer = adamw(plain->parameters());
     model.layers[0].set_modules_to_forward_prefetch({model.layers[1], model.layers[2]});
     model.layers[3].set_modules_to_backward_prefetch({model.layers[2]});
@@ -176,7 +176,7 @@ TEST(FullyShardOverlap, ListsOfModulesComeAheadHoweverManyCoresThereAre) {
       CommDebugMode comm;
       step_with(*model.net, *optimizer, step);
       step_with(*plain, *plain_optimizer, step);
-      EXPECT_EQ(comm.count("all_gather"), 2 * (kLayers + 1) - 2);
+      EXPECT_EQ(comm.count("all_gather"), 2 * (kGptLayers + 1) - 2);
       // The first layer, and both that were asked for, already with the first step.
       EXPECT_EQ(model.root.usage().peak_gathered_bytes, 3 * model.layer_bytes(2) + model.root_bytes(2));
     }
