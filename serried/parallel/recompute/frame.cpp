@@ -13,6 +13,9 @@ namespace {
 
 thread_local int segments_running = 0;
 
+// In elements: what is computed faster than an exception comes through to us.
+constexpr int64_t kCheapWork = 1 << 14;
+
 // Thrown through the function when nothing is missing any more. No std::exception: functions catch these.
 struct AllCollected {};
 
@@ -90,6 +93,8 @@ class Collector final : public TensorKeeper {
     for (size_t i = 0; i < frame.slots_.size(); ++i) {
       if (frame.slots_[i].is_wanted) end_ = i + 1;
     }
+    const int64_t rest = end_ > 0 ? frame.notes_.work - frame.slots_[end_ - 1].work : 0;
+    stops_ = !frame.notes_.writes_saved && (rest > kCheapWork || tape::is_replayed());
   }
   SavedHooks make_hooks() override;
   void take(const at::Tensor& t);
@@ -101,6 +106,7 @@ class Collector final : public TensorKeeper {
   Frame& frame_;
   size_t next_ = 0;
   size_t end_ = 0;  // behind the last that is wanted
+  bool stops_ = true;
 };
 
 namespace {
@@ -142,7 +148,7 @@ void Collector::take(const at::Tensor& t) {
 }
 
 void Collector::stop() const {
-  if (!frame_.notes_.writes_saved) throw AllCollected();
+  if (stops_) throw AllCollected();
 }
 
 void Collector::check_complete() const {
@@ -209,7 +215,7 @@ void Frame::check_repeatable() const {
 
 size_t Frame::add(const at::Tensor& t, bool is_leaf) {
   const std::lock_guard lock(mutex_);
-  slots_.push_back({noted(t), !is_leaf});
+  slots_.push_back({noted(t), !is_leaf, notes_.work});
   if (!is_leaf) notes_.saved.insert(memory_of(t));
   return slots_.size() - 1;
 }

@@ -52,6 +52,7 @@ class Frame final : public TensorKeeper, public std::enable_shared_from_this<Fra
   struct Slot {
     NotedTensor noted;
     bool is_wanted;
+    int64_t work;  // of the first run until it was saved
   };
 
   void run_again();

@@ -31,12 +31,17 @@ struct OpTraits {
   std::vector<bool> is_written;
   bool writes_any = false;
   bool is_view = false;
+  bool communicates = false;  // maybe
   bool is_random = false;
   int generator_at = -1, dropout_at = -1, training_at = -1;
   int running_mean_at = -1, running_var_at = -1;
 };
 
 namespace {
+
+// In elements: what every op costs, and one that waits for other ranks.
+constexpr int64_t kWorkOfCall = 1 << 9;
+constexpr int64_t kWorkOfCollective = 1 << 20;
 
 int index_of(const c10::FunctionSchema& schema, const char* name) {
   return schema.argumentIndexWithName(name).value_or(-1);
@@ -108,6 +113,7 @@ OpTraits::OpTraits(const c10::OperatorHandle& op) {
   const auto& returns = schema.returns();
   is_view = !writes_any && std::any_of(returns.begin(), returns.end(),
                                        [](const c10::Argument& each) { return each.alias_info() != nullptr; });
+  communicates = !schema.name().starts_with("aten::");
   is_random = generator_at >= 0 || op.hasTag(at::Tag::nondeterministic_seeded);
 }
 
@@ -158,6 +164,7 @@ RunWatch::~RunWatch() {
 
 void RunWatch::read(const c10::TensorImpl& plain, const c10::VariableVersion& counter) {
   if (behind_ != nullptr) behind_->notes()->read(plain, counter);
+  notes_.work += which_ == Run::first ? plain.numel() : 0;
   if (which_ == Run::again || !plain.has_storage() || tape::StateUpdate::is_active()) return;
   const c10::StorageImpl* storage = plain.unsafe_storage().unsafeGetStorageImpl();
   if (born_.contains(storage)) return;
@@ -167,6 +174,7 @@ void RunWatch::read(const c10::TensorImpl& plain, const c10::VariableVersion& co
 
 void RunWatch::made(const at::Tensor& plain) {
   if (behind_ != nullptr) behind_->notes()->made(plain);
+  if (which_ == Run::first) notes_.work += plain.numel() + kWorkOfCall;
   if (!is_idle_) note_made(storage_of(plain));
 }
 
@@ -199,9 +207,11 @@ void RunWatch::hand_on(const c10::OperatorHandle& op, Stack& stack) {
 }
 
 void RunWatch::note_operands(const OpTraits& traits, at::ArrayRef<IValue> arguments) {
+  notes_.work += traits.communicates ? kWorkOfCollective : kWorkOfCall;
   for (size_t i = 0; i < arguments.size(); ++i) {
     const bool is_written = traits.writes(i, arguments);
     for_each_tensor_in(arguments[i], [&](const at::Tensor& t) {
+      notes_.work += traits.is_view ? 0 : t.numel();
       const c10::StorageImpl* storage = storage_of(t);
       if (is_written && notes_.saved.contains(storage)) notes_.writes_saved = true;
       if (storage == nullptr || born_.contains(storage)) return;

@@ -41,6 +41,7 @@ struct RunNotes {
   std::vector<NotedTensor> reads;                                    // tensors that the function did not make
   std::unordered_map<const c10::StorageImpl*, WeakStorage> written;  // of such tensors
   std::unordered_set<const c10::StorageImpl*> saved;  // memory of what autograd saves, while the first run lasts
+  int64_t work = 0;           // of the first run so far: elements that ops have read and made, roughly
   bool writes_saved = false;  // as rrelu does, whose noise is saved before it is drawn: so the second run goes on
   std::vector<Drawing> drawings;
   bool keeps_draws = false;                    // a replay draws once, so the second run gets the numbers of the first
