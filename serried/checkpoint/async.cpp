@@ -110,11 +110,11 @@ class Saving::Job {
 };
 
 bool Saving::done() const {
-  return job_->is_done();
+  return job_ == nullptr || job_->is_done();
 }
 
 void Saving::wait() const {
-  job_->wait();
+  if (job_ != nullptr) job_->wait();
 }
 
 namespace detail {

@@ -34,6 +34,7 @@ class Saving {
  public:
   class Job;
 
+  Saving() = default;  // of nothing: it is done
   explicit Saving(std::shared_ptr<Job> job) : job_(std::move(job)) {}
 
   /// Whether it has come to its end, well or not.

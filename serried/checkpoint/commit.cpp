@@ -87,8 +87,9 @@ bool is_partial_name(const std::string& name) {
 PartialFolder::PartialFolder(const std::string& path)
     : target_(clean_path(path)), parent_(parent_of(target_)), partial_(partial_name(target_)) {
   std::error_code error;
-  fs::create_directories(parent_, error);
+  const bool is_new = fs::create_directories(parent_, error);
   if (error) fail_with_errno("make the folder", parent_, error.value());
+  if (is_new) File::open_folder(parent_of(parent_)).sync();
   check_target();
   lock_and_make();
 }
@@ -153,7 +154,11 @@ bool PartialFolder::swap_in() {
                           "another name"));
   const std::string aside = partial_name(target_);
   rename_or_fail(target_, aside);
-  rename_or_fail(partial_, target_);
+  if (::rename(partial_.c_str(), target_.c_str()) != 0) {
+    const int error = errno;
+    rename_or_fail(aside, target_);
+    fail_with_errno("rename a folder to", target_, error);
+  }
   partial_ = aside;
   return true;
 }

@@ -142,15 +142,21 @@ void append_looks(std::string& text, const CollectedItem& collected, bool with_c
   text += '\n';
 }
 
+// A line for each value, two levels deep: of an optimizer the parameter that differs is named.
+void append_values(std::string& text, const std::string& name, const json& value, int depth) {
+  if (!value.is_object() || depth == 0) {
+    text.append(name).append(" = ").append(value.dump()).append("\n");
+    return;
+  }
+  for (const auto& [key, inner] : value.items()) append_values(text, name + "." + key, inner, depth - 1);
+}
+
 // Line by line what must be the same on all ranks.
 std::string common_text(const Collected& all, bool with_content) {
   std::string text;
   for (const CollectedItem& item : all.items) append_looks(text, item, with_content);
-  for (const auto& [name, value] : all.values.items()) text += c10::str(name, " = ", value.dump(), "\n");
-  for (const auto& [entry, value] : all.entry_values.items()) {
-    if (!value.is_object()) continue;
-    for (const auto& [name, inner] : value.items()) text += c10::str(entry, ".", name, " = ", inner.dump(), "\n");
-  }
+  for (const auto& [name, value] : all.values.items()) append_values(text, name, value, 2);
+  for (const auto& [entry, value] : all.entry_values.items()) append_values(text, entry, value, 2);
   return text;
 }
 

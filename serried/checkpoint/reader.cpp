@@ -173,7 +173,9 @@ const IndexedEntry& Checkpoint::entry(const std::string& name) const {
   const auto found = index_.entries.find(name);
   if (found != index_.entries.end()) return found->second;
   std::vector<std::string> there;
-  for (const auto& [known, entry] : index_.entries) there.push_back(known);
+  for (const auto& [known, entry] : index_.entries) {
+    if (known != kValuesEntry) there.push_back(known);
+  }
   for (const auto& [known, value] : index_.values.items()) there.push_back(known);
   fail(c10::str(folder_, " has no \"", name, "\"; it has: ", c10::Join(", ", there)), "load what is there");
 }

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "serried/base/error.h"
+#include "serried/base/log.h"
 #include "serried/base/trace.h"
 #include "serried/checkpoint/checkpoint.h"
 #include "serried/checkpoint/commit.h"
@@ -148,6 +149,8 @@ void write_checkpoint(const std::string& path, WriteOrder order, const Ranks& ra
     write_weight_maps(folder, plan);
     write_file(folder + "/" + kIndexName, index_text(plan.index));
     partial->commit();
+    log::line(log::Topic::checkpoint, "saved ", plan.tensors.size(), " tensors in ", plan.files.size(), " files to ",
+              path);
     return std::string();
   });
 }

@@ -74,9 +74,9 @@ TEST(CheckpointErrors, WhatIsNotThereIsNamed) {
   const Folder folder;
   checkpoint::save(folder / "c", {{"step", 1}, {"x", torch::zeros({2})}});
   torch::nn::Linear net(3, 2);
-  EXPECT_EQ(load_error(folder / "c", {{"model", state_of(*net)}}),
-            c10::str("[checkpoint::load] ", folder / "c",
-                     " has no \"model\"; it has: values, step, x\n  fix: load what is there"));
+  EXPECT_EQ(
+      load_error(folder / "c", {{"model", state_of(*net)}}),
+      c10::str("[checkpoint::load] ", folder / "c", " has no \"model\"; it has: step, x\n  fix: load what is there"));
   EXPECT_EQ(error_text<c10::ValueError>([&] { checkpoint::read_value(folder / "c", "epoch"); }),
             c10::str("[checkpoint::read_value] ", folder / "c",
                      " has no value \"epoch\"; it has: step, x\n  fix: read one that is there"));
@@ -169,6 +169,23 @@ TEST(CheckpointErrors, RanksThatSaveDifferentThings) {
         << content;
   });
   EXPECT_EQ(folder.names(), std::set<std::string>{});
+}
+
+TEST(CheckpointErrors, OptionsThatDifferBetweenRanksAreNamed) {
+  const Folder folder;
+  run_ranks(2, [&](const Group& group) {
+    torch::nn::Linear net = seeded(1, [] { return torch::nn::Linear(2, 2); });
+    torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+    if (group->getRank() == 1) {
+      net(torch::ones({1, 2})).sum().backward();
+      at::NoGradGuard no_grad;
+      optimizer.step();
+    }
+    const std::string text = save_error(folder / "c", {{"optim", state_of(optimizer)}});
+    EXPECT_EQ(text.find("[checkpoint::save] ranks save different things: rank 0 has optim.groups = "), 0u) << text;
+    EXPECT_NE(text.find(", rank 1 has optim.group0.param0.momentum_buffer f32[2,2] of content "), std::string::npos)
+        << text;
+  });
 }
 
 TEST(CheckpointErrors, AFolderThatIsNoCheckpointIsNotReplaced) {

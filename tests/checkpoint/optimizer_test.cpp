@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include "serried/checkpoint/checkpoint.h"
+#include "serried/graph/capture.h"
 #include "serried/optim/adam.h"
 #include "serried/optim/sgd.h"
 #include "serried/parallel/ddp/ddp.h"
@@ -310,6 +311,51 @@ TEST(CheckpointOptimizer, StateMadeBeforeTheParameterWasPlacedIsPlacedLikeIt) {
     const auto actual = values_of(*net), expected = values_of(*alone);
     for (size_t i = 0; i < actual.size(); ++i) EXPECT_LE((actual[i] - expected[i]).abs().max().item<double>(), 1e-9);
   });
+}
+
+TEST(CheckpointOptimizer, RenamesHoldForStateToo) {
+  const Folder folder;
+  torch::nn::Linear saved(2, 2);
+  torch::nn::Sequential wrapped(torch::nn::Linear(2, 2));
+  torch::optim::SGD optimizer(saved->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+  (3 * saved(torch::ones({1, 2})).sum()).backward();
+  optimizer.step();
+  checkpoint::save(folder / "c", {{"model", state_of(saved)}, {"optim", state_of(optimizer)}});
+  torch::optim::SGD loaded(wrapped->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+  checkpoint::load(folder / "c", {{"model", state_of(wrapped)}, {"optim", state_of(loaded)}},
+                   {.rename = {{"^", "0."}}});
+  const auto& state =
+      static_cast<torch::optim::SGDParamState&>(*loaded.state()[wrapped->parameters()[0].unsafeGetTensorImpl()]);
+  expect_equal(state.momentum_buffer(), torch::full({2, 2}, 3.0));
+}
+
+TEST(CheckpointOptimizer, CapturedStepsGoOnFromWhatWasLoaded) {
+  const Folder folder;
+  const NetPtr net = make_mlp(), plain = make_mlp();
+  serried::AdamW captured_optimizer(net->parameters(), torch::optim::AdamWOptions(0.02));
+  serried::AdamW optimizer(plain->parameters(), torch::optim::AdamWOptions(0.02));
+  const auto step_of = [](Mlp& mlp, torch::optim::Optimizer& each, const at::Tensor& x) {
+    each.zero_grad();
+    const at::Tensor loss = mlp.forward(x).square().mean();
+    loss.backward();
+    each.step();
+    return loss;
+  };
+  auto& mlp = static_cast<Mlp&>(*net);
+  auto step = capture([&](const at::Tensor& x) { return step_of(mlp, captured_optimizer, x); });
+  const auto input = [](int i) { return models::values({6, 5}, i).to(at::kDouble); };
+  const auto train_both = [&](int first, int count) {
+    for (int i = first; i < first + count; ++i) {
+      expect_equal(step(input(i)), step_of(static_cast<Mlp&>(*plain), optimizer, input(i)), std::to_string(i));
+    }
+  };
+  train_both(0, 5);
+  checkpoint::save(folder / "c", {{"model", state_of(*net)}, {"optim", state_of(captured_optimizer)}});
+  train_both(5, 5);
+  checkpoint::load(folder / "c", {{"model", state_of(*net)}, {"optim", state_of(captured_optimizer)}});
+  checkpoint::load(folder / "c", {{"model", state_of(*plain)}, {"optim", state_of(optimizer)}});
+  train_both(5, 8);
+  EXPECT_GE(step.replays(), 8);
 }
 
 TEST(CheckpointOptimizer, TwoModulesMayHaveTheSameNames) {

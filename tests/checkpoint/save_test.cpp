@@ -322,6 +322,12 @@ TEST(Checkpoint, SubmeshesOfALargerOneAreCopies) {
     checkpoint::save(folder / "c", {{"x", distribute_tensor(value, mesh["tp"], {Shard(1)})}});
   });
   expect_equal(checkpoint::read_value(folder / "c", "x").toTensor(), value);
+  run_ranks(4, [&](const Group& group) {
+    const DeviceMesh mesh = init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, {.group = group});
+    const DTensor loaded = distribute_tensor(torch::zeros({5, 4}), mesh["dp"], {Shard(1)});
+    checkpoint::load(folder / "c", {{"x", loaded}});
+    expect_equal(full(loaded), value);
+  });
 }
 
 TEST(Checkpoint, BuffersAreThoseOfRankZero) {

@@ -286,8 +286,8 @@ void check_modules(const Modules& modules) {
                           "name each module of the block once"});
 }
 
-// glibc keeps the memory of parameters that were whole, and before 2.38 does not find it again for aligned tensors: half
-// of a model stayed with the process.
+// glibc keeps the memory of parameters that were whole, and before 2.38 does not find it again for aligned tensors:
+// half of a model stayed with the process.
 void give_memory_back(const Block& block) {
 #ifdef __GLIBC__
   constexpr int64_t kMuch = 1 << 20;

@@ -1,0 +1,83 @@
+// Plain modules as single safetensors files.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "serried/checkpoint/checkpoint.h"
+#include "serried/tensor/making/modules.h"
+#include "tests/checkpoint/folder.h"
+#include "tests/support/close.h"
+#include "tests/support/errors.h"
+#include "tests/support/on_mesh.h"
+
+namespace serried::testing {
+namespace {
+
+TEST(PlainFiles, AModuleComesBackAsItWas) {
+  const Folder folder;
+  torch::nn::Sequential saved(torch::nn::Linear(3, 4), torch::nn::BatchNorm1d(4)),
+      loaded(torch::nn::Linear(3, 4), torch::nn::BatchNorm1d(4));
+  saved->forward(torch::randn({5, 3}));
+  save_safetensors(folder / "net.safetensors", *saved);
+  load_safetensors(folder / "net.safetensors", *loaded);
+  const auto expected = saved->named_parameters(), buffers = saved->named_buffers();
+  EXPECT_EQ(expected.size() + buffers.size(), 7u);
+  for (const auto& item : loaded->named_parameters())
+    expect_equal(item.value().detach(), expected[item.key()].detach(), item.key());
+  for (const auto& item : loaded->named_buffers()) expect_equal(item.value(), buffers[item.key()], item.key());
+  EXPECT_EQ(folder.names(), std::set<std::string>{"net.safetensors"});
+}
+
+TEST(PlainFiles, NamesAndDtypesAreAdaptedOnRequest) {
+  const Folder folder;
+  torch::nn::Linear saved(3, 2);
+  torch::nn::Sequential loaded(torch::nn::Linear(3, 2));
+  loaded->to(at::kBFloat16);
+  save_safetensors(folder / "f", *saved);
+  load_safetensors(folder / "f", *loaded, {.convert = true, .rename = {{"^", "0."}}});
+  expect_equal(loaded->parameters()[0].detach(), saved->weight.detach().to(at::kBFloat16));
+}
+
+TEST(PlainFiles, WhatDoesNotFitIsRefused) {
+  const Folder folder;
+  torch::nn::Linear saved(3, 2), no_bias(torch::nn::LinearOptions(3, 2).bias(false));
+  save_safetensors(folder / "f", *no_bias);
+  EXPECT_EQ(
+      error_text<c10::ValueError>([&] { load_safetensors(folder / "f", *saved); }),
+      c10::str("[load_safetensors] ", folder / "f",
+               " has other names than the module: missing there: bias; only there: none\n  fix: load "
+               "into the same model, pass {.rename = {{pattern, to}}}, or {.strict = false} to load what both have"));
+  load_safetensors(folder / "f", *saved, {.strict = false});
+  expect_equal(saved->weight.detach(), no_bias->weight.detach());
+  write_content(folder / "bad", "no file of this kind");
+  EXPECT_EQ(error_text<c10::ValueError>([&] { load_safetensors(folder / "bad", *saved); }),
+            c10::str("[load_safetensors] ", folder / "bad",
+                     ": the header is not that of a safetensors file: it would have 2334391181802237806 "
+                     "bytes, and may have 100000000\n  fix: the file is damaged or of another format: use a copy"));
+  EXPECT_EQ(error_text<c10::Error>([&] { load_safetensors(folder / "none", *saved); }),
+            c10::str("[load_safetensors] cannot open ", folder / "none",
+                     ": No such file or directory\n  fix: check the path; somebody may have "
+                     "removed or renamed the folder meanwhile"));
+  EXPECT_EQ(error_text<c10::Error>([&] {
+              save_safetensors(folder / "x/f", *saved);
+            }).find(c10::str("[save_safetensors] cannot create ", folder / "x/f")),
+            0u);
+  EXPECT_EQ(error_text<c10::ValueError>([&] {
+              load_safetensors(folder / "f", *saved, {.strict = false, .rename = {{"(", ""}}});
+            }).find("[load_safetensors] \"(\" is no regular expression: "),
+            0u);
+}
+
+TEST(PlainFiles, DTensorsGoIntoCheckpoints) {
+  const Folder folder;
+  on_mesh({2}, [&](const DeviceMesh& mesh) {
+    torch::nn::Linear net(2, 2);
+    distribute_module(*net, mesh);
+    const std::string text = error_text<c10::ValueError>([&] { save_safetensors(folder / "f", *net); });
+    EXPECT_EQ(text.substr(0, text.rfind('\n')),
+              "[save_safetensors] \"weight\" is a DTensor\n  fix: save and load it with checkpoint::save and "
+              "checkpoint::load");
+  });
+}
+
+}  // namespace
+}  // namespace serried::testing
