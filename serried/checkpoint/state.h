@@ -87,9 +87,12 @@ class Value {
   Value(const std::vector<Entry>& entries);
 
   Value(int64_t* variable);
+  Value(int* variable);
   Value(double* variable);
   Value(std::string* variable);
   Value(bool* variable);
+  template <class Other>
+  Value(Other* variable) = delete;  // would count as a truth value
 
   const detail::ValueContent& content() const { return *content_; }
 

@@ -5,6 +5,7 @@
 #include <c10/util/overloaded.h>
 
 #include <cmath>
+#include <cstdint>
 #include <unordered_set>
 
 #include "serried/base/text.h"
@@ -23,6 +24,7 @@ Value::Value(std::string text) : Value(c10::IValue(std::move(text))) {}
 Value::Value(std::initializer_list<Entry> entries) : Value(std::vector<Entry>(entries)) {}
 Value::Value(const std::vector<Entry>& entries) : content_(std::make_shared<ValueContent>(ValueContent{entries})) {}
 Value::Value(int64_t* variable) : content_(std::make_shared<ValueContent>(ValueContent{detail::Variable(variable)})) {}
+Value::Value(int* variable) : content_(std::make_shared<ValueContent>(ValueContent{detail::Variable(variable)})) {}
 Value::Value(double* variable) : content_(std::make_shared<ValueContent>(ValueContent{detail::Variable(variable)})) {}
 Value::Value(std::string* variable)
     : content_(std::make_shared<ValueContent>(ValueContent{detail::Variable(variable)})) {}
@@ -116,21 +118,35 @@ json json_of_entries(const std::vector<Entry>& entries, const std::string& path,
   return object;
 }
 
-void write_variable(const Variable& variable, const json& saved, const std::string& path) {
-  const auto refuse = [&](const char* wanted) {
+// What writes the variable later; Failure where the value does not fit.
+std::function<void()> writing(const Variable& variable, const json& saved, const std::string& path) {
+  const auto require = [&](bool holds, const char* wanted) {
+    if (holds) return;
     fail(c10::str("\"", path, "\" is ", saved.dump().substr(0, 100), " in the checkpoint, and is loaded into ", wanted),
          "pass a pointer to a variable of the type that was saved");
   };
-  std::visit(
-      c10::overloaded(
-          [&](int64_t* to) { saved.is_number_integer() ? void(*to = saved.get<int64_t>()) : refuse("an int64_t"); },
-          [&](double* to) { *to = number_of(saved); },
-          [&](std::string* to) {
-            const IValue text = value_of(saved, {});
-            text.isString() ? void(*to = text.toStringRef()) : refuse("a std::string");
-          },
-          [&](bool* to) { saved.is_boolean() ? void(*to = saved.get<bool>()) : refuse("a bool"); }),
-      variable);
+  const auto set = [](auto* to, auto value) { return std::function<void()>([to, value] { *to = value; }); };
+  return std::visit(c10::overloaded(
+                        [&](int64_t* to) {
+                          require(saved.is_number_integer(), "an int64_t");
+                          return set(to, saved.get<int64_t>());
+                        },
+                        [&](int* to) {
+                          const int64_t value = saved.is_number_integer() ? saved.get<int64_t>() : INT64_MAX;
+                          require(value == int(value), "an int");
+                          return set(to, int(value));
+                        },
+                        [&](double* to) { return set(to, number_of(saved)); },
+                        [&](std::string* to) {
+                          const IValue text = value_of(saved, {});
+                          require(text.isString(), "a std::string");
+                          return set(to, text.toStringRef());
+                        },
+                        [&](bool* to) {
+                          require(saved.is_boolean(), "a bool");
+                          return set(to, saved.get<bool>());
+                        }),
+                    variable);
 }
 
 void want_ivalue(const IValue& value, const std::string& path, const json& saved, Wanted& wanted) {
@@ -215,9 +231,10 @@ void want_value(const Value& value, const std::string& path, const json& saved, 
                              [&](const State&) { refuse_value(path, "a state inside another value"); },
                              [&](const std::vector<Entry>& entries) { want_entries(entries, path, saved, wanted); },
                              [&](const Variable& variable) {
-                               wanted.apply = [before = std::move(wanted.apply), variable, saved, path] {
+                               wanted.apply = [before = std::move(wanted.apply),
+                                               write = writing(variable, saved, path)] {
                                  if (before) before();
-                                 write_variable(variable, saved, path);
+                                 write();
                                };
                              }),
              value.content().content);

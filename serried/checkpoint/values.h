@@ -15,7 +15,7 @@
 namespace serried::checkpoint::detail {
 
 /// A variable of the caller's.
-using Variable = std::variant<int64_t*, double*, std::string*, bool*>;
+using Variable = std::variant<int64_t*, int*, double*, std::string*, bool*>;
 
 struct ValueContent {
   std::variant<c10::IValue, State, std::vector<Entry>, Variable> content;

@@ -92,9 +92,16 @@ TEST(CheckpointErrors, WhatIsNotThereIsNamed) {
 
 TEST(CheckpointErrors, ConstantsAndWrongVariablesCannotBeLoaded) {
   const Folder folder;
-  checkpoint::save(folder / "c", {{"step", 1}, {"note", "a"}});
+  const at::Tensor kept = torch::ones({1});
+  checkpoint::save(folder / "c", {{"step", 1}, {"note", "a"}, {"large", int64_t(1) << 40}, {"t", torch::zeros({1})}});
   double number = 0;
   int64_t whole = 0;
+  int small = 0;
+  EXPECT_EQ(load_error(folder / "c", {{"t", kept}, {"large", &small}}),
+            "[checkpoint::load] \"large\" is 1099511627776 in the checkpoint, and is loaded into an int\n  fix: pass a "
+            "pointer to "
+            "a variable of the type that was saved");
+  EXPECT_EQ(kept.item<double>(), 1) << "nothing is written before all is compared";
   EXPECT_EQ(load_error(folder / "c", {{"step", 5}}),
             "[checkpoint::load] \"step\" is loaded into a constant\n  fix: pass a pointer to a variable, or call "
             "read_value(path, \"step\")");

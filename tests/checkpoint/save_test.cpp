@@ -127,6 +127,7 @@ TEST(Checkpoint, ALoadWritesVariablesAndTensors) {
       folder / "c",
       {{"step", 200}, {"lr", 0.1}, {"note", "text"}, {"done", true}, {"table", table}, {"run", {{"t", table * 2}}}});
   int64_t step = 0;
+  int small = 0;
   double lr = 0;
   std::string note;
   bool done = false;
@@ -134,6 +135,8 @@ TEST(Checkpoint, ALoadWritesVariablesAndTensors) {
   checkpoint::load(
       folder / "c",
       {{"step", &step}, {"lr", &lr}, {"note", &note}, {"done", &done}, {"table", loaded}, {"run", {{"t", inner}}}});
+  checkpoint::load(folder / "c", {{"step", &small}});
+  EXPECT_EQ(small, 200);
   EXPECT_EQ(step, 200);
   EXPECT_EQ(lr, 0.1);
   EXPECT_EQ(note, "text");
@@ -244,6 +247,10 @@ TEST(Checkpoint, OldOnesGoAsTheOptionsSay) {
   checkpoint::save(folder / "best", {{"step", 1}}, {.keep_last = 1});
   EXPECT_EQ(folder.names(), (std::set<std::string>{"best", "step300", "step500", "step600"}));
 }
+
+// A pointer that nobody knows would count as a truth value.
+static_assert(!std::is_constructible_v<checkpoint::Value, float*>);
+static_assert(!std::is_constructible_v<checkpoint::Value, std::vector<int>*>);
 
 struct Way {
   Sizes mesh;
