@@ -17,6 +17,7 @@ constexpr std::pair<std::string_view, std::string_view> kCollectives[] = {
     {"all_to_all_single", "all_to_all"},
     {"reduce_scatter_tensor", "reduce_scatter"},
     {"all_gather", "all_gather"},
+    {"gather_rows", "all_gather"},
     {"all_reduce", "all_reduce"},
     {"all_to_all", "all_to_all"},
     {"reduce_scatter", "reduce_scatter"},

@@ -340,16 +340,15 @@ void Block::arrive() {
   }
 }
 
-// A graph knows the ops that it is made of: a gather that passes start early, and copies that it plans memory for.
+// Without a pool: a graph starts gathers early and plans their memory by itself.
 void Block::gather_recorded(const at::Tensor& shard) {
-  const at::Tensor gathered = at::empty({world_size() * shard_length_}, shard.options());
-  if (setting_.hooks.all_gather) {
-    setting_.hooks.all_gather(gathered, shard, place_.shard_group);
-  } else {
-    ops::all_gather_into(gathered, shard, place_.shard_group);
-  }
   whole_ = at::empty({whole_length_}, shard.options());
   const at::IntArrayRef without_numbers = at::IntArrayRef(table_).slice(0, table_.size() - RowTable::kFields);
+  if (!setting_.hooks.all_gather) {
+    return ops::gather_rows_into(whole_, shard, place_.shard_group, without_numbers);
+  }
+  const at::Tensor gathered = at::empty({world_size() * shard_length_}, shard.options());
+  setting_.hooks.all_gather(gathered, shard, place_.shard_group);
   copy_rows(without_numbers, int(world_size()), gathered, whole_);
 }
 
