@@ -7,6 +7,7 @@
 #include <functional>
 #include <iterator>
 #include <limits>
+#include <unordered_map>
 
 #include "serried/base/error.h"
 #include "serried/base/hash.h"
@@ -20,6 +21,15 @@ namespace {
 
 bool has_gradient(const at::Tensor& param) {
   return param.grad().defined();
+}
+
+bool has_repeats(const std::vector<torch::optim::OptimizerParamGroup>& groups) {
+  std::vector<const c10::TensorImpl*> all;
+  for (const auto& group : groups) {
+    for (const at::Tensor& param : group.params()) all.push_back(param.unsafeGetTensorImpl());
+  }
+  std::sort(all.begin(), all.end());
+  return std::adjacent_find(all.begin(), all.end()) != all.end();
 }
 
 bool got_gradient(const WeakTensor& idle) {
@@ -78,11 +88,21 @@ void CapturableOptimizer::sync_options() {
   }
 }
 
+// A parameter that is listed twice, as a tied weight is in parameters(), steps twice, as torch::optim's do: a fused op
+// may meet it once only.
 auto CapturableOptimizer::batches() const -> std::vector<Batch> {
-  std::vector<Batch> found;
+  std::vector<std::vector<Batch>> rounds(1);
+  std::unordered_map<const c10::TensorImpl*, size_t> times;
+  const bool repeats = has_repeats(param_groups_);
   for (size_t group = 0; group < param_groups_.size(); ++group) {
-    for (const at::Tensor& param : param_groups_[group].params()) add_to(found, group, param);
+    for (const at::Tensor& param : param_groups_[group].params()) {
+      const size_t round = repeats ? times[param.unsafeGetTensorImpl()]++ : 0;
+      if (round == rounds.size()) rounds.emplace_back();
+      add_to(rounds[round], group, param);
+    }
   }
+  std::vector<Batch> found = std::move(rounds[0]);
+  for (size_t i = 1; i < rounds.size(); ++i) std::move(rounds[i].begin(), rounds[i].end(), std::back_inserter(found));
   return found;
 }
 

@@ -87,6 +87,34 @@ TEST(StockOptim, AdamWGivesTheSameNumbers) {
   compare_adam<AdamW, torch::optim::AdamW, AdamWOptions>();
 }
 
+// parameters() lists a tied weight once for each module that has it.
+template <class Ours, class Stock, class Options>
+void compare_repeated(const Options& options) {
+  at::Tensor actual = at::ones({3}, at::kDouble).requires_grad_(),
+             expected = at::ones({3}, at::kDouble).requires_grad_();
+  Ours ours({actual, actual}, options);
+  Stock stock({expected, expected}, options);
+  auto step = capture([&] {
+    ours.zero_grad();
+    actual.square().sum().backward();
+    ours.step();
+  });
+  for (int i = 0; i < 6; ++i) {
+    step();
+    stock.zero_grad();
+    expected.square().sum().backward();
+    stock.step();
+    EXPECT_LE((actual - expected).abs().max().template item<double>(), 1e-12) << "step " << i;
+  }
+  EXPECT_GT(step.replays(), 0);
+}
+
+TEST(StockOptim, AParameterThatIsListedTwiceStepsTwice) {
+  compare_repeated<AdamW, torch::optim::AdamW>(AdamWOptions(0.1));
+  compare_repeated<Adam, torch::optim::Adam>(AdamOptions(0.1));
+  compare_repeated<SGD, torch::optim::SGD>(SGDOptions(0.1).momentum(0.9));
+}
+
 TEST(StockOptim, SgdGivesTheSameNumbers) {
   for (at::ScalarType dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf, at::kComplexDouble}) {
     const auto check = [&](const std::string& what, const SGDOptions& options) {

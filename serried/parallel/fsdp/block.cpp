@@ -14,6 +14,7 @@
 #include "serried/comm/collectives/rows.h"
 #include "serried/parallel/ddp/bucket.h"
 #include "serried/tape/recorder.h"
+#include "serried/tape/tape.h"
 #include "serried/tensor/debug/comm_notes.h"
 #include "serried/tensor/dispatch/local_only.h"
 #include "serried/tensor/when_released.h"
@@ -212,7 +213,8 @@ void Block::tell_recorder(const BlockMember& member) {
     const BlockSetting& s = block->setting_;
     uint64_t bits = 1 | uint64_t(s.reshard_after_forward) << 1 | uint64_t(s.reshard_after_backward) << 2 |
                     uint64_t(s.reduces) << 3 | uint64_t(s.all_reduces) << 4 | uint64_t(block->is_held_) << 5 |
-                    uint64_t(s.sums) << 6 | uint64_t(s.num_hook_changes) << 8;
+                    uint64_t(s.sums) << 6 | uint64_t(block->partial_.defined()) << 7;
+    bits = mix_hash(bits, s.num_hook_changes);
     for (const BlockMember& each : block->members_) bits = mix_hash(bits, uint64_t(each.kept.defined()));
     return mix_hash(bits, std::hash<double>()(s.divide_factor.value_or(0)));
   };
@@ -364,6 +366,16 @@ void Block::drop_whole() {
     if (!whole.is_alias_of(shard_)) context_->whole.give_back(std::move(whole));
   }
   work_.reset();
+}
+
+// Versions do not tell of a write through data() or detach(), which a replay repeats without a word.
+void Block::note_write() {
+  drop_whole();
+  if (!tape::is_replayed() || written_in_ == tape::num_recordings()) return;
+  written_in_ = tape::num_recordings();
+  tape::after_replay([self = weak_from_this()] {
+    if (const auto block = self.lock()) block->drop_whole();
+  });
 }
 
 void Block::release() {

@@ -52,7 +52,7 @@ struct BlockSetting {
   std::optional<double> divide_factor = {};  // none: the number of ranks
   bool sums = false;                         // and divides by hand, also where the backend could average
   FullyShardHooks hooks = {};
-  uint8_t num_hook_changes = 0;  // a graph keeps to the hooks it was recorded with
+  uint64_t num_hook_changes = 0;  // a graph keeps to the hooks it was recorded with
   // What to gather ahead when this block is used; where there is none the order of the last pass tells.
   std::vector<std::weak_ptr<Block>> next_in_forward = {};
   std::vector<std::weak_ptr<Block>> next_in_backward = {};
@@ -97,7 +97,7 @@ class Block : public std::enable_shared_from_this<Block> {
   at::Tensor whole(size_t index);
   at::Tensor part_of_whole(size_t index, const at::Tensor& whole) const;
   void note_use(size_t index);
-  void note_write() { drop_whole(); }
+  void note_write();
 
   void unshard(bool async);
   void reshard();
@@ -173,7 +173,9 @@ class Block : public std::enable_shared_from_this<Block> {
   void drop_reductions(int task);
   bool reduce_over_replicas(at::Tensor& result, bool is_sum);
   void check_same_blocks(const at::Tensor& reduced, bool is_sum) const;
-  std::vector<bool> read_flags(const Round& round, const at::Tensor& reduced) const;
+  std::vector<bool> read_flags(const Reduction& reduction) const;
+  void check_used_alike(const Reduction& reduction) const;
+  int64_t num_ranks() const;
   void give(BlockMember& member, const at::Tensor& reduced) const;
   int64_t gradient_length() const;
 
@@ -193,6 +195,7 @@ class Block : public std::enable_shared_from_this<Block> {
   at::Tensor shard_;
   at::Tensor whole_;           // undefined: not gathered
   uint64_t recording_ = 0;     // in which it was gathered; 0: in none
+  uint64_t written_in_ = 0;    // the recording that knows of a write
   bool is_held_ = false;       // by unshard()
   WorkPtr work_;               // of a gather that was started ahead; null: whole_ may be used
   bool is_asked_for_ = false;  // it was, by the user

@@ -84,7 +84,8 @@ void ShardContext::gather_ahead_of(const Block& used) {
   for (const std::weak_ptr<Block>& each : asked) {
     if (const std::shared_ptr<Block> next = each.lock()) next->gather_ahead(/*asked_for=*/true);
   }
-  if (!asked.empty() || !used.overlaps()) return;
+  // Nobody waits for what a pass without gradients did not use after all, and the next recording would meet it.
+  if (!asked.empty() || !used.overlaps() || last_pass_ == Pass::without_gradient) return;
   const auto expected = order_of(last_pass_).expected();
   for (const int64_t number : expected.slice(0, std::min(kLookAhead, expected.size()))) {
     Block* next = find(number);

@@ -11,6 +11,7 @@
 #include "serried/tensor/making/backward_end.h"
 #include "serried/parallel/fsdp/block.h"
 #include "serried/tape/recorder.h"
+#include "serried/tape/tape.h"
 #include "serried/tensor/debug/comm_notes.h"
 #include "serried/tensor/dispatch/handlers.h"
 #include "serried/tensor/dispatch/local_only.h"
@@ -188,9 +189,9 @@ void Block::complete_buffer(Round& round) {
   }
 }
 
-// A graph was recorded with one set of gradients and keeps to it.
+// A graph was recorded with one set of gradients and keeps to it, so that its replays need no flags.
 void Block::write_flags(const Round& round) {
-  if (tape::is_replayed()) return;
+  const tape::Pause off_tape;
   const LocalOnly local_only;
   if (!flags_.defined() || flagged_ != round.has_gradient) {
     std::vector<float> flags(round.has_gradient.begin(), round.has_gradient.end());
@@ -201,21 +202,49 @@ void Block::write_flags(const Round& round) {
   round.buffer.view({world_size(), gradient_length()}).narrow(1, shard_length_, flags_.size(1)).copy_(flags_);
 }
 
-std::vector<bool> Block::read_flags(const Round& round, const at::Tensor& reduced) const {
-  if (tape::is_replayed()) return round.has_gradient;
+std::vector<bool> Block::read_flags(const Reduction& reduction) const {
+  const at::Tensor& reduced = reduction.result;
+  if (tape::is_replayed()) {
+    check_used_alike(reduction);
+    return reduction.round.has_gradient;
+  }
   std::vector<bool> has_gradient(members_.size());
   for (size_t i = 0; i < members_.size(); ++i) has_gradient[i] = number_at(reduced, shard_length_ + int64_t(i)) > 0;
   return has_gradient;
 }
 
+// Every rank sees a flag that is neither that of none nor that of all.
+void Block::check_used_alike(const Reduction& reduction) const {
+  const tape::Pause off_tape;
+  const at::Tensor& reduced = reduction.result;
+  if (!reduced.device().is_cpu() || setting_.hooks.reduce_scatter || place_.shard_group->getBackendName() == "fake") {
+    return;
+  }
+  const double of_all =
+      reduction.is_sum ? double(num_ranks()) / (reduced.scalar_type() == at::kHalf ? early_divisor(num_ranks()) : 1)
+                       : 1;
+  for (size_t i = 0; i < members_.size(); ++i) {
+    const double used = number_at(reduced, shard_length_ + int64_t(i));
+    if (used == 0 || used == of_all) continue;
+    raise<c10::NotImplementedError>(
+        {"capture",
+         c10::str(members_[i].name, " of ", text(), " got a gradient on some ranks only, this rank ",
+                  reduction.round.has_gradient[i] ? "among them" : "not among them"),
+         "use the same parameters on every rank, or run this step eagerly"});
+  }
+}
+
+int64_t Block::num_ranks() const {
+  return world_size() * (place_.replica_group ? place_.replica_group->getSize() : 1);
+}
+
 void Block::start_reduction(Reduction& reduction, bool async) const {
   const LocalOnly local_only;
   const at::Tensor& buffer = reduction.buffer;
-  const int64_t num_ranks = world_size() * (place_.replica_group ? place_.replica_group->getSize() : 1);
   const bool is_half = buffer.scalar_type() == at::kHalf;
-  const double early = is_half ? early_divisor(num_ranks) : 1;
+  const double early = is_half ? early_divisor(num_ranks()) : 1;
   reduction.is_sum = is_half || setting_.sums || setting_.divide_factor.has_value();
-  reduction.factor = setting_.divide_factor.value_or(double(num_ranks)) / early;
+  reduction.factor = setting_.divide_factor.value_or(double(num_ranks())) / early;
   const auto op = share(reduction.is_sum ? c10d::ReduceOp::SUM : c10d::ReduceOp::AVG);
   if (early != 1) buffer.div_(early);
   reduction.result = at::empty({gradient_length()}, buffer.options());
@@ -295,14 +324,15 @@ void Block::complete(Reduction reduction) {
     reduction.work.reset();
     check_same_blocks(result, reduction.is_sum);
     const LocalOnly local_only;
-    if (reduction.is_sum) result.div_(reduction.factor);
+    // Not the flags behind them, which would vanish in half precision.
+    if (reduction.is_sum) result.narrow(0, 0, shard_length_).div_(reduction.factor);
     if (!reduce_over_replicas(result, reduction.is_sum)) return;
   } catch (c10::Error& error) {
     reduction.work.reset();
     error.add_context("while the gradients of " + text() + " were reduced");
     throw;
   }
-  const std::vector<bool> has_gradient = read_flags(reduction.round, result);
+  const std::vector<bool> has_gradient = read_flags(reduction);
   if (setting_.hooks.reduced) setting_.hooks.reduced(result.narrow(0, 0, shard_length_), place_.shard_group);
   for (size_t i = 0; i < members_.size(); ++i) {
     if (has_gradient[i]) give(members_[i], result);
@@ -348,7 +378,8 @@ void Block::end_backward(int task, bool completed) {
     return;
   }
   for (Round& round : left) finish(std::move(round));
-  const bool has_kept = std::any_of(members_.begin(), members_.end(), [](const auto& m) { return m.kept.defined(); });
+  const bool has_kept = (partial_.defined() && setting_.all_reduces) ||
+                        std::any_of(members_.begin(), members_.end(), [](const auto& m) { return m.kept.defined(); });
   if (!has_kept || !setting_.reduces) return;
   // Reached by earlier backwards only.
   Round late = std::move(round_of(task));

@@ -1,0 +1,108 @@
+// Blocks never compute with values, gradients or flags of another time.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "serried/graph/capture.h"
+#include "serried/optim/adam.h"
+#include "tests/parallel/fsdp/sharded_models.h"
+#include "tests/support/errors.h"
+
+namespace serried {
+namespace {
+
+using namespace testing::sharded;
+
+at::Tensor whole_gradient(const at::Tensor& parameter) {
+  return parameter.grad().defined() ? DTensor(parameter.grad()).full_tensor() : at::Tensor();
+}
+
+double difference(const at::Tensor& a, const at::Tensor& b) {
+  return (a - b).abs().max().item<double>();
+}
+
+// torch::optim::SGD writes through data(), which no version counts.
+TEST(FullyShardStale, AnEvaluationBetweenCapturedStepsSeesWhatTheyWrote) {
+  run_ranks(2, [](const Group& group) {
+    const NetPtr plain = make([] { return std::make_shared<Mlp>(); }, at::kDouble),
+                 net = make([] { return std::make_shared<Mlp>(); }, at::kDouble);
+    const FullyShardHandle handle = shard_all(*net);
+    torch::optim::SGD optimizer(net->parameters(), 0.05), plain_optimizer(plain->parameters(), 0.05);
+    auto step = capture([&](const at::Tensor& x) {
+      optimizer.zero_grad();
+      static_cast<Mlp&>(*net).forward(x).square().mean().backward();
+      optimizer.step();
+    });
+    const at::Tensor x = plain->input({6, 5}, 3);
+    for (int i = 0; i < 6; ++i) {
+      step(x);
+      plain_optimizer.zero_grad();
+      static_cast<Mlp&>(*plain).forward(x).square().mean().backward();
+      plain_optimizer.step();
+      const at::NoGradGuard no_grad;
+      EXPECT_LE(difference(net->loss(5), plain->loss(5)), 1e-9) << "call " << i << " on rank " << group->getRank();
+    }
+    EXPECT_GT(step.replays(), 0);
+  });
+}
+
+TEST(FullyShardStale, ACapturedStepRefusesParametersThatSomeRanksUse) {
+  run_ranks(2, [](const Group& group) {
+    const NetPtr net = make([] { return std::make_shared<Mlp>(); }, at::kDouble);
+    fully_shard(*net);
+    auto& mlp = static_cast<Mlp&>(*net);
+    auto step = capture([&](const at::Tensor& x) {
+      net->zero_grad(false);
+      at::Tensor y = mlp.first(x);
+      if (group->getRank() == 0) y = torch::tanh(mlp.second(y));
+      y.square().mean().backward();
+    });
+    const at::Tensor x = net->input({6, 5}, 3);
+    const std::string text = testing::error_text<c10::NotImplementedError>([&] {
+      for (int i = 0; i < 3; ++i) step(x);
+    });
+    for (const char* part : {"second.weight of block 0", " got a gradient on some ranks only, this rank ",
+                             group->getRank() == 0 ? "rank among them" : "rank not among them",
+                             "use the same parameters on every rank, or run this step eagerly"}) {
+      EXPECT_THAT(text, ::testing::HasSubstr(part));
+    }
+  });
+}
+
+TEST(FullyShardStale, PartsKeptFromReplicasAreReducedWhereTheLastBackwardDoesNotReach) {
+  run_ranks(4, [](const Group& group) {
+    const DeviceMesh mesh = init_device_mesh("cpu", {2, 2}, {"replicate", "shard"}, {.group = group});
+    const NetPtr plain = make([] { return std::make_shared<Mlp>(); }, at::kDouble),
+                 net = make([] { return std::make_shared<Mlp>(); }, at::kDouble);
+    for (const auto& layer : net->layers()) fully_shard(*layer, {.mesh = mesh});
+    const FullyShardHandle handle = fully_shard(*net, {.mesh = mesh});
+    handle.set_requires_all_reduce(false);
+    net->loss(group->getRank()).backward();
+    handle.set_requires_all_reduce(true);
+    auto& mlp = static_cast<Mlp&>(*net);
+    mlp.first(net->input({6, 5}, 9 + group->getRank())).square().mean().backward();
+    for (int r = 0; r < 4; ++r) {
+      (plain->loss(r) / 4).backward();
+      (static_cast<Mlp&>(*plain).first(plain->input({6, 5}, 9 + r)).square().mean() / 4).backward();
+    }
+    for (size_t i = 0; i < plain->parameters().size(); ++i) {
+      const at::Tensor actual = whole_gradient(net->parameters()[i]);
+      ASSERT_TRUE(actual.defined()) << "parameter " << i;
+      EXPECT_LE(difference(actual, plain->parameters()[i].grad()), 1e-9) << "parameter " << i;
+    }
+  });
+}
+
+TEST(FullyShardStale, ALargeFactorLeavesGradientsInHalf) {
+  run_ranks(2, [](const Group&) {
+    const NetPtr net = make([] { return std::make_shared<Mlp>(); });
+    const FullyShardHandle handle =
+        fully_shard(*net, {.mixed_precision = {.param_dtype = at::kHalf, .reduce_dtype = at::kHalf}});
+    handle.set_gradient_divide_factor(1e8);
+    (static_cast<Mlp&>(*net).forward(net->input({6, 5}, 1)) * 1e3).sum().backward();
+    for (const at::Tensor& parameter : net->parameters()) EXPECT_TRUE(parameter.grad().defined());
+  });
+}
+
+}  // namespace
+}  // namespace serried
