@@ -4,6 +4,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstring>
+#include <filesystem>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -198,7 +199,9 @@ Saving async_save(const std::string& path, const Contents& contents, SaveOptions
   } catch (const detail::Failure& failure) {
     detail::raise_failure("checkpoint::async_save", failure);
   }
-  auto job = std::make_shared<Saving::Job>([path, options, order, background] {
+  // The working directory may be another one by the time it is written.
+  const std::string place = path.empty() ? path : std::filesystem::absolute(path).string();
+  auto job = std::make_shared<Saving::Job>([path = place, options, order, background] {
     const detail::Ranks together(background->group);
     detail::write_checkpoint(path, std::move(*order), together, [&](detail::Writer& writer) {
       const auto* next = static_cast<const char*>(background->staging.memory.const_data_ptr());

@@ -102,7 +102,7 @@ void PartialFolder::check_target() const {
   std::error_code error;
   const fs::file_status status = fs::status(target_, error);
   if (!fs::exists(status)) return;
-  const bool is_free = fs::is_directory(status) && (has_index(target_) || fs::is_empty(target_, error));
+  const bool is_free = fs::is_directory(status) && (is_checkpoint(target_) || fs::is_empty(target_, error));
   if (is_free) return;
   fail(c10::str(target_, " is there and is no checkpoint"), "pass a path of its own: a save replaces what is there");
 }

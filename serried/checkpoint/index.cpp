@@ -99,7 +99,9 @@ Index parse_index(const std::string& text, const std::string& path) {
     Index index;
     index.world_size = object.at("world_size").get<int64_t>();
     index.block_bytes = object.at("block_bytes").get<int64_t>();
-    if (index.block_bytes <= 0) throw std::invalid_argument("block_bytes is not positive");
+    if (index.block_bytes <= 0 || index.block_bytes > kMaxIndexBytes) {
+      throw std::invalid_argument("block_bytes is no size of a block");
+    }
     index.values = object.at("values");
     if (!index.values.is_object()) throw std::invalid_argument("values is no object");
     for (const auto& [name, entry] : object.at("entries").items()) index.entries[name] = parse_entry(entry);
@@ -122,6 +124,16 @@ Index read_index(const std::string& folder) {
          "pass the folder of a checkpoint; one that ends with .partial-... was never finished");
   }
   return parse_index(read_file(path, kMaxIndexBytes), path);
+}
+
+bool is_checkpoint(const std::string& folder) {
+  if (!has_index(folder)) return false;
+  try {
+    read_index(folder);
+    return true;
+  } catch (const Failure&) {
+    return false;
+  }
 }
 
 bool has_index(const std::string& folder) {

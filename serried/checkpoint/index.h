@@ -46,6 +46,9 @@ Index read_index(const std::string& folder);
 /// Whether the folder has one, good or bad.
 bool has_index(const std::string& folder);
 
+/// Whether it has an index that checkpoint::save wrote: what may be replaced or removed.
+bool is_checkpoint(const std::string& folder);
+
 /// Failure for a name that cannot be part of a file's.
 void check_entry_name(const std::string& name);
 

@@ -35,7 +35,7 @@ void remove_older(const std::string& path, const SaveOptions& options) {
   std::vector<std::pair<int64_t, std::string>> others;
   for (const auto& item : fs::directory_iterator(parent)) {
     const NumberedName theirs = numbered(item.path().filename().string());
-    if (theirs.stem != mine.stem || theirs.number < 0 || !has_index(item.path().string())) continue;
+    if (theirs.stem != mine.stem || theirs.number < 0 || !is_checkpoint(item.path().string())) continue;
     others.emplace_back(theirs.number, item.path().string());
   }
   std::sort(others.begin(), others.end());

@@ -39,6 +39,10 @@ class LoadPlanner {
         add(entry.name, wanted_value(entry), kValuesEntry);
       }
     }
+    if (!options_.only.empty() && plan_.readings.empty()) {
+      fail(c10::str("no name of these begins with \"", options_.only, "\""),
+           "pass {.only = \"layers.0\"}: names are those of the module, without that of the entry");
+    }
     return std::move(plan_);
   }
 
@@ -85,6 +89,15 @@ std::string order_of_readings(const LoadPlan& plan) {
   return std::to_string(hash_of(text.data(), int64_t(text.size())));
 }
 
+// `files`: what tells one checkpoint from another.
+void check_same_files(const std::vector<std::string>& files, const std::string& path) {
+  for (size_t rank = 1; rank < files.size(); ++rank) {
+    if (files[rank] == files[0]) continue;
+    fail(c10::str("rank ", rank, " loads another checkpoint than rank 0; this rank loads ", path),
+         "choose it on one rank and broadcast the name, or pass the same path on every rank");
+  }
+}
+
 void check_same_order(const std::vector<std::string>& orders) {
   for (size_t rank = 1; rank < orders.size(); ++rank) {
     if (orders[rank] == orders[0]) continue;
@@ -105,8 +118,13 @@ void load(const std::string& path, const Contents& contents, LoadOptions options
     detail::LoadPlan plan;
     const detail::ParameterNames names = detail::parameter_names(contents);
     const detail::CallContext call{&names, ranks.rank(), ranks.size()};
-    detail::check_same_order(ranks.together([&] {
+    detail::check_same_files(ranks.together([&] {
       checkpoint = std::make_unique<detail::Checkpoint>(path);
+      const std::string index = detail::index_text(checkpoint->index());
+      return std::to_string(detail::hash_of(index.data(), int64_t(index.size())));
+    }),
+                             path);
+    detail::check_same_order(ranks.together([&] {
       plan = detail::LoadPlanner(*checkpoint, options, call).plan(contents);
       return detail::order_of_readings(plan);
     }));

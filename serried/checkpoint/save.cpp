@@ -47,6 +47,20 @@ void check_volume(const SavePlan& plan, const std::vector<std::string>& planned)
   }
 }
 
+std::string without_slashes(std::string path) {
+  while (path.size() > 1 && path.back() == '/') path.pop_back();
+  return path;
+}
+
+// `places`: the folder that rank 0 has made, and the paths of the others.
+void check_same_path(const std::vector<std::string>& places) {
+  for (size_t rank = 1; rank < places.size(); ++rank) {
+    if (places[0].starts_with(without_slashes(places[rank]) + ".partial-")) continue;
+    fail(c10::str("rank ", rank, " saves to ", places[rank], ", and rank 0 writes ", places[0]),
+         "pass the same path on every rank");
+  }
+}
+
 void make_files(const std::string& folder, const SavePlan& plan) {
   for (const PlannedFile& file : plan.files) File::create(folder + "/" + file.name).resize(file.num_bytes);
 }
@@ -131,11 +145,12 @@ void write_checkpoint(const std::string& path, WriteOrder order, const Ranks& ra
   SavePlan& plan = order.plan;
   std::unique_ptr<PartialFolder> partial;
   const std::vector<std::string> folders = ranks.together([&] {
-    if (!ranks.is_first()) return std::string();
+    if (!ranks.is_first()) return path;
     partial = std::make_unique<PartialFolder>(path);
     make_files(partial->path(), plan);
     return partial->path();
   });
+  check_same_path(folders);
   const std::string& folder = folders[0];
   check_volume(plan, ranks.together([&] { return packed(order.planned_bytes); }));
   Writer writer(folder, plan);

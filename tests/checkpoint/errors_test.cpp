@@ -206,6 +206,53 @@ TEST(CheckpointErrors, AFolderThatIsNoCheckpointIsNotReplaced) {
   EXPECT_EQ(content_of(folder / "data/file"), "x");
 }
 
+TEST(CheckpointErrors, AnIndexOfSomebodyElseIsNoCheckpoint) {
+  const Folder folder;
+  for (const char* name : {"site1", "site2"}) {
+    std::filesystem::create_directory(folder / name);
+    write_content(folder / name + "/index.json", R"({"my": "web site"})");
+  }
+  EXPECT_EQ(save_error(folder / "site1", {{"a", 1}}),
+            c10::str("[checkpoint::save] ", folder / "site1",
+                     " is there and is no checkpoint\n  fix: pass a path of its own: a save replaces what is there"));
+  checkpoint::save(folder / "site3", {{"a", 1}}, {.keep_last = 1});
+  EXPECT_EQ(folder.names(), (std::set<std::string>{"site1", "site2", "site3"}));
+}
+
+TEST(CheckpointErrors, RanksHaveOnePath) {
+  const Folder folder;
+  run_ranks(2, [&](const Group& group) {
+    const int rank = group->getRank();
+    const std::string mine = folder / ("r" + std::to_string(rank));
+    const std::string text = save_error(mine, {{"a", 1}});
+    EXPECT_NE(text.find(c10::str("rank 1 saves to ", folder / "r1", ", and rank 0 writes ", folder / "r0.partial-")),
+              std::string::npos)
+        << text;
+    EXPECT_NE(text.find("\n  fix: pass the same path on every rank"), std::string::npos);
+    barrier(group);
+    EXPECT_EQ(folder.names(), std::set<std::string>{});
+    barrier(group);
+    checkpoint::save(folder / "one", {{"step", 1}});
+    checkpoint::save(folder / "two/", {{"step", 2}});
+    int64_t step = 0;
+    const std::string path = folder / (rank == 0 ? "one" : "two");
+    EXPECT_EQ(load_error(path, {{"step", &step}}).substr(0, 80 + path.size()),
+              c10::str("[checkpoint::load] rank 1 loads another checkpoint than rank 0; this rank loads ", path)
+                  .substr(0, 80 + path.size()));
+    EXPECT_EQ(step, 0);
+  });
+}
+
+TEST(CheckpointErrors, APrefixThatNoNameHasIsNamed) {
+  const Folder folder;
+  torch::nn::Linear net(3, 2);
+  checkpoint::save(folder / "c", {{"model", state_of(*net)}});
+  EXPECT_EQ(
+      load_error(folder / "c", {{"model", state_of(*net)}}, {.only = "model.weight"}),
+      "[checkpoint::load] no name of these begins with \"model.weight\"\n  fix: pass {.only = \"layers.0\"}: names "
+      "are those of the module, without that of the entry");
+}
+
 TEST(CheckpointErrors, TwoJobsCannotSaveToOnePath) {
   const Folder folder;
   const checkpoint::detail::PartialFolder other(folder / "c");
