@@ -30,7 +30,7 @@ struct GatherRowsInto {
   static constexpr const char* kName = "gather_rows_into";
   static constexpr bool kWrites = true;
   static constexpr const char* kArguments =
-      "Tensor(a!) whole, Tensor x, __torch__.torch.classes.c10d.ProcessGroup group, int[] table";
+      "Tensor(a!) output, Tensor x, __torch__.torch.classes.c10d.ProcessGroup group, int[] table";
 
   static void kernel(const at::Tensor& whole, const at::Tensor& x, const Group& group, at::IntArrayRef table,
                      TimeoutMs timeout, WorkPtr* started) {
