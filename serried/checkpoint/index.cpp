@@ -94,8 +94,8 @@ std::string index_text(const Index& index) {
 
 Index parse_index(const std::string& text, const std::string& path) {
   const json object = parse_json(text, path);
-  check_version(object, path);
   try {
+    check_version(object, path);
     Index index;
     index.world_size = object.at("world_size").get<int64_t>();
     index.block_bytes = object.at("block_bytes").get<int64_t>();
