@@ -62,9 +62,13 @@ void check_nobody_saves(const std::string& target, const fs::path& partial) {
 
 }  // namespace
 
+std::string without_end_slashes(std::string path) {
+  while (path.size() > 1 && path.back() == '/') path.pop_back();
+  return path;
+}
+
 std::string clean_path(const std::string& path) {
-  std::string clean = path;
-  while (clean.size() > 1 && clean.back() == '/') clean.pop_back();
+  std::string clean = without_end_slashes(path);
   if (clean.empty() || clean == "/" || clean == "." || clean == ".." || clean.ends_with("/.") ||
       clean.ends_with("/..")) {
     fail(c10::str("the path \"", path, "\" names no folder of its own"), "pass one like \"ckpt/step100\"");

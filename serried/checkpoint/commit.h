@@ -36,7 +36,9 @@ class PartialFolder {
   bool is_there_ = false;  // something of ours under the partial name
 };
 
-/// A path without slashes at its end; Failure for an empty one and for a root.
+std::string without_end_slashes(std::string path);
+
+/// The same; Failure for an empty one and for a root.
 std::string clean_path(const std::string& path);
 
 /// The folder that holds it: "." where the path names none.

@@ -47,15 +47,10 @@ void check_volume(const SavePlan& plan, const std::vector<std::string>& planned)
   }
 }
 
-std::string without_slashes(std::string path) {
-  while (path.size() > 1 && path.back() == '/') path.pop_back();
-  return path;
-}
-
 // `places`: the folder that rank 0 has made, and the paths of the others.
 void check_same_path(const std::vector<std::string>& places) {
   for (size_t rank = 1; rank < places.size(); ++rank) {
-    if (places[0].starts_with(without_slashes(places[rank]) + ".partial-")) continue;
+    if (places[0].starts_with(without_end_slashes(places[rank]) + ".partial-")) continue;
     fail(c10::str("rank ", rank, " saves to ", places[rank], ", and rank 0 writes ", places[0]),
          "pass the same path on every rank");
   }
