@@ -127,7 +127,13 @@ struct Background {
   Group group = {};  // of the thread that writes; null where there is one rank
   Staging staging = {};
   std::weak_ptr<Saving::Job> job = {};
+  std::mutex mutex = {};  // of staging and job: without a group several threads may save
 };
+
+// The mutex is held.
+void wait_for_job(const Background& background) {
+  if (const std::shared_ptr<Saving::Job> job = background.job.lock()) job->wait_quietly();
+}
 
 // Never destroyed: at the end of the process groups are gone in an order that nobody knows.
 class Backgrounds {
@@ -144,9 +150,10 @@ class Backgrounds {
     return found == by_group_.end() ? nullptr : found->second;
   }
 
-  void add(const Group& group, std::shared_ptr<Background> background) {
+  /// The one that is there by then: another thread may have been faster.
+  std::shared_ptr<Background> add(const Group& group, std::shared_ptr<Background> background) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    by_group_[group.get()] = std::move(background);
+    return by_group_.emplace(group.get(), std::move(background)).first->second;
   }
 
  private:
@@ -171,8 +178,7 @@ std::shared_ptr<Background> background_of(const Group& group) {
   auto made = std::make_shared<Background>();
   made->parent = c10::weak_intrusive_ptr<c10d::ProcessGroup>(group);
   made->group = sibling_of(group);
-  Backgrounds::all().add(group, made);
-  return made;
+  return Backgrounds::all().add(group, made);
 }
 
 }  // namespace
@@ -180,7 +186,8 @@ std::shared_ptr<Background> background_of(const Group& group) {
 void wait_for_saving(const Group& group) {
   const std::shared_ptr<Background> background = Backgrounds::all().find(group);
   if (!background) return;
-  if (const std::shared_ptr<Saving::Job> job = background->job.lock()) job->wait_quietly();
+  const std::lock_guard<std::mutex> lock(background->mutex);
+  wait_for_job(*background);
 }
 
 }  // namespace detail
@@ -189,8 +196,9 @@ Saving async_save(const std::string& path, const Contents& contents, SaveOptions
   const trace::Span span("checkpoint::async_save", trace::kSetup);
   detail::refuse_recording("checkpoint::async_save");
   const detail::Ranks ranks(detail::chosen_group(options.process_group));
-  detail::wait_for_saving(ranks.group());
   const std::shared_ptr<detail::Background> background = detail::background_of(ranks.group());
+  const std::lock_guard<std::mutex> lock(background->mutex);
+  detail::wait_for_job(*background);
   auto order = std::make_shared<detail::WriteOrder>();
   try {
     const detail::SavePlan plan = detail::make_plan(contents, ranks);

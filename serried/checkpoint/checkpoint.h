@@ -4,6 +4,7 @@
 #include <ATen/core/ivalue.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,9 +23,11 @@ struct SaveOptions {
 };
 
 /// Writes a folder `path`. All ranks call it with the same names, sizes and values, else a ValueError shows the first
-/// difference. Tensors are written whole into safetensors files, each byte by one of the ranks that hold it; nothing is
-/// gathered. The folder appears when all of it is on the disk, and takes the place of an older checkpoint in one
-/// moment: whoever is killed, and whenever, the old one or the new one is there. If one rank cannot write, all raise.
+/// difference. Ranks may have modules with names of their own, as the stages of a pipeline: then all of them are saved,
+/// and what two ranks have under one name has to be the same. Tensors are written whole into safetensors files, each
+/// byte by one of the ranks that hold it; nothing is gathered. The folder appears when all of it is on the disk, and
+/// takes the place of an older checkpoint in one moment: whoever is killed, and whenever, the old one or the new one is
+/// there. If one rank cannot write, all raise.
 ///     checkpoint::save("ckpt/step100", {{"model", checkpoint::state_of(*net)}, {"optim", checkpoint::state_of(opt)},
 ///                                       {"step", 100}});
 void save(const std::string& path, const Contents& contents, SaveOptions options = {});
@@ -66,6 +69,7 @@ struct LoadOptions {
   bool convert = false;             // floating point numbers may have another dtype than they were saved with
   std::vector<Rename> rename = {};  // of tensors and parameters, one after the other
   std::string only = {};            // names that do not begin with it stay as they are
+  bool verify = true;               // blocks that ranks read in parts are read once more, whole, and compared
 };
 
 /// Reads a checkpoint into what `contents` names, which may be less than there is, under any mesh, placements and
@@ -74,6 +78,15 @@ struct LoadOptions {
 /// on all ranks with both sides. All ranks call it.
 ///     checkpoint::load("ckpt/step100", {{"model", checkpoint::state_of(*net)}, {"step", &step}});
 void load(const std::string& path, const Contents& contents, LoadOptions options = {});
+
+struct LatestOptions {
+  Group process_group = {};  // as for save
+};
+
+/// The path of the checkpoint in `folder` that was saved last; none where there is no such folder or no checkpoint in
+/// it. Those that were never finished do not count. Rank 0 looks, and all ranks that call it get the same answer.
+///     if (const auto path = checkpoint::latest("ckpt")) checkpoint::load(*path, contents);
+std::optional<std::string> latest(const std::string& folder, LatestOptions options = {});
 
 /// A value that was saved beside the states: a number, a text, a tensor, a list or a dict. One inside another is named
 /// by the path, "run.seed". Every rank may call it, or only one.

@@ -8,6 +8,7 @@
 #include <filesystem>
 
 #include "serried/base/text.h"
+#include "serried/checkpoint/blocks.h"
 #include "serried/checkpoint/failure.h"
 #include "serried/checkpoint/files.h"
 #include "serried/checkpoint/values.h"
@@ -19,6 +20,8 @@ using nlohmann::json;
 
 constexpr const char* kFormat = "serried checkpoint";
 constexpr int64_t kMaxIndexBytes = int64_t(1) << 30;
+
+constexpr std::string_view kChecksum = "{\n \"checksum\": \"";
 
 std::string hash_text(uint64_t hash) {
   char text[17];
@@ -70,16 +73,20 @@ void check_version(const json& object, const std::string& path) {
        version > kFormatVersion ? "read it with a newer serried" : "save it again");
 }
 
+// The file as it was written, to the byte: values have no other guard.
+void check_checksum(const std::string& text, const std::string& path) {
+  const size_t begin = kChecksum.size() + 18;  // 16 digits, a quote, a comma
+  if (text.size() >= begin && with_checksum("{" + text.substr(begin)) == text) return;
+  fail(path + " is not as it was saved: its checksum is another",
+       "use another checkpoint; a file that was changed by hand cannot be loaded");
+}
+
 }  // namespace
 
 std::string index_text(const Index& index) {
-  json object = {{"format", kFormat},
-                 {"version", kFormatVersion},
-                 {"world_size", index.world_size},
-                 {"block_bytes", index.block_bytes},
-                 {"values", index.values},
-                 {"entries", json::object()},
-                 {"files", json::object()}};
+  json object = {{"format", kFormat},          {"version", kFormatVersion},        {"world_size", index.world_size},
+                 {"saved_at", index.saved_at}, {"block_bytes", index.block_bytes}, {"values", index.values},
+                 {"entries", json::object()},  {"files", json::object()}};
   for (const auto& [name, entry] : index.entries) {
     object["entries"][name] = {
         {"files", entry.files}, {"aliases", entry.aliases}, {"values", entry.values}, {"per_rank", entry.per_rank}};
@@ -89,14 +96,22 @@ std::string index_text(const Index& index) {
     for (uint64_t hash : file.hashes) hashes.push_back(hash_text(hash));
     object["files"][file.name] = {{"bytes", file.num_bytes}, {"blocks", std::move(hashes)}};
   }
-  return object.dump(1) + "\n";
+  return with_checksum(object.dump(1) + "\n");
+}
+
+std::string with_checksum(const std::string& text) {
+  const std::string_view rest = std::string_view(text).substr(text.empty() ? 0 : 1);
+  return c10::str(kChecksum, hash_text(hash_of(rest.data(), int64_t(rest.size()))), "\",", rest);
 }
 
 Index parse_index(const std::string& text, const std::string& path) {
   const json object = parse_json(text, path);
   try {
     check_version(object, path);
+    check_checksum(text, path);
     Index index;
+    index.checksum = object.at("checksum").get<std::string>();
+    index.saved_at = object.at("saved_at").get<int64_t>();
     index.world_size = object.at("world_size").get<int64_t>();
     index.block_bytes = object.at("block_bytes").get<int64_t>();
     if (index.block_bytes <= 0 || index.block_bytes > kMaxIndexBytes) {

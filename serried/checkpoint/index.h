@@ -12,7 +12,7 @@ namespace serried::checkpoint::detail {
 
 inline constexpr const char* kIndexName = "index.json";
 inline constexpr const char* kValuesEntry = "values";  // the tensors among the user's values
-inline constexpr int64_t kFormatVersion = 1;
+inline constexpr int64_t kFormatVersion = 2;
 
 struct IndexedFile {
   std::string name;
@@ -28,7 +28,9 @@ struct IndexedEntry {
 };
 
 struct Index {
+  std::string checksum = {};  // of the text that it was read from; not written as it is
   int64_t world_size = 1;
+  int64_t saved_at = 0;  // nanoseconds since 1970 on the clock of rank 0
   int64_t block_bytes = 0;
   std::map<std::string, IndexedEntry> entries = {};
   nlohmann::json values = nlohmann::json::object();  // the user's
@@ -36,6 +38,9 @@ struct Index {
 };
 
 std::string index_text(const Index& index);
+
+/// The text of a JSON object with "checksum", a hash of all bytes behind it, as its first key.
+std::string with_checksum(const std::string& text);
 
 /// Failure where the text is damaged, of a newer format, or names files outside of its folder.
 Index parse_index(const std::string& text, const std::string& path);

@@ -14,6 +14,7 @@
 
 #include "serried/base/text.h"
 #include "serried/checkpoint/failure.h"
+#include "serried/checkpoint/load_names.h"
 #include "serried/checkpoint/values.h"
 #include "serried/comm/collectives/watch.h"
 #include "serried/tensor/spec.h"
@@ -106,8 +107,15 @@ std::map<std::string, Found> tensors_of(Checkpoint& checkpoint) {
   return found;
 }
 
+bool names_tensor(const json& value) {
+  return value.is_object() && value.contains("$tensor");
+}
+
 void compare_values(const std::string& name, const json& first, const json& second, std::vector<std::string>& lines) {
   if (first == second) return;
+  // Tensors among values are compared with all the others.
+  if (names_tensor(first) && (second.is_null() || names_tensor(second))) return;
+  if (names_tensor(second) && first.is_null()) return;
   if (first.is_object() && second.is_object()) {
     std::set<std::string> keys;
     for (const auto& [key, value] : first.items()) keys.insert(key);
@@ -128,6 +136,17 @@ std::string compare_contents(const Found& first, const Found& second) {
   const auto wide = c10::isComplexType(a.scalar_type()) ? at::kComplexDouble : at::kDouble;
   const double largest = (a.to(wide) - b.to(wide)).abs().max().item<double>();
   return c10::str(count, " of ", a.numel(), " elements differ, by at most ", largest);
+}
+
+[[noreturn]] void fail_for_name(const Checkpoint& checkpoint, const std::map<std::string, Found>& tensors,
+                                const std::string& name) {
+  std::vector<std::string> there;
+  for (const auto& [known, value] : checkpoint.index().values.items()) {
+    if (!names_tensor(value)) there.push_back(known);
+  }
+  for (const auto& [known, found] : tensors) there.push_back(known);
+  fail(c10::str(checkpoint.folder(), " has no \"", printable(name), "\"; it has: ", list_of_names(there)),
+       "name one of these; serried checkpoint ls shows all");
 }
 
 void compare_tensors(Checkpoint& first, Checkpoint& second, const OnBytes& on_bytes, std::vector<std::string>& lines) {
@@ -224,6 +243,8 @@ std::string text_of(const std::string& folder, const std::string& name) {
   }
   const auto entry = checkpoint.index().entries.find(name);
   if (entry != checkpoint.index().entries.end()) return printable(entry->second.values.dump(-1, ' ', true)) + "\n";
+  const json* value = find_value(checkpoint.index().values, name);
+  if (value == nullptr) fail_for_name(checkpoint, tensors, name);
   out << read_value(folder, name) << "\n";
   return out.str();
 }

@@ -3,12 +3,14 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <map>
+#include <set>
 
 #include "serried/base/trace.h"
 #include "serried/checkpoint/checkpoint.h"
 #include "serried/checkpoint/failure.h"
 #include "serried/checkpoint/load_names.h"
-#include "serried/checkpoint/plan.h"
+#include "serried/checkpoint/collect.h"
 #include "serried/checkpoint/reader.h"
 #include "serried/checkpoint/save_job.h"
 #include "serried/checkpoint/values.h"
@@ -23,6 +25,7 @@ using nlohmann::json;
 // Everything that a load reads and does.
 struct LoadPlan {
   std::vector<Reading> readings = {};
+  NamesOfEntries names = {};
   std::vector<std::function<void()>> apply = {};
 };
 
@@ -56,7 +59,7 @@ class LoadPlanner {
   }
 
   void add(const std::string& name, Wanted wanted, const std::string& entry) {
-    check_names(name, wanted, options_.strict);
+    plan_.names[name] = {std::move(wanted.missing), std::move(wanted.extra)};
     std::unordered_map<std::string, std::pair<std::shared_ptr<TensorFile>, const FileTensor*>> found;
     for (const auto& file : checkpoint_.files(entry)) {
       for (const FileTensor& tensor : file->header().tensors) found[tensor.name] = {file, &tensor};
@@ -80,29 +83,88 @@ class LoadPlanner {
   LoadPlan plan_;
 };
 
-// Parts in short runs are moved between ranks, so that all must read the same DTensors.
-std::string order_of_readings(const LoadPlan& plan) {
-  std::string text;
+// Parts in short runs are moved between ranks, so that all ranks of a mesh must read the same DTensors of it: by mesh
+// its ranks, this rank among them, and a hash of the names.
+json orders_of(const LoadPlan& plan) {
+  std::map<std::vector<int64_t>, std::pair<int64_t, std::string>> texts;
   for (const Reading& reading : plan.readings) {
-    if (spec_of(reading.to)) text += reading.from->name + "\n";
+    const SpecPtr spec = spec_of(reading.to);
+    if (!spec || !spec->mesh.contains_this_rank()) continue;
+    auto& [rank, text] = texts[spec->mesh.rank_list()];
+    rank = spec->mesh.get_rank();
+    text += reading.from->name + "\n";
   }
-  return std::to_string(hash_of(text.data(), int64_t(text.size())));
+  json orders = json::array();
+  for (const auto& [list, text] : texts) {
+    orders.push_back({list, text.first, hash_of(text.second.data(), int64_t(text.second.size()))});
+  }
+  return orders;
 }
 
-// `files`: what tells one checkpoint from another.
-void check_same_files(const std::vector<std::string>& files, const std::string& path) {
-  for (size_t rank = 1; rank < files.size(); ++rank) {
-    if (files[rank] == files[0]) continue;
+// What a rank has to say before anything is read.
+std::string load_message(const Checkpoint& checkpoint, const LoadPlan& plan) {
+  json names = json::object();
+  for (const auto& [entry, each] : plan.names) names[entry] = {{"missing", each.missing}, {"extra", each.extra}};
+  return json({{"checksum", checkpoint.index().checksum}, {"orders", orders_of(plan)}, {"names", names}}).dump();
+}
+
+void check_same_files(const std::vector<json>& said, const std::string& path) {
+  for (size_t rank = 1; rank < said.size(); ++rank) {
+    if (said[rank]["checksum"] == said[0]["checksum"]) continue;
     fail(c10::str("rank ", rank, " loads another checkpoint than rank 0; this rank loads ", path),
-         "choose it on one rank and broadcast the name, or pass the same path on every rank");
+         "choose it on one rank and broadcast the name, as checkpoint::latest does, or pass the same path on every "
+         "rank");
   }
 }
 
-void check_same_order(const std::vector<std::string>& orders) {
-  for (size_t rank = 1; rank < orders.size(); ++rank) {
-    if (orders[rank] == orders[0]) continue;
-    fail(c10::str("rank ", rank, " loads other DTensors than rank 0"), "load the same contents on every rank");
+// Meshes over groups of their own may have the same ranks: then each of these says as many things, and the same.
+void check_same_orders(const std::vector<json>& said) {
+  std::map<json, std::map<int64_t, std::multiset<uint64_t>>> by_mesh;
+  for (const json& rank : said) {
+    for (const json& order : rank["orders"])
+      by_mesh[order[0]][order[1].get<int64_t>()].insert(order[2].get<uint64_t>());
   }
+  for (const auto& [mesh, of_ranks] : by_mesh) {
+    for (const auto& [rank, orders] : of_ranks) {
+      if (orders == of_ranks.begin()->second) continue;
+      fail(c10::str("rank ", rank, " of the mesh of ranks ", mesh.dump(), " loads other DTensors than rank ",
+                    of_ranks.begin()->first),
+           "load the same contents on every rank of a mesh");
+    }
+  }
+}
+
+void compare_ranks(const std::vector<std::string>& messages, const std::string& path, bool strict) {
+  std::vector<json> said;
+  std::vector<NamesOfEntries> names;
+  for (const std::string& message : messages) {
+    said.push_back(json::parse(message));
+    NamesOfEntries& mine = names.emplace_back();
+    for (const auto& [entry, lists] : said.back()["names"].items()) {
+      mine[entry] = {lists["missing"].get<std::vector<std::string>>(), lists["extra"].get<std::vector<std::string>>()};
+    }
+  }
+  check_same_files(said, path);
+  if (strict) check_names_of_ranks(names);
+  check_same_orders(said);
+}
+
+// Blocks of which no rank has read all: one of those that have read a part reads and compares it.
+void check_shared_blocks(Checkpoint& checkpoint, const std::vector<std::string>& of_ranks, const Ranks& ranks) {
+  std::map<std::pair<std::string, int64_t>, std::vector<int>> readers;
+  for (size_t rank = 0; rank < of_ranks.size(); ++rank) {
+    for (const json& block : json::parse(of_ranks[rank])) {
+      readers[{block[0].get<std::string>(), block[1].get<int64_t>()}].push_back(int(rank));
+    }
+  }
+  if (readers.empty()) return;
+  ranks.together([&] {
+    size_t turn = 0;
+    for (const auto& [block, who] : readers) {
+      if (who[turn++ % who.size()] == ranks.rank()) checkpoint.file(block.first)->check_block(block.second);
+    }
+    return std::string();
+  });
 }
 
 }  // namespace
@@ -118,21 +180,18 @@ void load(const std::string& path, const Contents& contents, LoadOptions options
     detail::LoadPlan plan;
     const detail::ParameterNames names = detail::parameter_names(contents);
     const detail::CallContext call{&names, ranks.rank(), ranks.size()};
-    detail::check_same_files(ranks.together([&] {
+    const auto tell = [&] {
       checkpoint = std::make_unique<detail::Checkpoint>(path);
-      const std::string index = detail::index_text(checkpoint->index());
-      return std::to_string(detail::hash_of(index.data(), int64_t(index.size())));
-    }),
-                             path);
-    detail::check_same_order(ranks.together([&] {
       plan = detail::LoadPlanner(*checkpoint, options, call).plan(contents);
-      return detail::order_of_readings(plan);
-    }));
-    ranks.together([&] {
+      return detail::load_message(*checkpoint, plan);
+    };
+    detail::compare_ranks(ranks.together(tell), path, options.strict);
+    const std::vector<std::string> blocks = ranks.together([&] {
       detail::read_all(plan.readings);
-      for (const auto& apply : plan.apply) apply();
-      return std::string();
+      return options.verify ? checkpoint->blocks_in_parts() : "[]";
     });
+    detail::check_shared_blocks(*checkpoint, blocks, ranks);
+    for (const auto& apply : plan.apply) apply();
   } catch (const detail::Failure& failure) {
     detail::raise_failure("checkpoint::load", failure);
   }
@@ -141,22 +200,13 @@ void load(const std::string& path, const Contents& contents, LoadOptions options
 namespace detail {
 namespace {
 
-// "run.seed" inside {"run": {"seed": 1}}; null where there is none.
-const nlohmann::json* find_value(const nlohmann::json& values, const std::string& name) {
-  const auto whole = values.find(escaped_key(name));
-  if (whole != values.end()) return &*whole;
-  for (size_t dot = name.find('.'); dot != std::string::npos; dot = name.find('.', dot + 1)) {
-    const auto outer = values.find(escaped_key(name.substr(0, dot)));
-    if (outer == values.end() || !outer->is_object()) continue;
-    if (const nlohmann::json* inner = find_value(*outer, name.substr(dot + 1))) return inner;
-  }
-  return nullptr;
-}
-
 at::Tensor read_value_tensor(Checkpoint& checkpoint, const std::string& name) {
   for (const auto& file : checkpoint.files(kValuesEntry)) {
     for (const FileTensor& tensor : file->header().tensors) {
-      if (tensor.name == name) return read_whole(*file, tensor);
+      if (tensor.name != name) continue;
+      const at::Tensor value = read_whole(*file, tensor);
+      for (int64_t block : file->blocks_in_parts()) file->check_block(block);
+      return value;
     }
   }
   fail(c10::str(checkpoint.folder(), " lacks the tensor \"", name, "\""), "use another checkpoint");

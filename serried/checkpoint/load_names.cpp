@@ -3,6 +3,9 @@
 
 #include <c10/util/StringUtil.h>
 
+#include <algorithm>
+#include <set>
+
 #include "serried/base/text.h"
 #include "serried/checkpoint/failure.h"
 
@@ -28,6 +31,35 @@ void check_names(const std::string& entry, const Wanted& wanted, bool strict) {
   fail(c10::str("\"", entry, "\" has other names in the checkpoint: missing there: ", list_of_names(wanted.missing),
                 "; only there: ", list_of_names(wanted.extra)),
        "load into the same model, pass {.rename = {{pattern, to}}}, or {.strict = false} to load what both have");
+}
+
+void check_names_of_ranks(const std::vector<NamesOfEntries>& of_ranks) {
+  std::map<std::string, Wanted> all;
+  std::map<std::string, std::set<std::set<std::string>>> kinds;  // what different ranks leave alone, by entry
+  for (const NamesOfEntries& entries : of_ranks) {
+    for (const auto& [entry, names] : entries) {
+      std::vector<std::string>& missing = all[entry].missing;
+      for (const std::string& name : names.missing) {
+        if (std::find(missing.begin(), missing.end(), name) == missing.end()) missing.push_back(name);
+      }
+      kinds[entry].emplace(names.extra.begin(), names.extra.end());
+    }
+  }
+  for (auto& [entry, wanted] : all) {
+    const std::set<std::set<std::string>>& extras = kinds[entry];
+    std::set<std::string> nobody = *extras.begin();
+    for (const std::set<std::string>& each : extras) {
+      std::erase_if(nobody, [&](const std::string& name) { return each.count(name) == 0; });
+    }
+    for (const std::set<std::string>& more : extras) {
+      for (const std::set<std::string>& less : extras) {
+        if (less == more || !std::includes(more.begin(), more.end(), less.begin(), less.end())) continue;
+        std::set_difference(more.begin(), more.end(), less.begin(), less.end(), std::inserter(nobody, nobody.end()));
+      }
+    }
+    wanted.extra.assign(nobody.begin(), nobody.end());
+    check_names(entry, wanted, true);
+  }
 }
 
 }  // namespace serried::checkpoint::detail

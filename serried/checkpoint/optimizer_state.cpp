@@ -8,6 +8,7 @@
 
 #include "serried/checkpoint/failure.h"
 #include "serried/checkpoint/optimizer_kinds.h"
+#include "serried/checkpoint/optimizer_match.h"
 #include "serried/checkpoint/source.h"
 #include "serried/checkpoint/values.h"
 #include "serried/parallel/zero/optimizer.h"
@@ -24,14 +25,6 @@ using nlohmann::json;
 using serried::detail::ZeroOptimizer;
 using torch::optim::Optimizer;
 using torch::optim::OptimizerParamState;
-
-struct NamedParameter {
-  std::string name;
-  at::Tensor tensor;
-  bool is_named;  // by a module
-};
-
-using NamedGroups = std::vector<std::vector<NamedParameter>>;
 
 std::string name_of(const std::pair<std::string, std::string>& entry_and_name, bool with_entry) {
   return with_entry ? entry_and_name.first + "." + entry_and_name.second : entry_and_name.second;
@@ -68,13 +61,7 @@ NamedGroups named_groups(const Optimizer& optimizer, const ParameterNames& names
   return groups;
 }
 
-bool are_named(const NamedGroups& groups) {
-  return std::all_of(groups.begin(), groups.end(), [](const auto& group) {
-    return std::all_of(group.begin(), group.end(), [](const NamedParameter& each) { return each.is_named; });
-  });
-}
-
-// Tensors of a state by name, numbers into `numbers`.
+// Tensors of a state by name; into `numbers` the numbers, and which tensors there are: true, or how many.
 void save_fields(const std::string& name, const std::vector<StateField>& fields, Holder holder, Part& part,
                  json& numbers) {
   for (const StateField& field : fields) {
@@ -82,9 +69,12 @@ void save_fields(const std::string& name, const std::vector<StateField>& fields,
     std::visit(c10::overloaded([&](const int64_t* number) { numbers[field.name] = *number; },
                                [&](const double* number) { numbers[field.name] = number_json(*number); },
                                [&](const at::Tensor* tensor) {
-                                 if (tensor->defined()) part.items.push_back({full, *tensor, holder});
+                                 if (!tensor->defined()) return;
+                                 numbers[field.name] = true;
+                                 part.items.push_back({full, *tensor, holder});
                                },
                                [&](const std::deque<at::Tensor>* list) {
+                                 numbers[field.name] = list->size();
                                  for (size_t i = 0; i < list->size(); ++i) {
                                    part.items.push_back({c10::str(full, ".", i), (*list)[i], holder});
                                  }
@@ -94,12 +84,6 @@ void save_fields(const std::string& name, const std::vector<StateField>& fields,
 }
 
 using TensorsByName = std::unordered_map<std::string, const FileTensor*>;
-
-// Which parameter of the checkpoint is which of ours.
-struct ParameterMatch {
-  std::string saved_name;
-  NamedParameter mine;
-};
 
 class OptimizerSource final : public Source {
  public:
@@ -114,16 +98,18 @@ class OptimizerSource final : public Source {
     Part part;
     json numbers = json::object(), saved_groups = json::array();
     for (size_t g = 0; g < groups.size(); ++g) {
-      json names = json::array();
+      json names = json::array(), sizes = json::array();
       for (const NamedParameter& parameter : groups[g]) {
         names.push_back(parameter.name);
+        sizes.push_back(parameter.tensor.sizes().vec());
         const auto found = state.find(parameter.tensor.unsafeGetTensorImpl());
         if (found == state.end()) continue;
         json& mine = numbers[parameter.name] = json::object();
         save_fields(parameter.name, kind.fields(*found->second), holder, part, mine);
       }
       const auto& options = optimizer_.param_groups()[g].options();
-      saved_groups.push_back({{"params", std::move(names)}, {"options", kind.options_json(options)}});
+      saved_groups.push_back(
+          {{"params", std::move(names)}, {"sizes", std::move(sizes)}, {"options", kind.options_json(options)}});
     }
     part.values = std::make_shared<json>(json{{"type", kind.name}, {"groups", std::move(saved_groups)}});
     (*part.values)["owned"] = json::object();
@@ -147,9 +133,10 @@ class OptimizerSource final : public Source {
            "load into an optimizer of the same kind");
     }
     const NamedGroups groups = named_groups(optimizer_, *call.names);
-    check_groups(groups, values, options);
     Wanted wanted;
-    const std::vector<ParameterMatch> matches = match(groups, values, options, wanted);
+    const std::vector<ParameterMatch> matches = match_parameters(groups, values.at("groups"), options, wanted);
+    check_sizes(matches);
+    const GroupOptions new_options = options_of_groups(matches, values.at("groups"), options.strict);
     TensorsByName tensors;
     for (const FileTensor& tensor : saved.tensors) tensors[tensor.name] = &tensor;
     auto made = std::make_shared<std::vector<std::pair<void*, std::unique_ptr<OptimizerParamState>>>>();
@@ -158,7 +145,7 @@ class OptimizerSource final : public Source {
       made->emplace_back(each.mine.tensor.unsafeGetTensorImpl(),
                          load_state(kind, each, values.at("owned"), tensors, wanted));
     }
-    wanted.apply = [this, &kind, made, all_options = values.at("groups")] {
+    wanted.apply = [this, &kind, made, new_options] {
       auto& state = stateful().state();
       for (auto& [parameter, value] : *made) {
         if (value) {
@@ -167,65 +154,13 @@ class OptimizerSource final : public Source {
           state.erase(parameter);
         }
       }
-      auto& mine = optimizer_.param_groups();
-      for (size_t g = 0; g < std::min(mine.size(), all_options.size()); ++g) {
-        kind.set_options(mine[g].options(), all_options[g].at("options"));
-      }
+      for (const auto& [group, json] : new_options) kind.set_options(optimizer_.param_groups()[group].options(), json);
     };
     return wanted;
   }
 
  private:
   Optimizer& stateful() const { return zero_ != nullptr ? zero_->own_part() : optimizer_; }
-
-  static void check_groups(const NamedGroups& groups, const json& values, const LoadOptions& options) {
-    const size_t theirs = values.at("groups").size();
-    if (!options.strict || theirs == groups.size()) return;
-    fail(c10::str("an optimizer has ", theirs, " groups of parameters in the checkpoint, and ", groups.size(), " here"),
-         "make the same groups, or pass {.strict = false}");
-  }
-
-  // By name; by place where one side has no names.
-  static std::vector<ParameterMatch> match(const NamedGroups& groups, const json& values, const LoadOptions& options,
-                                           Wanted& wanted) {
-    std::vector<ParameterMatch> matches;
-    std::map<std::string, std::string> there;  // renamed -> saved
-    bool same_counts = groups.size() == values.at("groups").size();
-    bool has_names_there = false;
-    for (size_t g = 0; g < values.at("groups").size(); ++g) {
-      const json& names = values.at("groups")[g].at("params");
-      same_counts = same_counts && names.size() == groups[g].size();
-      for (size_t i = 0; i < names.size(); ++i) {
-        const auto name = names[i].get<std::string>();
-        has_names_there = has_names_there || name != c10::str("group", g, ".param", i);
-        there[renamed(name, options.rename)] = name;
-      }
-    }
-    if (same_counts && are_named(groups) != has_names_there) {
-      for (size_t g = 0; g < groups.size(); ++g) {
-        for (size_t i = 0; i < groups[g].size(); ++i) {
-          matches.push_back({values.at("groups")[g].at("params")[i].get<std::string>(), groups[g][i]});
-        }
-      }
-      return matches;
-    }
-    for (const auto& group : groups) {
-      for (const NamedParameter& parameter : group) {
-        if (parameter.name.compare(0, options.only.size(), options.only) != 0) continue;
-        const auto found = there.find(parameter.name);
-        if (found == there.end()) {
-          wanted.missing.push_back(parameter.name);
-          continue;
-        }
-        matches.push_back({found->second, parameter});
-        there.erase(found);
-      }
-    }
-    for (const auto& [name, saved_name] : there) {
-      if (name.compare(0, options.only.size(), options.only) == 0) wanted.extra.push_back(name);
-    }
-    return matches;
-  }
 
   // Null where the checkpoint has no state of it.
   std::unique_ptr<OptimizerParamState> load_state(const OptimizerKind& kind, const ParameterMatch& each,
@@ -237,19 +172,21 @@ class OptimizerSource final : public Source {
     std::unique_ptr<OptimizerParamState> made = found != state.end() ? found->second->clone() : kind.make_state();
     for (StateField& field : kind.fields(*made)) {
       const std::string name = c10::str(each.saved_name, ".", field.name);
-      std::visit(
-          c10::overloaded([&](int64_t* number) { *number = numbers.at(field.name).get<int64_t>(); },
-                          [&](double* number) { *number = number_of(numbers.at(field.name)); },
-                          [&](at::Tensor* tensor) { *tensor = target_for(name, *tensor, each, tensors, wanted); },
-                          [&](std::deque<at::Tensor>* list) {
-                            list->clear();
-                            for (at::Tensor next; list->empty() || next.defined();) {
-                              next = target_for(c10::str(name, ".", list->size()), {}, each, tensors, wanted);
-                              if (!next.defined()) break;
-                              list->push_back(next);
-                            }
-                          }),
-          field.place);
+      const json saved = numbers.value(field.name, json());
+      std::visit(c10::overloaded([&](int64_t* number) { *number = saved.get<int64_t>(); },
+                                 [&](double* number) { *number = number_of(saved); },
+                                 [&](at::Tensor* tensor) {
+                                   const at::Tensor present = *tensor;
+                                   tensor->reset();
+                                   if (saved == true) *tensor = target_for(name, present, each, tensors, wanted);
+                                 },
+                                 [&](std::deque<at::Tensor>* list) {
+                                   list->clear();
+                                   for (size_t i = 0; i < saved.get<size_t>(); ++i) {
+                                     list->push_back(target_for(c10::str(name, ".", i), {}, each, tensors, wanted));
+                                   }
+                                 }),
+                 field.place);
     }
     return made;
   }
@@ -258,7 +195,10 @@ class OptimizerSource final : public Source {
   static at::Tensor target_for(const std::string& name, const at::Tensor& present, const ParameterMatch& each,
                                const TensorsByName& tensors, Wanted& wanted) {
     const auto place = tensors.find(name);
-    if (place == tensors.end()) return {};
+    if (place == tensors.end()) {
+      fail(c10::str("the checkpoint lacks the tensor \"", name, "\", though the optimizer had it when it was saved"),
+           "use another checkpoint");
+    }
     const FileTensor* const found = place->second;
     const at::Tensor& parameter = each.mine.tensor;
     const at::NoGradGuard no_grad;

@@ -53,10 +53,4 @@ SavePlan make_plan(const Contents& contents, const Ranks& ranks);
 /// size.
 void lay_out(SavePlan& plan, const std::map<std::string, std::map<std::string, std::string>>& aliases);
 
-/// Names that the modules of a call have for their parameters.
-ParameterNames parameter_names(const Contents& contents);
-
-/// Null where `value` is no State.
-Source* source_of(const Value& value);
-
 }  // namespace serried::checkpoint::detail

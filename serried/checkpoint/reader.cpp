@@ -144,20 +144,40 @@ void TensorFile::read_header() {
 
 void TensorFile::read(int64_t offset, void* data, int64_t size) {
   file_.read(offset, data, size);
-  if (!hasher_) return;
+  if (!hasher_ || size == 0) return;
   hasher_->see(offset, data, size);
+  touched_.insert(offset / grid_.block_bytes);
+  touched_.insert((offset + size - 1) / grid_.block_bytes);  // those between are whole
   compare_hashes();
 }
 
 void TensorFile::compare_hashes() {
   const auto& seen = hasher_->hashes();
   for (auto next = seen.upper_bound(last_compared_); next != seen.end(); ++next) {
-    const int64_t block = last_compared_ = next->first;
-    if (next->second == hashes_[size_t(block)]) continue;
-    fail(c10::str(path(), " is damaged: bytes ", grid_.begin(block), " to ", grid_.end(block), ", of ",
-                  tensor_at(grid_.begin(block)), ", are not those that were saved"),
-         "use another checkpoint; serried checkpoint verify names all that is damaged");
+    last_compared_ = next->first;
+    compare_hash(next->first, next->second);
   }
+}
+
+void TensorFile::compare_hash(int64_t block, uint64_t hash) const {
+  if (hash == hashes_[size_t(block)]) return;
+  fail(c10::str(path(), " is damaged: bytes ", grid_.begin(block), " to ", grid_.end(block), ", of ",
+                tensor_at(grid_.begin(block)), ", are not those that were saved"),
+       "use another checkpoint; serried checkpoint verify names all that is damaged");
+}
+
+std::vector<int64_t> TensorFile::blocks_in_parts() const {
+  std::vector<int64_t> blocks;
+  for (int64_t block : touched_) {
+    if (hasher_->hashes().count(block) == 0) blocks.push_back(block);
+  }
+  return blocks;
+}
+
+void TensorFile::check_block(int64_t block) const {
+  std::string bytes(size_t(grid_.end(block) - grid_.begin(block)), '\0');
+  file_.read(grid_.begin(block), bytes.data(), int64_t(bytes.size()));
+  compare_hash(block, hash_of(bytes.data(), int64_t(bytes.size())));
 }
 
 std::string TensorFile::tensor_at(int64_t offset) const {
@@ -184,16 +204,27 @@ std::vector<std::shared_ptr<TensorFile>> Checkpoint::files(const std::string& na
   std::vector<std::shared_ptr<TensorFile>> files;
   const auto indexed_entry = index_.entries.find(name);
   if (indexed_entry == index_.entries.end()) return files;
-  for (const std::string& file : indexed_entry->second.files) {
-    std::shared_ptr<TensorFile>& open = open_[file];
-    const auto indexed = std::find_if(index_.files.begin(), index_.files.end(),
-                                      [&](const IndexedFile& each) { return each.name == file; });
-    if (indexed == index_.files.end())
-      fail(c10::str("the index of ", folder_, " lacks ", file), "use another checkpoint");
-    if (!open) open = std::make_shared<TensorFile>(folder_, *indexed, index_.block_bytes);
-    files.push_back(open);
-  }
+  for (const std::string& name_of_file : indexed_entry->second.files) files.push_back(file(name_of_file));
   return files;
+}
+
+std::shared_ptr<TensorFile> Checkpoint::file(const std::string& name) {
+  std::shared_ptr<TensorFile>& open = open_[name];
+  if (open) return open;
+  const auto indexed = std::find_if(index_.files.begin(), index_.files.end(),
+                                    [&](const IndexedFile& each) { return each.name == name; });
+  if (indexed == index_.files.end())
+    fail(c10::str("the index of ", folder_, " lacks ", name), "use another checkpoint");
+  open = std::make_shared<TensorFile>(folder_, *indexed, index_.block_bytes);
+  return open;
+}
+
+std::string Checkpoint::blocks_in_parts() const {
+  nlohmann::json blocks = nlohmann::json::array();
+  for (const auto& [name, file] : open_) {
+    for (int64_t block : file->blocks_in_parts()) blocks.push_back({name, block});
+  }
+  return blocks.dump();
 }
 
 SavedPart Checkpoint::part(const std::string& name) {

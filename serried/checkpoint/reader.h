@@ -5,6 +5,7 @@
 
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -34,9 +35,15 @@ class TensorFile {
   /// names file, tensor and offset.
   void read(int64_t offset, void* data, int64_t size);
 
+  /// Blocks of which some bytes were read and not all, so that they are not compared yet; none where it has no hashes.
+  std::vector<int64_t> blocks_in_parts() const;
+  /// Reads a whole block and compares it. Failure as for read.
+  void check_block(int64_t block) const;
+
  private:
   void read_header();
   void compare_hashes();
+  void compare_hash(int64_t block, uint64_t hash) const;
   std::string tensor_at(int64_t offset) const;
 
   File file_;
@@ -46,6 +53,7 @@ class TensorFile {
   std::unique_ptr<BlockHasher> hasher_ = {};
   BlockGrid grid_ = {};
   int64_t last_compared_ = -1;
+  std::set<int64_t> touched_ = {};  // blocks of which bytes were read
 };
 
 class Checkpoint {
@@ -58,6 +66,9 @@ class Checkpoint {
   const IndexedEntry& entry(const std::string& name) const;
   /// The files of an entry, opened once.
   std::vector<std::shared_ptr<TensorFile>> files(const std::string& entry);
+  std::shared_ptr<TensorFile> file(const std::string& name);
+  /// Of all files that are open, as JSON: [[file, block], ...].
+  std::string blocks_in_parts() const;
   /// Names and looks of what an entry has.
   SavedPart part(const std::string& entry);
 

@@ -1,7 +1,7 @@
 // save: plan, write, compare, commit; every step ends with all ranks knowing how the others fared.
 #include <c10/util/StringUtil.h>
 
-#include <cstring>
+#include <chrono>
 
 #include "serried/base/error.h"
 #include "serried/base/log.h"
@@ -9,6 +9,7 @@
 #include "serried/checkpoint/checkpoint.h"
 #include "serried/checkpoint/commit.h"
 #include "serried/checkpoint/failure.h"
+#include "serried/checkpoint/packed.h"
 #include "serried/checkpoint/save_job.h"
 #include "serried/tape/recorder.h"
 
@@ -18,20 +19,6 @@ namespace {
 
 using nlohmann::json;
 using Hash = Writer::Hash;
-
-template <class T>
-std::string packed(const std::vector<T>& numbers) {
-  std::string bytes(numbers.size() * sizeof(T), '\0');
-  if (!numbers.empty()) std::memcpy(bytes.data(), numbers.data(), bytes.size());
-  return bytes;
-}
-
-template <class T>
-std::vector<T> unpacked(const std::string& bytes) {
-  std::vector<T> numbers(bytes.size() / sizeof(T));
-  if (!numbers.empty()) std::memcpy(numbers.data(), bytes.data(), numbers.size() * sizeof(T));
-  return numbers;
-}
 
 // Every byte of every file has one writer.
 void check_volume(const SavePlan& plan, const std::vector<std::string>& planned) {
@@ -157,6 +144,7 @@ void write_checkpoint(const std::string& path, WriteOrder order, const Ranks& ra
   ranks.together([&] {
     if (!ranks.is_first()) return std::string();
     write_weight_maps(folder, plan);
+    plan.index.saved_at = std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count();
     write_file(folder + "/" + kIndexName, index_text(plan.index));
     partial->commit();
     log::line(log::Topic::checkpoint, "saved ", plan.tensors.size(), " tensors in ", plan.files.size(), " files to ",

@@ -89,6 +89,10 @@ const torch::nn::Module& unwrapped(const torch::nn::Module& module);
 /// Which tensors of `saved` go into which of `part`, by names.
 Wanted match_names(const Part& part, const SavedPart& saved, const LoadOptions& options);
 
+/// What the ranks that have an entry say of it as one: the same on all of them, or, of optimizers with different
+/// parameters, what each has. Failure that shows both where two ranks say different things of one parameter.
+nlohmann::json joined_values(const std::string& entry, const std::vector<std::pair<int, nlohmann::json>>& of_ranks);
+
 std::shared_ptr<Source> optimizer_source(torch::optim::Optimizer& optimizer);
 
 }  // namespace serried::checkpoint::detail

@@ -4,9 +4,10 @@
 #include <ATen/ATen.h>
 #include <c10/util/StringUtil.h>
 
+#include "serried/checkpoint/blocks.h"
 #include "serried/checkpoint/failure.h"
 #include "serried/checkpoint/load_names.h"
-#include "serried/checkpoint/plan.h"
+#include "serried/checkpoint/collect.h"
 #include "serried/checkpoint/reader.h"
 #include "serried/checkpoint/save_job.h"
 #include "serried/checkpoint/values.h"
@@ -99,21 +100,40 @@ class StateGetter {
   StateDict result_;
 };
 
+// Stages of a pipeline would each get a part and take it for the whole.
+void check_same_names(const std::vector<std::pair<std::string, Part>>& parts, const Ranks& ranks) {
+  std::string text;
+  for (const auto& [entry, part] : parts) {
+    for (const Item& item : part.items) {
+      if (item.holder != Holder::owner) text += entry + "." + item.name + "\n";
+    }
+  }
+  const auto hashes = ranks.together([&] { return std::to_string(hash_of(text.data(), int64_t(text.size()))); });
+  for (size_t rank = 1; rank < hashes.size(); ++rank) {
+    if (hashes[rank] == hashes[0]) continue;
+    fail(c10::str("rank ", rank, " holds other names than rank 0, as the stages of a pipeline do"),
+         "pass {.full = false}, which gives each rank what it holds, or save a checkpoint, which has all of it");
+  }
+}
+
 StateDict collect_state(const Contents& contents, const Ranks& ranks, const GetStateOptions& options) {
   const tape::Pause off_tape;
   const at::NoGradGuard no_grad;
   const ParameterNames names = parameter_names(contents);
   const CallContext call{&names, ranks.rank(), ranks.size()};
-  StateGetter getter(ranks, options);
+  std::vector<std::pair<std::string, Part>> parts;
   for (const Entry& entry : contents) {
     if (Source* source = source_of(entry.value)) {
-      getter.add(entry.name, source->collect(call));
+      parts.emplace_back(entry.name, source->collect(call));
       continue;
     }
     Part part;
     part.values = std::make_shared<json>(json{{"value", json_of(entry.value, entry.name, part.items)}});
-    getter.add(entry.name, std::move(part));
+    parts.emplace_back(entry.name, std::move(part));
   }
+  if (options.full) check_same_names(parts, ranks);
+  StateGetter getter(ranks, options);
+  for (auto& [name, part] : parts) getter.add(name, std::move(part));
   return std::move(getter).result();
 }
 

@@ -43,7 +43,8 @@ using nlohmann::json;
 constexpr const char* kTensor = "$tensor";
 constexpr const char* kNumber = "$number";
 constexpr const char* kBytes = "$bytes";
-constexpr int kMaxDepth = 100;
+constexpr int kMaxDepth = 100;      // of a file that is read
+constexpr int kMaxValueDepth = 64;  // of a value that is saved
 
 [[noreturn]] void refuse_value(const std::string& path, const std::string& what) {
   fail(c10::str("\"", path, "\" is ", what),
@@ -79,7 +80,13 @@ json text_json(const std::string& text) {
   }
 }
 
-json json_of_ivalue(const IValue& value, const std::string& path, std::vector<Item>& items) {
+// Before a file is written that nobody could read.
+void check_depth(const std::string& path, int depth) {
+  if (depth > kMaxValueDepth) refuse_value(path, c10::str("nested more than ", kMaxValueDepth, " deep"));
+}
+
+json json_of_ivalue(const IValue& value, const std::string& path, std::vector<Item>& items, int depth) {
+  check_depth(path, depth);
   if (value.isNone()) return nullptr;
   if (value.isBool()) return value.toBool();
   if (value.isInt()) return value.toInt();
@@ -93,7 +100,7 @@ json json_of_ivalue(const IValue& value, const std::string& path, std::vector<It
   if (value.isList()) {
     json list = json::array();
     for (const IValue& item : value.toListRef()) {
-      list.push_back(json_of_ivalue(item, c10::str(path, ".", list.size()), items));
+      list.push_back(json_of_ivalue(item, c10::str(path, ".", list.size()), items, depth + 1));
     }
     return list;
   }
@@ -102,16 +109,17 @@ json json_of_ivalue(const IValue& value, const std::string& path, std::vector<It
   for (const auto& item : value.toGenericDict()) {
     if (!item.key().isString()) refuse_value(path, "a dict with keys of type " + item.key().tagKind());
     const std::string& key = item.key().toStringRef();
-    object[escaped_key(key)] = json_of_ivalue(item.value(), path + "." + key, items);
+    object[escaped_key(key)] = json_of_ivalue(item.value(), path + "." + key, items, depth + 1);
   }
   return object;
 }
 
-json json_of_entries(const std::vector<Entry>& entries, const std::string& path, std::vector<Item>& items) {
+json json_of_entries(const std::vector<Entry>& entries, const std::string& path, std::vector<Item>& items, int depth) {
+  check_depth(path, depth);
   json object = json::object();
   for (const Entry& entry : entries) {
     const std::string inner = path + "." + entry.name;
-    if (!object.emplace(escaped_key(entry.name), json_of(entry.value, inner, items)).second) {
+    if (!object.emplace(escaped_key(entry.name), json_of(entry.value, inner, items, depth + 1)).second) {
       refuse_value(inner, "there twice");
     }
   }
@@ -193,13 +201,13 @@ double number_of(const json& json) {
   fail(json.dump().substr(0, 100) + " in the checkpoint is no number", "load a value of the type that was saved");
 }
 
-json json_of(const Value& value, const std::string& path, std::vector<Item>& items) {
+json json_of(const Value& value, const std::string& path, std::vector<Item>& items, int depth) {
   return std::visit(
-      c10::overloaded([&](const IValue& plain) { return json_of_ivalue(plain, path, items); },
+      c10::overloaded([&](const IValue& plain) { return json_of_ivalue(plain, path, items, depth); },
                       [&](const State&) -> json { refuse_value(path, "a state inside another value"); },
-                      [&](const std::vector<Entry>& entries) { return json_of_entries(entries, path, items); },
+                      [&](const std::vector<Entry>& entries) { return json_of_entries(entries, path, items, depth); },
                       [&](const Variable& variable) {
-                        return std::visit([&](const auto* from) { return json_of_ivalue(*from, path, items); },
+                        return std::visit([&](const auto* from) { return json_of_ivalue(*from, path, items, depth); },
                                           variable);
                       }),
       value.content().content);
@@ -238,6 +246,17 @@ void want_value(const Value& value, const std::string& path, const json& saved, 
                                };
                              }),
              value.content().content);
+}
+
+const json* find_value(const json& values, const std::string& name) {
+  const auto whole = values.find(escaped_key(name));
+  if (whole != values.end()) return &*whole;
+  for (size_t dot = name.find('.'); dot != std::string::npos; dot = name.find('.', dot + 1)) {
+    const auto outer = values.find(escaped_key(name.substr(0, dot)));
+    if (outer == values.end() || !outer->is_object()) continue;
+    if (const json* inner = find_value(*outer, name.substr(dot + 1))) return inner;
+  }
+  return nullptr;
 }
 
 json parse_json(const std::string& text, const std::string& what) {

@@ -58,8 +58,10 @@ void for_each_run_of(const PlannedTensor& tensor, const Region& region, const Vi
   });
 }
 
+// A rank with nothing to write takes part where parts are brought to rows.
 bool takes_part(const PlannedTensor& tensor) {
-  return tensor.tensor.defined() && tensor.replica >= 0;
+  if (!tensor.tensor.defined() || tensor.replica >= 0) return tensor.tensor.defined();
+  return tensor.spec && tensor.spec->mesh.contains_this_rank() && !rows_instead(*tensor.spec).empty();
 }
 
 }  // namespace

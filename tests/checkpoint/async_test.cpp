@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <thread>
+
 #include "serried/checkpoint/checkpoint.h"
 #include "serried/comm/groups/ranks.h"
 #include "serried/tensor/dtensor.h"
@@ -63,6 +65,25 @@ TEST(AsyncSave, AnErrorSurfacesInWaitOnAllRanks) {
     checkpoint::async_save(folder / "c", {{"a", 1}}).wait();
   });
   EXPECT_EQ(checkpoint::read_value(folder / "c", "a").toInt(), 1);
+}
+
+TEST(AsyncSave, ThreadsWithoutAGroupMaySaveAtTheSameTime) {
+  const Folder folder;
+  const auto save_often = [&](int thread) {
+    for (int i = 0; i < 10; ++i) {
+      const std::string path = folder / (std::to_string(thread) + "_" + std::to_string(i));
+      checkpoint::async_save(path, {{"x", torch::full({5000 + 100 * thread}, 10 * thread + i)}}).wait();
+    }
+  };
+  std::thread first([&] { save_often(1); }), second([&] { save_often(2); });
+  first.join();
+  second.join();
+  for (int thread : {1, 2}) {
+    for (int i = 0; i < 10; ++i) {
+      const std::string path = folder / (std::to_string(thread) + "_" + std::to_string(i));
+      expect_equal(checkpoint::read_value(path, "x").toTensor(), torch::full({5000 + 100 * thread}, 10 * thread + i));
+    }
+  }
 }
 
 TEST(AsyncSave, OneThatIsDroppedIsFinished) {

@@ -8,6 +8,7 @@
 #include "serried/checkpoint/checkpoint.h"
 #include "serried/checkpoint/commit.h"
 #include "serried/checkpoint/failure.h"
+#include "serried/checkpoint/index.h"
 #include "serried/checkpoint/save_job.h"
 #include "serried/comm/collectives/collectives.h"
 #include "serried/comm/groups/ranks.h"
@@ -168,11 +169,21 @@ TEST(CheckpointErrors, RanksThatSaveDifferentThings) {
     EXPECT_EQ(text.substr(0, text.find('\n')),
               "[checkpoint::save] ranks save different things: rank 0 has step = 0, rank 1 has step = 1");
     const std::string sizes = save_error(folder / "c", {{"x", torch::zeros({2 + group->getRank()})}});
-    EXPECT_NE(sizes.find("rank 0 has values.x f32[2] of content "), std::string::npos) << sizes;
-    EXPECT_NE(sizes.find(", rank 1 has values.x f32[3] of content "), std::string::npos) << sizes;
-    const std::string content = save_error(folder / "c", {{"x", torch::full({200000}, group->getRank())}});
-    EXPECT_NE(content.find("ranks save different things: rank 0 has values.x i64[200000] of content "),
-              std::string::npos)
+    EXPECT_EQ(sizes.substr(0, sizes.find('\n')),
+              "[checkpoint::save] ranks save different things: \"values.x\" is f32[2] on rank 0, and f32[3] on rank 1");
+    EXPECT_NE(
+        sizes.find("\n  fix: save the same names, sizes and values on every rank; ranks whose modules are "
+                   "different parts of a model, as the stages of a pipeline are, need names that tell these apart"),
+        std::string::npos)
+        << sizes;
+    // One byte of many.
+    const at::Tensor large = torch::zeros({200001}, at::kByte);
+    large[150001] = group->getRank();
+    const std::string content = save_error(folder / "c", {{"x", large}});
+    EXPECT_EQ(content.find("[checkpoint::save] \"values.x\", u8[200001], has other values on rank 1 than on rank 0\n  "
+                           "fix: make copies equal first, with DistributedDataParallel or broadcast_; what is no copy "
+                           "needs another name, as in the stages of a pipeline"),
+              0u)
         << content;
   });
   EXPECT_EQ(folder.names(), std::set<std::string>{});
@@ -189,8 +200,9 @@ TEST(CheckpointErrors, OptionsThatDifferBetweenRanksAreNamed) {
       optimizer.step();
     }
     const std::string text = save_error(folder / "c", {{"optim", state_of(optimizer)}});
-    EXPECT_EQ(text.find("[checkpoint::save] ranks save different things: rank 0 has optim.groups = "), 0u) << text;
-    EXPECT_NE(text.find(", rank 1 has optim.group0.param0.momentum_buffer f32[2,2] of content "), std::string::npos)
+    EXPECT_EQ(text.find("[checkpoint::save] ranks save different things: rank 1 has "
+                        "\"optim.group0.param0.momentum_buffer\", and rank 0 does not, nor anything that rank 1 lacks"),
+              0u)
         << text;
   });
 }
@@ -316,10 +328,10 @@ TEST(CheckpointErrors, AnIndexThatIsDamagedOrNewerIsRefused) {
     return load_error(folder / "c", {});
   };
   std::string newer = good;
-  newer.replace(newer.find("\"version\": 1"), 12, "\"version\": 9");
+  newer.replace(newer.find("\"version\": 2"), 12, "\"version\": 9");
   EXPECT_EQ(refused(newer),
             c10::str("[checkpoint::load] ", path,
-                     " is of format 9, and this serried reads format 1\n  fix: read it with a newer serried"));
+                     " is of format 9, and this serried reads format 2\n  fix: read it with a newer serried"));
   EXPECT_EQ(refused("{}"), c10::str("[checkpoint::load] ", path,
                                     " is not that of a checkpoint\n  fix: pass a folder that checkpoint::save wrote"));
   EXPECT_EQ(refused(good.substr(0, good.size() / 2)),
@@ -331,9 +343,19 @@ TEST(CheckpointErrors, AnIndexThatIsDamagedOrNewerIsRefused) {
   for (int i = 0; i < 100000; ++i) deep += '[';
   EXPECT_EQ(refused(deep), c10::str("[checkpoint::load] ", path,
                                     " is nested too deeply\n  fix: the file is damaged: use another checkpoint"));
-  std::string elsewhere = good;
+  for (size_t byte = 0; byte + 2 < good.size(); byte += 3) {
+    std::string changed = good;
+    changed[byte] ^= 1;
+    EXPECT_NE(refused(changed), "") << byte;
+  }
+  std::string value = good;
+  value.replace(value.find("\"x\": 1"), 6, "\"x\": 2");
+  EXPECT_EQ(refused(value), c10::str("[checkpoint::load] ", path,
+                                     " is not as it was saved: its checksum is another\n  fix: use another "
+                                     "checkpoint; a file that was changed by hand cannot be loaded"));
+  std::string elsewhere = "{" + good.substr(good.find(',') + 1);
   elsewhere.replace(elsewhere.find("\"files\": {"), 10, "\"files\": {\"../x\": {\"bytes\": 0, \"blocks\": []} ");
-  EXPECT_EQ(refused(elsewhere),
+  EXPECT_EQ(refused(checkpoint::detail::with_checksum(elsewhere)),
             c10::str("[checkpoint::load] ", path,
                      " is damaged: a file has a name that leads elsewhere\n  fix: use another checkpoint"));
 }
@@ -386,6 +408,83 @@ TEST(CheckpointErrors, AFullDiskRaisesOnAllRanksAndLeavesTheOldOne) {
   checkpoint::save(folder / "c", {{"x", torch::zeros({10})}});
 }
 
+// A save of which one rank does something else before it writes.
+std::string error_of_save(const Folder& folder, const Group& group,
+                          const std::function<void(const std::string&)>& before);
+
+constexpr const char* kOnlyFile = "/values-00001-of-00001.safetensors";
+
+TEST(CheckpointErrors, ADiskThatFillsUpWhileItIsWrittenLeavesTheOldOne) {
+  const Folder folder;
+  checkpoint::save(folder / "c", {{"x", torch::ones({10})}});
+  run_ranks(2, [&](const Group& group) {
+    const std::string text = error_of_save(folder, group, [&](const std::string& partial) {
+      if (group->getRank() == 0) {
+        std::filesystem::remove(partial + kOnlyFile);
+        std::filesystem::create_symlink("/dev/full", partial + kOnlyFile);
+      }
+      barrier(group);
+    });
+    EXPECT_EQ(text.find("rank 0: cannot write "), 0u) << text;
+    EXPECT_NE(text.find(": No space left on device"), std::string::npos) << text;
+  });
+  EXPECT_EQ(folder.names(), std::set<std::string>{"c"});
+  EXPECT_EQ(checkpoint::read_value(folder / "c", "x").toTensor().sum().item<double>(), 10);
+  run_ranks(2, [&](const Group&) { checkpoint::save(folder / "c", {{"x", torch::zeros({10})}}); });
+}
+
+TEST(CheckpointErrors, AShortWriteIsGoneOnWithAndThenNamed) {
+  const Folder folder;
+  checkpoint::save(folder / "c", {{"x", torch::ones({10})}});
+  run_ranks(1, [&](const Group& group) {
+    std::optional<FullDisk> full;
+    const std::string text = error_of_save(folder, group, [&](const std::string&) { full.emplace(1000); });
+    full.reset();
+    EXPECT_EQ(text.find("cannot write "), 0u) << text;
+    EXPECT_NE(text.find(": File too large"), std::string::npos) << text;
+  });
+  EXPECT_EQ(folder.names(), std::set<std::string>{"c"});
+  EXPECT_EQ(checkpoint::read_value(folder / "c", "x").toTensor().sum().item<double>(), 10);
+}
+
+TEST(CheckpointErrors, BlocksThatRanksReadInPartsAreComparedByOneOfThem) {
+  const Folder folder;
+  const SmallLimits limits({.file_bytes = 1 << 20, .block_bytes = 256, .short_run = 16});
+  checkpoint::save(folder / "c", {{"x", torch::zeros({100})}, {"y", torch::zeros({9})}});
+  const std::string path = folder / ("c" + std::string(kOnlyFile)), good = content_of(path);
+  for (size_t byte = good.size() - 436; byte < good.size(); byte += 5) {
+    std::string damaged = good;
+    damaged[byte] ^= 1;
+    write_content(path, damaged);
+    on_mesh({2}, [&](const DeviceMesh& mesh) {
+      const DTensor x = distribute_tensor(torch::zeros({100}), mesh, {Shard(0)});
+      const std::string text = load_error(folder / "c", {{"x", x}, {"y", torch::zeros({9})}});
+      EXPECT_NE(text.find(path + " is damaged: bytes "), std::string::npos) << text;
+      checkpoint::load(folder / "c", {{"y", torch::zeros({9})}}, {.verify = false});
+    });
+  }
+  EXPECT_NE(error_text<c10::ValueError>([&] { checkpoint::read_value(folder / "c", "y"); }).find(" is damaged: "),
+            std::string::npos);
+}
+
+TEST(CheckpointErrors, ValuesThatAreTooDeepToBeReadAreNotSaved) {
+  const Folder folder;
+  const auto nested = [](int depth) {
+    c10::IValue value = 1;
+    for (int i = 0; i < depth; ++i) {
+      c10::impl::GenericList list(c10::AnyType::get());
+      list.push_back(value);
+      value = list;
+    }
+    return value;
+  };
+  checkpoint::save(folder / "c", {{"x", nested(64)}});
+  EXPECT_TRUE(checkpoint::read_value(folder / "c", "x").isList());
+  const std::string text = save_error(folder / "d", {{"x", nested(65)}});
+  EXPECT_NE(text.find("\" is nested more than 64 deep\n  fix: save numbers, "), std::string::npos) << text;
+  EXPECT_EQ(folder.names(), std::set<std::string>{"c"});
+}
+
 TEST(CheckpointErrors, WhatTheMachineRefusesComesWithWhatHelps) {
   const auto text = [](int error) {
     try {
@@ -409,7 +508,6 @@ TEST(CheckpointErrors, AFolderThatCannotBeWritten) {
   });
 }
 
-// A save of which one rank does something else before it writes.
 std::string error_of_save(const Folder& folder, const Group& group,
                           const std::function<void(const std::string&)>& before) {
   namespace detail = checkpoint::detail;

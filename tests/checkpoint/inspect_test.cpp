@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include "serried/checkpoint/checkpoint.h"
+#include "serried/checkpoint/failure.h"
 #include "serried/comm/groups/ranks.h"
 #include "tests/checkpoint/folder.h"
 
@@ -70,9 +71,8 @@ TEST(CheckpointInspect, ShowsDifferences) {
   EXPECT_EQ(differences(folder / "a", folder / "same"), Lines{});
   EXPECT_EQ(
       differences(folder / "a", folder / "b"),
-      (Lines{"more: null and {\"$tensor\":\"more\"}", "only: {\"$tensor\":\"only\"} and null", "run.lr: 0.5 and 0.25",
-             "step: 3 and 4", "only: only in the first", "x: 1 of 40 elements differ, by at most 0.5",
-             "y: f32[40] and f64[40]", "more: only in the second"}));
+      (Lines{"run.lr: 0.5 and 0.25", "step: 3 and 4", "only: only in the first",
+             "x: 1 of 40 elements differ, by at most 0.5", "y: f32[40] and f64[40]", "more: only in the second"}));
 }
 
 TEST(CheckpointInspect, PrintsValuesAndTensors) {
@@ -83,6 +83,27 @@ TEST(CheckpointInspect, PrintsValuesAndTensors) {
   EXPECT_EQ(checkpoint::detail::text_of(folder / "c", "step"), "3\n");
   EXPECT_EQ(checkpoint::detail::text_of(folder / "c", "note"), "text\n");
   EXPECT_EQ(checkpoint::detail::text_of(folder / "c", "model.weight"), "f32[1,2]\n 2  2\n[ CPUFloatType{1,2} ]\n");
+  try {
+    checkpoint::detail::text_of(folder / "c", "modle.weight");
+    ADD_FAILURE();
+  } catch (const checkpoint::detail::Failure& failure) {
+    EXPECT_EQ(failure.text, folder / "c" + " has no \"modle.weight\"; it has: note, step, model.bias, model.weight");
+    EXPECT_EQ(failure.fix, "name one of these; serried checkpoint ls shows all");
+  }
+}
+
+TEST(CheckpointLatest, IsTheOneThatWasSavedLast) {
+  const Folder folder;
+  EXPECT_EQ(checkpoint::latest(folder / "none"), std::nullopt);
+  EXPECT_EQ(checkpoint::latest(folder / ""), std::nullopt);
+  for (const char* name : {"step9", "step10", "best", "step2"}) checkpoint::save(folder / name, {{"a", 1}});
+  std::filesystem::create_directories(folder / "step11.partial-0123456789abcdef");
+  write_content(folder / "step11.partial-0123456789abcdef/index.json", content_of(folder / "step2/index.json"));
+  std::filesystem::create_directories(folder / "notes");
+  run_ranks(2, [&](const Group&) { EXPECT_EQ(checkpoint::latest(folder.path().string()), folder / "step2"); });
+  // One that is damaged does not count.
+  write_content(folder / "step2/index.json", "{");
+  EXPECT_EQ(checkpoint::latest(folder.path().string()), folder / "best");
 }
 
 }  // namespace

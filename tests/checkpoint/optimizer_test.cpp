@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include "serried/checkpoint/checkpoint.h"
+#include "serried/checkpoint/state_dict.h"
 #include "serried/graph/capture.h"
 #include "serried/optim/adam.h"
 #include "serried/optim/sgd.h"
@@ -164,12 +165,13 @@ TEST(CheckpointOptimizer, OtherParametersOrAnotherKindAreRefused) {
   torch::optim::AdamW groups({torch::optim::OptimizerParamGroup({net->parameters()[0]}),
                               torch::optim::OptimizerParamGroup({net->parameters()[1]})},
                              torch::optim::AdamWOptions(0.02));
-  EXPECT_EQ(error_text<c10::ValueError>([&] {
-              checkpoint::load(folder / "c", {{"model", state_of(*net)}, {"optim", state_of(groups)}});
-            }),
-            "[checkpoint::load] an optimizer has 1 groups of parameters in the checkpoint, and 2 here\n  fix: make the "
-            "same groups, "
-            "or pass {.strict = false}");
+  EXPECT_EQ(
+      error_text<c10::ValueError>([&] {
+        checkpoint::load(folder / "c", {{"model", state_of(*net)}, {"optim", state_of(groups)}});
+      }),
+      "[checkpoint::load] parameters that were in one group of an optimizer are in two here: \"first.weight\" "
+      "(group 0 there, group 0 here) and \"first.bias\" (group 0 there, group 1 here)\n  fix: make the groups that "
+      "were saved, or pass {.strict = false}: each group gets the options that its parameters were saved with");
   EXPECT_EQ(error_text<c10::ValueError>([&] {
               checkpoint::load(folder / "c", {{"model", state_of(saved)}});
             }),
@@ -196,6 +198,82 @@ TEST(CheckpointOptimizer, GroupsKeepTheirOptions) {
     EXPECT_TRUE(static_cast<torch::optim::AdamWOptions&>(loaded->param_groups()[g].options()) ==
                 static_cast<torch::optim::AdamWOptions&>(saved->param_groups()[g].options()));
   }
+}
+
+std::unique_ptr<torch::optim::SGD> sgd_of(const std::vector<std::pair<std::vector<at::Tensor>, double>>& groups) {
+  std::vector<torch::optim::OptimizerParamGroup> made;
+  for (const auto& [parameters, lr] : groups) {
+    made.emplace_back(parameters,
+                      std::make_unique<torch::optim::SGDOptions>(torch::optim::SGDOptions(lr).momentum(0.9)));
+  }
+  return std::make_unique<torch::optim::SGD>(made, torch::optim::SGDOptions(1).momentum(0.9));
+}
+
+double lr_of(torch::optim::Optimizer& optimizer, size_t group) {
+  return optimizer.param_groups().at(group).options().get_lr();
+}
+
+TEST(CheckpointOptimizer, OptionsGoByParameterAndNotByTheNumberOfTheGroup) {
+  const Folder folder;
+  torch::nn::Linear net(3, 2);
+  const at::Tensor w = net->weight, b = net->bias;
+  const auto contents = [&](torch::optim::Optimizer& optimizer) {
+    return checkpoint::Contents{{"model", state_of(net)}, {"optim", state_of(optimizer)}};
+  };
+  const auto saved = sgd_of({{{w}, 0.1}, {{b}, 0.2}}), turned = sgd_of({{{b}, 7}, {{w}, 8}}),
+             one = sgd_of({{{w, b}, 5}});
+  checkpoint::save(folder / "two", contents(*saved));
+  checkpoint::load(folder / "two", contents(*turned));
+  EXPECT_EQ(lr_of(*turned, 0), 0.2);
+  EXPECT_EQ(lr_of(*turned, 1), 0.1);
+  for (const bool strict : {true, false}) {
+    EXPECT_EQ(
+        error_text<c10::ValueError>([&] { checkpoint::load(folder / "two", contents(*one), {.strict = strict}); }),
+        "[checkpoint::load] parameters of one group of an optimizer were saved with different options: \"weight\" "
+        "(group 0 there, group 0 here) and \"bias\" (group 1 there, group 0 here)\n  fix: make the groups that "
+        "were saved");
+  }
+  EXPECT_EQ(lr_of(*one, 0), 5);
+  checkpoint::save(folder / "one", contents(*one));
+  checkpoint::load(folder / "one", contents(*turned), {.strict = false});
+  EXPECT_EQ(lr_of(*turned, 0), 5);
+  EXPECT_EQ(lr_of(*turned, 1), 5);
+}
+
+TEST(CheckpointOptimizer, SizesOfParametersAreCompared) {
+  const Folder folder;
+  torch::nn::Linear net(3, 2), other(2, 3);
+  const auto saved = sgd_of({{{net->weight, net->bias}, 0.1}}), turned = sgd_of({{{net->bias, net->weight}, 0.1}});
+  checkpoint::save(folder / "c", {{"model", state_of(net)}, {"optim", state_of(*saved)}});
+  EXPECT_EQ(
+      error_text<c10::ValueError>([&] {
+        checkpoint::load(folder / "c", {{"optim", state_of(*turned)}});
+      }),
+      "[checkpoint::load] the parameter \"weight\" of an optimizer has sizes [2,3] in the checkpoint, and [2] here "
+      "for \"group0.param0\"\n  fix: load the module in the same call, {\"model\", state_of(*net)}, so that state "
+      "goes by the names of parameters, or list parameters in the order in which they were saved");
+  const auto larger = sgd_of({{{other->weight, other->bias}, 0.1}});
+  checkpoint::save(folder / "e", {{"model", state_of(other)}, {"optim", state_of(*larger)}});
+  EXPECT_EQ(error_text<c10::ValueError>([&] {
+              checkpoint::load(folder / "e", {{"model", state_of(net)}, {"optim", state_of(*saved)}});
+            }).find("[checkpoint::load] \"model.weight\" has sizes [3,2] in the checkpoint, and [2,3] here"),
+            0u);
+}
+
+TEST(CheckpointOptimizer, ATensorOfTheStateThatTheFileLacksIsNamed) {
+  const Folder folder;
+  torch::nn::Linear net(3, 2);
+  torch::optim::AdamW optimizer(net->parameters(), torch::optim::AdamWOptions(0.1));
+  net(torch::ones({1, 3})).sum().backward();
+  optimizer.step();
+  checkpoint::StateDict state = checkpoint::get_state({{"model", state_of(net)}, {"optim", state_of(optimizer)}});
+  ASSERT_EQ(state["optim"].tensors.erase("weight.exp_avg_sq"), 1u);
+  EXPECT_EQ(
+      error_text<c10::ValueError>([&] {
+        checkpoint::set_state({{"model", state_of(net)}, {"optim", state_of(optimizer)}}, state);
+      }),
+      "[checkpoint::set_state] the checkpoint lacks the tensor \"weight.exp_avg_sq\", though the optimizer had it "
+      "when it was saved\n  fix: use another checkpoint");
 }
 
 TEST(CheckpointOptimizer, StockStateLoadsIntoOursAndBack) {

@@ -1,0 +1,59 @@
+// The newest checkpoint of a folder.
+#include <c10/util/StringUtil.h>
+
+#include <filesystem>
+
+#include "serried/base/log.h"
+#include "serried/checkpoint/checkpoint.h"
+#include "serried/checkpoint/commit.h"
+#include "serried/checkpoint/failure.h"
+#include "serried/checkpoint/index.h"
+#include "serried/checkpoint/save_job.h"
+
+namespace serried::checkpoint {
+namespace detail {
+namespace {
+
+namespace fs = std::filesystem;
+
+// When it was saved; none for what is no checkpoint.
+std::optional<int64_t> time_of(const fs::path& folder) {
+  if (is_partial_name(folder.filename().string()) || !has_index(folder.string())) return std::nullopt;
+  try {
+    return read_index(folder.string()).saved_at;
+  } catch (const Failure& failure) {
+    log::warn_once(c10::str("[checkpoint::latest] passes over ", folder.string(), ": ", failure.text));
+    return std::nullopt;
+  }
+}
+
+std::string newest_in(const std::string& folder) {
+  std::pair<int64_t, std::string> newest;
+  std::error_code error;
+  fs::directory_iterator items(folder, error);
+  if (error == std::errc::no_such_file_or_directory) return "";
+  if (error) fail_with_errno("look into", folder, error.value());
+  for (const auto& item : items) {
+    const std::optional<int64_t> time = time_of(item.path());
+    if (time) newest = std::max(newest, {*time, item.path().string()});
+  }
+  return newest.second;
+}
+
+}  // namespace
+}  // namespace detail
+
+std::optional<std::string> latest(const std::string& folder, LatestOptions options) {
+  detail::refuse_recording("checkpoint::latest");
+  const detail::Ranks ranks(detail::chosen_group(options.process_group));
+  try {
+    detail::wait_for_saving(ranks.group());
+    const std::vector<std::string> found =
+        ranks.together([&] { return ranks.is_first() ? detail::newest_in(folder) : std::string(); });
+    return found[0].empty() ? std::nullopt : std::optional(found[0]);
+  } catch (const detail::Failure& failure) {
+    detail::raise_failure("checkpoint::latest", failure);
+  }
+}
+
+}  // namespace serried::checkpoint
