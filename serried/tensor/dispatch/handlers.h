@@ -34,7 +34,11 @@ std::vector<HandlerEntry> softmax_handlers();     // handlers/decompose_softmax.
 std::vector<HandlerEntry> loss_handlers();        // handlers/decompose_losses.cpp
 std::vector<HandlerEntry> batch_norm_handlers();  // handlers/batch_norm.cpp: statistics over the batch of all ranks
 std::vector<HandlerEntry> metadata_handlers();    // handlers/metadata_ops.cpp: as_strided, set_, resize_, ...
-std::vector<HandlerEntry> own_tensor_handlers();  // handlers/own_tensors.cpp: linalg_matrix_rank, quantile
+std::vector<HandlerEntry> image_convolution_handlers();    // images/convolution.cpp: of images that are cut in space
+std::vector<HandlerEntry> image_pool_handlers();           // images/pools.cpp
+std::vector<HandlerEntry> image_adaptive_pool_handlers();  // images/adaptive_pools.cpp
+std::vector<HandlerEntry> image_resize_handlers();         // images/resizes.cpp
+std::vector<HandlerEntry> own_tensor_handlers();           // handlers/own_tensors.cpp: linalg_matrix_rank, quantile
 
 namespace detail {
 
