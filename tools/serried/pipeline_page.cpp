@@ -2,6 +2,7 @@
 #include "tools/serried/pipeline_page.h"
 
 #include "serried/base/text.h"
+#include "tools/serried/pipeline_lateness.h"
 #include "tools/serried/pipeline_svg.h"
 #include "tools/serried/pipeline_text.h"
 
@@ -22,10 +23,10 @@ body{background:#0d1117;color:#e6edf3} .scroll,td,th,pre{border-color:#30363d}}
 // Everything of other micro-batches fades while one is pointed at.
 constexpr const char* kScript = R"(
 const rule = document.head.appendChild(document.createElement("style"));
-document.querySelector("svg.pipeline").addEventListener("pointerover", event => {
+document.querySelectorAll("svg.pipeline").forEach(picture => picture.addEventListener("pointerover", event => {
   const action = event.target.closest("[data-m]");
   rule.textContent = action ? `svg.pipeline [data-m]:not([data-m="${action.dataset.m}"]) { opacity: 0.25 }` : "";
-});
+}));
 )";
 
 std::string ranks_table(const PipelineTable& table, const PipelineSimulation& simulation) {
@@ -42,15 +43,47 @@ std::string ranks_table(const PipelineTable& table, const PipelineSimulation& si
   return text + "</table>\n";
 }
 
+std::string lateness_table(const PipelineTrace& trace, const PipelineSimulation& simulation) {
+  std::string text =
+      "<table><tr><th>rank</th><th>action</th><th>took us</th><th>began</th><th>simulated</th><th>late</th>"
+      "<th>lost here</th></tr>\n";
+  for (const LateAction& one : late_actions(trace, simulation)) {
+    text += "<tr><td>" + std::to_string(one.rank) + "</td><td>" + to_cell(one.action) + "</td>";
+    for (double time : {one.took, one.begin, one.simulated_begin, one.late(), one.lost})
+      text += "<td>" + short_number(time) + "</td>";
+    text += "</tr>\n";
+  }
+  return text + "</table>\n";
+}
+
+std::string scrolled(const std::string& picture) {
+  return "<div class=\"scroll\">\n" + picture + "</div>\n";
+}
+
+// `content` between the head and the table of the pipeline.
+std::string page(const PipelineTable& table, const std::string& title, const std::string& content) {
+  return "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
+         "<meta name=\"viewport\" content=\"width=device-width\">\n<title>" +
+         detail::escaped(title) + "</title>\n<style>" + kPageStyle + "</style>\n</head>\n<body>\n" + content +
+         "<details><summary>The table as CSV</summary>\n<pre>" + detail::escaped(table.to_csv()) +
+         "</pre></details>\n<script>" + kScript + "</script>\n</body>\n</html>\n";
+}
+
 }  // namespace
 
 std::string pipeline_page(const PipelineTable& table, const PipelineSimulation& simulation, const std::string& title) {
-  return "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
-         "<meta name=\"viewport\" content=\"width=device-width\">\n<title>" +
-         detail::escaped(title) + "</title>\n<style>" + kPageStyle +
-         "</style>\n</head>\n<body>\n<div class=\"scroll\">\n" + pipeline_svg(table, simulation, title) + "</div>\n" +
-         ranks_table(table, simulation) + "<details><summary>The table as CSV</summary>\n<pre>" +
-         detail::escaped(table.to_csv()) + "</pre></details>\n<script>" + kScript + "</script>\n</body>\n</html>\n";
+  return page(table, title, scrolled(pipeline_svg(table, simulation, title)) + ranks_table(table, simulation));
+}
+
+std::string pipeline_page(const PipelineTrace& trace, const std::string& title) {
+  const PipelineSimulation measured = trace.measured();
+  const PipelineSimulation simulated = simulate(trace.table, trace.costs());
+  return page(trace.table, title,
+              scrolled(pipeline_svg(trace.table, measured, title + ", as it ran")) +
+                  scrolled(pipeline_svg(trace.table, simulated, title + ", simulated", &measured)) + "<p>" +
+                  lateness_line(measured, simulated) + "</p>\n" + ranks_table(trace.table, measured) +
+                  "<details open><summary>How late every action began</summary>\n" + lateness_table(trace, simulated) +
+                  "</details>\n");
 }
 
 }  // namespace serried::tools

@@ -63,8 +63,8 @@ char letter_of(Kind kind) {
 
 class Picture {
  public:
-  Picture(const PipelineTable& table, const PipelineSimulation& simulation)
-      : table_(table), simulation_(simulation), scale_(scale_for(simulation)) {
+  Picture(const PipelineTable& table, const PipelineSimulation& simulation, const PipelineSimulation& scale_of)
+      : table_(table), simulation_(simulation), scale_(scale_for(scale_of)) {
     stages_.reserve(table.rows().size());
     for (int64_t rank = 0; rank < table.ranks(); ++rank) stages_.push_back(table.stages_of(rank));
   }
@@ -209,8 +209,9 @@ class Picture {
 
 }  // namespace
 
-std::string pipeline_svg(const PipelineTable& table, const PipelineSimulation& simulation, const std::string& title) {
-  return Picture(table, simulation).draw(title);
+std::string pipeline_svg(const PipelineTable& table, const PipelineSimulation& simulation, const std::string& title,
+                         const PipelineSimulation* scale_of) {
+  return Picture(table, simulation, scale_of != nullptr ? *scale_of : simulation).draw(title);
 }
 
 }  // namespace serried::tools

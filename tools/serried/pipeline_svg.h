@@ -9,6 +9,8 @@ namespace serried::tools {
 
 /// An SVG file by itself: colours per kind of action, hatched where a rank waits, light or dark as the reader's screen.
 /// Each action says what it is when it is pointed at. `title` stands above.
-std::string pipeline_svg(const PipelineTable& table, const PipelineSimulation& simulation, const std::string& title);
+/// Pictures that are to be compared are drawn to the scale of one of them, `scale_of`.
+std::string pipeline_svg(const PipelineTable& table, const PipelineSimulation& simulation, const std::string& title,
+                         const PipelineSimulation* scale_of = nullptr);
 
 }  // namespace serried::tools

@@ -92,18 +92,7 @@ std::string timetable(const PipelineTable& table, const PipelineSimulation& simu
   return text;
 }
 
-std::string rank_list(const PipelineTable& table, const PipelineSimulation& simulation) {
-  std::vector<std::vector<std::string>> lines = {{"rank", "stages", "works", "waits", "most in flight"}};
-  for (size_t rank = 0; rank < table.rows().size(); ++rank) {
-    std::string stages;
-    for (int64_t stage : table.stages_of(int64_t(rank))) {
-      if (!stages.empty()) stages += ' ';
-      stages += std::to_string(stage);
-    }
-    const double busy = busy_time(simulation, rank);
-    lines.push_back({std::to_string(rank), stages, short_number(busy), short_number(simulation.makespan - busy),
-                     std::to_string(simulation.peak_in_flight[rank])});
-  }
+std::string aligned(const TextTable& lines) {
   std::vector<size_t> widths(lines[0].size());
   for (const auto& line : lines) {
     for (size_t i = 0; i < line.size(); ++i) widths[i] = std::max(widths[i], line[i].size());
@@ -114,6 +103,21 @@ std::string rank_list(const PipelineTable& table, const PipelineSimulation& simu
     text += "\n";
   }
   return text;
+}
+
+std::string rank_list(const PipelineTable& table, const PipelineSimulation& simulation) {
+  TextTable lines = {{"rank", "stages", "works", "waits", "most in flight"}};
+  for (size_t rank = 0; rank < table.rows().size(); ++rank) {
+    std::string stages;
+    for (int64_t stage : table.stages_of(int64_t(rank))) {
+      if (!stages.empty()) stages += ' ';
+      stages += std::to_string(stage);
+    }
+    const double busy = busy_time(simulation, rank);
+    lines.push_back({std::to_string(rank), stages, short_number(busy), short_number(simulation.makespan - busy),
+                     std::to_string(simulation.peak_in_flight[rank])});
+  }
+  return aligned(lines);
 }
 
 }  // namespace serried::tools

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "serried/parallel/pipeline/simulate.h"
 
@@ -22,6 +23,12 @@ double busy_time(const PipelineSimulation& simulation, size_t rank);
 ///     time      0    1    2
 ///     rank 0  0F0  0F1    .
 std::string timetable(const PipelineTable& table, const PipelineSimulation& simulation, size_t width = 100);
+
+/// Lines of cells, the first one of headings.
+using TextTable = std::vector<std::vector<std::string>>;
+
+/// Columns as wide as their widest cell, all words to the right.
+std::string aligned(const TextTable& lines);
 
 /// Per rank: its stages, how long it works and waits, and its most micro-batches in flight.
 std::string rank_list(const PipelineTable& table, const PipelineSimulation& simulation);

@@ -14,7 +14,8 @@
 #include "serried/base/error.h"
 #include "serried/base/text.h"
 #include "serried/parallel/pipeline/schedule.h"
-#include "serried/parallel/pipeline/simulate.h"
+#include "serried/parallel/pipeline/trace.h"
+#include "tools/serried/pipeline_lateness.h"
 #include "tools/serried/pipeline_page.h"
 #include "tools/serried/pipeline_svg.h"
 #include "tools/serried/pipeline_text.h"
@@ -27,6 +28,7 @@ constexpr const char* kPipelineExamples =
     "  serried plan --pipeline zbv --stages 8 --microbatches 16\n"
     "  serried plan --pipeline interleaved --ranks 4 --stages 12 --microbatches 8 --html steps.html\n"
     "  serried plan --pipeline own.csv --svg own.svg\n"
+    "  serried plan --pipeline trace.csv --html step.html      a step as it ran, from PipelineTrace::to_csv()\n"
     "\n"
     "A forward takes 1, a backward 2, each of its parts 1. Cells are stage, kind and micro-batch: 3F0 is the forward\n"
     "of micro-batch 0 in stage 3; B is a backward, I and W its two parts: gradients of inputs and of weights.\n";
@@ -42,6 +44,7 @@ struct PipelineWords {
 struct NamedTable {
   PipelineTable table;
   std::string name;
+  std::optional<PipelineTrace> trace = {};  // of a file that has one
 };
 
 [[noreturn]] void refuse_words(const std::string& what, const std::string& fix) {
@@ -102,7 +105,10 @@ NamedTable table_of(const PipelineWords& words, bool has_sizes) {
   }
   if (has_sizes)
     refuse_words("a table from a file has its sizes in it", "leave out --stages, --ranks and --microbatches");
-  return {PipelineTable::from_csv(read_table(words.pipeline)), detail::printable(words.pipeline)};
+  const std::string text = read_table(words.pipeline), name = detail::printable(words.pipeline);
+  if (!is_pipeline_trace(text)) return {PipelineTable::from_csv(text), name};
+  const PipelineTrace trace = PipelineTrace::from_csv(text);
+  return {trace.table, name, trace};
 }
 
 void write_picture(const std::string& path, const std::string& content) {
@@ -124,18 +130,36 @@ void check_drawable(const PipelineTable& table) {
                "pass smaller sizes: at most " + std::to_string(kMostDrawn) + " actions can be shown");
 }
 
-void show(const PipelineWords& words, const NamedTable& named) {
-  const PipelineTable& table = named.table;
-  check_drawable(table);
+void show_table(const PipelineWords& words, const PipelineTable& table, const std::string& title) {
   const PipelineSimulation simulation = simulate(table);
-  const std::string title = named.name + ": " + size_text(table);
   if (!words.svg_file.empty()) write_picture(words.svg_file, pipeline_svg(table, simulation, title));
   if (!words.html_file.empty()) write_picture(words.html_file, pipeline_page(table, simulation, title));
-  if (!words.csv_file.empty()) write_picture(words.csv_file, table.to_csv());
   std::cout << title << "\n\n"
             << timetable(table, simulation) << "\n"
             << rank_list(table, simulation) << "\nmakespan " << short_number(simulation.makespan) << ", bubble "
             << percent(simulation.bubble) << "\n";
+}
+
+void show_trace(const PipelineWords& words, const PipelineTrace& trace, const std::string& title) {
+  const PipelineSimulation measured = trace.measured();
+  const PipelineSimulation simulated = simulate(trace.table, trace.costs());
+  if (!words.svg_file.empty()) write_picture(words.svg_file, pipeline_svg(trace.table, measured, title));
+  if (!words.html_file.empty()) write_picture(words.html_file, pipeline_page(trace, title));
+  std::cout << title << ", in us\n\n"
+            << rank_list(trace.table, measured) << "\n"
+            << lateness_list(trace, simulated) << "\n"
+            << lateness_line(measured, simulated) << "; bubble " << percent(measured.bubble) << ", simulated "
+            << percent(simulated.bubble) << "\n";
+}
+
+void show(const PipelineWords& words, const NamedTable& named) {
+  check_drawable(named.table);
+  const std::string title = named.name + ": " + size_text(named.table);
+  if (!words.csv_file.empty()) write_picture(words.csv_file, named.table.to_csv());
+  if (named.trace)
+    show_trace(words, *named.trace, title);
+  else
+    show_table(words, named.table, title);
 }
 
 }  // namespace
@@ -149,10 +173,9 @@ int plan_pipeline(int argc, char** argv) {
   CLI::App app("Prints and draws the timetable of a pipeline schedule: who computes what when, and where ranks wait.",
                "serried plan");
   PipelineWords words;
-  app.add_option(
-         "--pipeline", words.pipeline,
-         "GPipe, 1F1B, Interleaved, LoopedBFS, InterleavedZeroBubble, ZBV or DualPipeV, or a table of your own: "
-         "a file that ends in .csv")
+  app.add_option("--pipeline", words.pipeline,
+                 "GPipe, 1F1B, Interleaved, LoopedBFS, InterleavedZeroBubble, ZBV or DualPipeV, or a file that ends in "
+                 ".csv: a table of your own, or a step as it ran")
       ->type_name("NAME")
       ->required();
   std::vector<CLI::Option*> sizes = {

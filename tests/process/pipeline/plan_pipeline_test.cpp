@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <fstream>
 
 #include "tests/process/command.h"
 
@@ -141,6 +142,20 @@ TEST(PlanPipeline, WrongWordsAreUsageErrors) {
     EXPECT_THAT(plan_refusal(arguments),
                 AllOf(StartsWith("[plan] "), HasSubstr("\n  fix: serried plan --pipeline zbv --help")));
   }
+}
+
+TEST(PlanPipeline, ShowsAStepAsItRanBesideItsSimulation) {
+  const TemporaryFolder folder;
+  const std::string trace = folder.path() + "/trace.csv", page = folder.path() + "/step.html";
+  std::ofstream(trace) << "rank,action,begin_us,end_us\n0,0F0,0,2\n0,0B0,8,9.5\n1,1F0,2,4\n1,1B0,5,8\n";
+  const Result result = plan({"--pipeline", trace, "--html", page});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr(": 2 ranks, 2 stages, 1 micro-batch, in us\n"),
+                                HasSubstr("step 9.5 us, simulated with the times its actions took 8.5 us: 1.118 of it; "
+                                          "bubble 55.3 %, simulated 50.0 %\n")));
+  EXPECT_TRUE(std::filesystem::exists(page));
+  std::ofstream(trace) << "rank,action,begin_us,end_us\n0,0F0,2,1\n";
+  EXPECT_THAT(plan_refusal({"--pipeline", trace}), HasSubstr("\"0,0F0,2,1\" in line 2 is no action of a step"));
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "serried/parallel/pipeline/schedule.h"
+#include "tools/serried/pipeline_lateness.h"
 #include "tools/serried/pipeline_page.h"
 #include "tools/serried/pipeline_svg.h"
 #include "tools/serried/pipeline_text.h"
@@ -102,6 +103,28 @@ TEST(PipelinePicture, ThePageNeedsNothingElse) {
   EXPECT_THAT(page, HasSubstr("0F0,0F1,0B0,0B1\n"));
   EXPECT_THAT(page, Not(HasSubstr("src=")));
   EXPECT_THAT(page, Not(HasSubstr("href=")));
+}
+
+// Rank 1 began its backward 1 us after it could.
+PipelineTrace late_step() {
+  return {PipelineTable::from_csv("0F0,0B0\n1F0,1B0\n"), {{{0, 2}, {8, 9.5}}, {{2, 4}, {5, 8}}}};
+}
+
+TEST(PipelinePicture, AStepAsItRanIsPutBesideItsSimulation) {
+  const PipelineTrace trace = late_step();
+  const PipelineSimulation simulated = simulate(trace.table, trace.costs());
+  EXPECT_EQ(lateness_line(trace.measured(), simulated),
+            "step 9.5 us, simulated with the times its actions took 8.5 us: 1.118 of it");
+  EXPECT_EQ(lateness_list(trace, simulated, 3),
+            "rank  action  took us  began  simulated  late  lost here\n"
+            "   0     0B0      1.5    8.0        7.0   1.0        1.0\n"
+            "   1     1B0      3.0    5.0        4.0   1.0        1.0\n"
+            "   0     0F0      2.0    0.0        0.0   0.0        0.0\n");
+  const std::string html = pipeline_page(trace, "step");
+  EXPECT_EQ(occurrences(html, "<svg"), 2);
+  EXPECT_THAT(html, HasSubstr("step, as it ran"));
+  EXPECT_THAT(html, HasSubstr("step, simulated"));
+  EXPECT_THAT(html, HasSubstr("<td>1B0</td><td>3</td><td>5</td><td>4</td><td>1</td><td>1</td>"));
 }
 
 }  // namespace
