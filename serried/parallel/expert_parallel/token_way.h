@@ -1,0 +1,49 @@
+// The halves of a mixture of experts without the checks for users.
+#pragma once
+
+#include "serried/parallel/expert_parallel/dispatch.h"
+#include "serried/parallel/expert_parallel/traffic.h"
+
+namespace serried::detail {
+
+/// Where the tokens of a call went.
+struct TokenWay {
+  const char* where;
+  DeviceMesh mesh;
+  Traffic traffic;
+  std::vector<int64_t> sizes;  // of the tokens, all dims
+  at::ScalarType dtype;
+  int64_t num_choices;
+  at::Tensor slot_of_choice;  // int64 [tokens x choices]: the row that it was sent as
+  at::Tensor is_dropped;      // bool [tokens x choices, 1]; undefined where nothing is dropped
+  bool averages = false;
+};
+
+/// What the public functions and moe differ in.
+struct DispatchCall {
+  const char* where;
+  int64_t num_experts;
+  int64_t num_local;
+  bool trains;       // parameters of this rank's experts require gradients
+  bool is_in_range;  // numbers of experts need not be looked at
+};
+
+/// How many rows go to an expert, by `capacity`; ValueError where that is no positive number.
+std::optional<int64_t> slots_for(const char* where, std::optional<double> capacity, int64_t num_tokens,
+                                 int64_t num_choices, int64_t num_experts);
+
+DispatchedTokens dispatch(const DispatchCall& call, const at::Tensor& x, const at::Tensor& experts,
+                          const DispatchOptions& options);
+
+/// `results` by local expert.
+at::Tensor combine(const std::vector<at::Tensor>& results, const DispatchedTokens& dispatched,
+                   const at::Tensor& weights);
+
+/// All rows, as in `dispatched.tokens`.
+at::Tensor combine_grouped(const at::Tensor& results, const DispatchedTokens& dispatched, const at::Tensor& weights);
+
+/// ValueError or TypeError unless `result`, of `whose`, is plain with one row of a token's width for each of
+/// `num_rows`.
+void check_result(const TokenWay& way, const std::string& whose, const at::Tensor& result, int64_t num_rows);
+
+}  // namespace serried::detail
