@@ -23,11 +23,7 @@ bool has_gradient(const at::Tensor& param) {
   return param.grad().defined();
 }
 
-bool has_repeats(const std::vector<torch::optim::OptimizerParamGroup>& groups) {
-  std::vector<const c10::TensorImpl*> all;
-  for (const auto& group : groups) {
-    for (const at::Tensor& param : group.params()) all.push_back(param.unsafeGetTensorImpl());
-  }
+bool has_repeats(std::vector<const c10::TensorImpl*> all) {
   std::sort(all.begin(), all.end());
   return std::adjacent_find(all.begin(), all.end()) != all.end();
 }
@@ -88,12 +84,30 @@ void CapturableOptimizer::sync_options() {
   }
 }
 
+// Looked for again only where the groups list other tensors than in the last step.
+bool CapturableOptimizer::lists_repeats() {
+  size_t count = 0;
+  bool is_same = true;
+  for (const auto& group : param_groups_) {
+    for (const at::Tensor& param : group.params()) {
+      is_same = is_same && count < listed_.size() && listed_[count] == param.unsafeGetTensorImpl();
+      ++count;
+    }
+  }
+  if (is_same && count == listed_.size()) return lists_repeats_;
+  listed_.clear();
+  for (const auto& group : param_groups_) {
+    for (const at::Tensor& param : group.params()) listed_.push_back(param.unsafeGetTensorImpl());
+  }
+  return lists_repeats_ = has_repeats(listed_);
+}
+
 // A parameter that is listed twice, as a tied weight is in parameters(), steps twice, as torch::optim's do: a fused op
 // may meet it once only.
-auto CapturableOptimizer::batches() const -> std::vector<Batch> {
+auto CapturableOptimizer::batches() -> std::vector<Batch> {
   std::vector<std::vector<Batch>> rounds(1);
   std::unordered_map<const c10::TensorImpl*, size_t> times;
-  const bool repeats = has_repeats(param_groups_);
+  const bool repeats = lists_repeats();
   for (size_t group = 0; group < param_groups_.size(); ++group) {
     for (const at::Tensor& param : param_groups_[group].params()) {
       const size_t round = repeats ? times[param.unsafeGetTensorImpl()]++ : 0;

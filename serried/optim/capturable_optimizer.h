@@ -75,7 +75,8 @@ class CapturableOptimizer : public torch::optim::Optimizer {
     double written;
   };
 
-  std::vector<Batch> batches() const;
+  std::vector<Batch> batches();
+  bool lists_repeats();
   void add_to(std::vector<Batch>& batches, size_t group, const at::Tensor& param) const;
   /// Holds parameters weakly: how many handles they have shows a recorder who uses them.
   void rely_on_state(const std::vector<Batch>& batches);
@@ -85,6 +86,8 @@ class CapturableOptimizer : public torch::optim::Optimizer {
   uint64_t hash_of_state(const std::vector<WeakTensor>& stepped) const;
 
   std::string name_;
+  std::vector<const c10::TensorImpl*> listed_;  // in the last step; addresses only
+  bool lists_repeats_ = false;
   std::vector<LearningRate> learning_rates_;                // one per group
   std::shared_ptr<bool> alive_ = std::make_shared<bool>();  // graphs may outlive us
 };

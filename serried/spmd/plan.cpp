@@ -196,6 +196,9 @@ std::vector<Candidate> Planner::candidates(size_t axis) const {
   std::vector<Candidate> found;
   const bool offsets_matter = bound_.rule.has("pick") || bound_.rule.has("target") || bound_.rule.has("diagonal");
   for (const Row& row : rows_) {
+    // One rank has all of a dim of one element: nothing is cut so that is not already, like the bias of one output.
+    const bool is_single = row.factor >= 0 && bound_.factors[row.factor].size == 1;
+    if (is_single && cuts_something_new(row, axis)) continue;
     add(found, instantiate(row, Replicate()), axis);
     // Only a dim of one factor can be cut in another order: a merged or split one means another factor then.
     if (row.factor < 0 || offsets_matter || bound_.factors[row.factor].must_divide) continue;

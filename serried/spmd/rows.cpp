@@ -55,7 +55,7 @@ class RowMaker {
     rows_.push_back(replicated());
     for (size_t f = 0; f < bound_.factors.size(); ++f) {
       const Factor& factor = bound_.factors[f];
-      if (!factor.can_cut || factor.size <= 1) continue;
+      if (!factor.can_cut || factor.size < 1) continue;
       if (std::optional<Row> row = cut(int16_t(f))) rows_.push_back(std::move(*row));
     }
     if (partial_passes()) {

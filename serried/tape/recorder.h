@@ -32,6 +32,10 @@ class Recorder {
   virtual void before_replay(std::function<void()> action) = 0;
   virtual void after_replay(std::function<void()> action) = 0;
   virtual void meet(c10::TensorImpl* dtensor) = 0;
+  /// An op reads the whole value of `dtensor`, which was gathered out of its sight.
+  virtual void read_whole(c10::TensorImpl* dtensor) {
+    if (Recorder* next = behind()) next->read_whole(dtensor);
+  }
   /// To whom it hands on all of this, where it only looks on; null for one that records.
   virtual Recorder* behind() const { return nullptr; }
   /// Whom to tell of an op that neither writes nor draws, instead of running it here; of views there is nothing to

@@ -23,6 +23,8 @@ struct GatherOnUse {
   /// The value that ops compute with, over all ranks that share it: a plain tensor, or a DTensor of the axes that are
   /// left. Nobody writes to it, nor keeps it longer than for an op. All these ranks call it.
   virtual at::Tensor whole(const DTensorMeta& meta) = 0;
+  /// A copy of that in the tensor's own dtype, for an op that writes to it or beside it.
+  virtual at::Tensor whole_to_write(const DTensorMeta& meta) { return whole(meta).clone(); }
   /// This rank's part of what whole() gives, on the memory of `whole`.
   virtual at::Tensor part_of_whole(const DTensorMeta& meta, const at::Tensor& whole) = 0;
   /// False for gradients and optimizer state.
@@ -31,6 +33,8 @@ struct GatherOnUse {
   virtual void note_use() {}
   /// An op has written the part.
   virtual void note_write() {}
+  /// Whose version tells of writes to the part, by whatever name it was written; undefined: that of the name.
+  virtual at::Tensor parameter() const { return {}; }
   /// That ops compute in where it is not the tensor's own.
   virtual std::optional<at::ScalarType> other_dtype() const { return std::nullopt; }
   /// Whether inputs are cast to that where they meet it.

@@ -60,7 +60,7 @@ TEST(Rows, ANumberInPlaceOfATermIsNoPartial) {
 TEST(Rows, BroadcastInputsStayReplicated) {
   EXPECT_EQ(rows_of("..., !... -> ...", {{4, 5}, {4, 1}}),
             (Strings{"R R -> R", "S0 S0 -> S0", "S1 R -> S1", "P R -> P", "P(avg) R -> P(avg)"}));
-  EXPECT_EQ(rows_of("!... -> ...", {{4, 1, 0}}), (Strings{"R -> R", "S0 -> S0"}));
+  EXPECT_EQ(rows_of("!... -> ...", {{4, 1, 0}}), (Strings{"R -> R", "S0 -> S0", "S1 -> S1"}));
   EXPECT_EQ(rows_of("!..., !... -> ...", {{3, 4, 5}, {4, 5}}),
             (Strings{"R R -> R", "S0 R -> S0", "S1 S0 -> S1", "S2 S1 -> S2"}));
 }

@@ -186,7 +186,7 @@ bool Block::is_current() const {
 at::Tensor Block::whole(size_t index) {
   BlockMember& member = members_[index];
   note_use(index);
-  if (tape::is_replayed()) tell_recorder(member);
+  if (tape::is_recording()) tell_recorder(member);
   const bool is_next = context_->note(*this);
   if (!is_current(member)) {
     gather();
@@ -204,9 +204,31 @@ at::Tensor Block::whole(size_t index) {
   return member.inner ? wrap(member.whole, member.inner) : member.whole;
 }
 
+// Ops compute in a lower precision than parameters are kept in: through that no write would keep what it does not
+// touch.
+at::Tensor Block::whole_to_write(size_t index) {
+  if (!lowered_dtype().has_value()) return whole(index).clone();
+  const BlockMember& member = members_[index];
+  note_use(index);
+  check_memory();
+  if (tape::is_recording()) tell_recorder(member);
+  const tape::Aside unseen_by_onlookers(tape::is_replayed() ? tape::current_recorder() : nullptr);
+  const OrdinaryMode ordinary;
+  const LocalOnly local_only;
+  const at::Tensor all = at::empty({whole_length_}, shard_.options());
+  gather_into(all, shard_);
+  at::Tensor own =
+      at::as_strided(all, member.sizes, serried::contiguous_strides(member.sizes), member.whole_offset).clone();
+  return member.inner ? wrap(std::move(own), member.inner) : own;
+}
+
 // Settings decide what is gathered and reduced, and no op shows them.
 void Block::tell_recorder(const BlockMember& member) {
-  if (const auto parameter = member.parameter.lock()) tape::meet(parameter.get());
+  if (const auto parameter = member.parameter.lock()) {
+    tape::detail::current->read_whole(parameter.get());
+    if (tape::is_replayed()) tape::meet(parameter.get());
+  }
+  if (!tape::is_replayed()) return;
   const auto settings = [self = weak_from_this()]() -> uint64_t {
     const auto block = self.lock();
     if (!block) return 0;
@@ -345,13 +367,18 @@ void Block::arrive() {
 // Without a pool: a graph starts gathers early and plans their memory by itself.
 void Block::gather_recorded(const at::Tensor& shard) {
   whole_ = at::empty({whole_length_}, shard.options());
+  gather_into(whole_, shard);
+}
+
+// In memory of its own, and without the numbers of blocks.
+void Block::gather_into(const at::Tensor& whole, const at::Tensor& shard) const {
   const at::IntArrayRef without_numbers = at::IntArrayRef(table_).slice(0, table_.size() - RowTable::kFields);
   if (!setting_.hooks.all_gather) {
-    return ops::gather_rows_into(whole_, shard, place_.shard_group, without_numbers);
+    return ops::gather_rows_into(whole, shard, place_.shard_group, without_numbers);
   }
   const at::Tensor gathered = at::empty({world_size() * shard_length_}, shard.options());
   setting_.hooks.all_gather(gathered, shard, place_.shard_group);
-  copy_rows(without_numbers, int(world_size()), gathered, whole_);
+  copy_rows(without_numbers, int(world_size()), gathered, whole);
 }
 
 // What is on its way need not be waited for: its Work keeps the memory until it is done.

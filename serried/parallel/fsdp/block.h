@@ -95,6 +95,9 @@ class Block : public std::enable_shared_from_this<Block> {
 
   // While ops run.
   at::Tensor whole(size_t index);
+  /// A copy in the dtype of the parameter.
+  at::Tensor whole_to_write(size_t index);
+  at::Tensor parameter(size_t index) const { return at::Tensor(members_[index].parameter.lock()); }
   at::Tensor part_of_whole(size_t index, const at::Tensor& whole) const;
   void note_use(size_t index);
   void note_write();
@@ -124,17 +127,24 @@ class Block : public std::enable_shared_from_this<Block> {
   void settle(int task);
 
  private:
+  // A gradient that the other axes of its mesh have not summed up yet.
+  struct Unsummed {
+    size_t index;
+    at::Tensor given;  // while it is held, autograd does not add to it in place
+    at::Tensor sum;    // the same under a name of its own
+  };
+
   struct Round {
     int task = 0;
     at::Tensor buffer = {};
     std::vector<bool> is_awaited = {};
     std::vector<bool> has_gradient = {};
+    std::vector<Unsummed> unsummed = {};  // of norms and biases whose tokens tensor parallel has cut: done together
   };
 
   // Gradients on their way.
   struct Reduction {
     Round round = {};
-    at::Tensor buffer = {};
     at::Tensor result = {};
     bool is_sum = false;  // else the average
     double factor = 1;    // that a sum is divided by
@@ -151,6 +161,7 @@ class Block : public std::enable_shared_from_this<Block> {
   void gather_by_hook(const at::Tensor& shard);
   void end_gather();
   void gather_recorded(const at::Tensor& shard);
+  void gather_into(const at::Tensor& whole, const at::Tensor& shard) const;
   void check_same_block() const;
   void drop_whole();
   void install_hook(size_t index);
@@ -163,8 +174,10 @@ class Block : public std::enable_shared_from_this<Block> {
   std::vector<bool> awaited() const;
   at::Tensor plain_gradient(const BlockMember& member, const at::Tensor& gradient) const;
   void check_recordable() const;
+  bool may_sum_later(const BlockMember& member, const at::Tensor& gradient) const;
+  void sum_up(Round& round) const;
   void keep(BlockMember& member, const at::Tensor& gradient);
-  void put(Round& round, size_t index, const at::Tensor& gradient);
+  void put(Round& round, size_t index, const at::Tensor& gradient) const;
   void finish(Round round);
   void complete_buffer(Round& round);
   void write_flags(const Round& round);
@@ -211,12 +224,14 @@ class Block : public std::enable_shared_from_this<Block> {
 struct BlockParameter final : GatherOnUse {
   BlockParameter(std::shared_ptr<Block> block_, size_t index_) : block(std::move(block_)), index(index_) {}
   at::Tensor whole(const DTensorMeta&) override { return block->whole(index); }
+  at::Tensor whole_to_write(const DTensorMeta&) override { return block->whole_to_write(index); }
   at::Tensor part_of_whole(const DTensorMeta&, const at::Tensor& whole) override {
     return block->part_of_whole(index, whole);
   }
   bool is_parameter() const override { return true; }
   void note_use() override { block->note_use(index); }
   void note_write() override { block->note_write(); }
+  at::Tensor parameter() const override { return block->parameter(index); }
   std::optional<at::ScalarType> other_dtype() const override { return block->lowered_dtype(); }
   bool casts_inputs() const override { return block->casts_inputs(); }
 

@@ -134,8 +134,39 @@ std::vector<ModuleParameter> own_parameters(const std::vector<ModuleParameter>& 
   return own;
 }
 
-DeviceMesh checked_mesh(const FullyShardOptions& options) {
-  const DeviceMesh mesh = options.mesh ? *options.mesh : DeviceMesh::from_group(require_current_process_group());
+// All ranks of the current group are replicas of each other, so that nobody has to name a mesh; not so beside tensor
+// parallel, and which other axis is meant cannot be known: there may be stages of a pipeline, too.
+[[noreturn]] void raise_needs_mesh(const ModuleParameter& parameter, const Spec& spec) {
+  const std::string tp = spec.mesh.to_string();
+  const bool has_others = spec.mesh.root_group() == nullptr || spec.mesh.root_group()->getSize() > spec.mesh.size();
+  raise<c10::ValueError>(
+      {kFullyShard,
+       c10::str(parameter.name, " is ", spec.to_string(),
+                ", and without .mesh it would be cut over all ranks of the current group, those of ", tp,
+                " among them"),
+       has_others ? c10::str("pass the axis whose ranks have batches of their own, of the mesh that ", tp,
+                             " was taken from: fully_shard(module, {.mesh = mesh[\"dp\"]})")
+                  : c10::str("pass the mesh it was born on; for tensor parallel make one mesh with an axis for each, "
+                             "init_device_mesh(\"cpu\", {1, ",
+                             spec.mesh.size(),
+                             "}, {\"dp\", \"tp\"}), and give mesh[\"tp\"] to parallelize_module and mesh[\"dp\"] to "
+                             "fully_shard")});
+}
+
+DeviceMesh mesh_of_all(const std::vector<ModuleParameter>& parameters) {
+  const Group group = current_process_group();
+  const std::optional<DeviceMesh> all = group ? std::optional(DeviceMesh::from_group(group)) : std::nullopt;
+  for (const ModuleParameter& parameter : parameters) {
+    const DTensorMeta* meta = dtensor_meta(parameter.tensor);
+    if (meta == nullptr) continue;
+    const bool has_style = meta->use != nullptr && meta->use->layouts != nullptr;
+    if (has_style || !all.has_value() || !(meta->spec->mesh == *all)) raise_needs_mesh(parameter, *meta->spec);
+  }
+  return all.has_value() ? *all : DeviceMesh::from_group(require_current_process_group());
+}
+
+DeviceMesh checked_mesh(const FullyShardOptions& options, const std::vector<ModuleParameter>& own) {
+  const DeviceMesh mesh = options.mesh ? *options.mesh : mesh_of_all(own);
   detail::check_in_mesh(kFullyShard, mesh);
   if (mesh.ndim() == 1 || mesh.ndim() == 2) return mesh;
   raise<c10::ValueError>({kFullyShard, c10::str(mesh.to_string(), " has ", mesh.ndim(), " axes"),
@@ -297,10 +328,10 @@ void give_memory_back(const Block& block) {
 
 FullyShardHandle shard(const Modules& modules, const FullyShardOptions& options) {
   detail::check_output_dtype(kFullyShard, options.mixed_precision);
-  const DeviceMesh mesh = checked_mesh(options);
   const std::vector<ModuleParameter> all = parameters_of(modules);
   check_inside(modules, all);
   const std::vector<ModuleParameter> own = own_parameters(all, options.ignored_params);
+  const DeviceMesh mesh = checked_mesh(options, own);
   const std::vector<BlockPtr> inside = blocks_inside(modules, all);
   for (const BlockPtr& block : inside) {
     // It is not the outermost after all.

@@ -8,7 +8,6 @@
 
 #include "serried/base/error.h"
 #include "serried/comm/collectives/ops.h"
-#include "serried/tensor/making/backward_end.h"
 #include "serried/parallel/fsdp/block.h"
 #include "serried/tape/recorder.h"
 #include "serried/tape/tape.h"
@@ -16,6 +15,7 @@
 #include "serried/tensor/dispatch/handlers.h"
 #include "serried/tensor/dispatch/local_only.h"
 #include "serried/tensor/dtensor.h"
+#include "serried/tensor/making/joined_sums.h"
 
 namespace serried::detail {
 namespace {
@@ -98,6 +98,25 @@ at::Tensor Block::plain_gradient(const BlockMember& member, const at::Tensor& gr
                                        : "compute with plain tensors beside fully sharded parameters"});
 }
 
+// The other axes of its mesh sum it up when the block's gradients are all there. Not beside one that was kept: that is
+// summed up already.
+bool Block::may_sum_later(const BlockMember& member, const at::Tensor& gradient) const {
+  const DTensorMeta* meta = gradient.defined() && !gradient.is_sparse() ? dtensor_meta(gradient) : nullptr;
+  return meta != nullptr && member.inner && setting_.reduces && !member.kept.defined() &&
+         meta->spec->mesh == member.inner->mesh && only_sums(meta->spec->placements, member.inner->placements);
+}
+
+void Block::sum_up(Round& round) const {
+  std::vector<PendingSum> sums;
+  for (const Unsummed& each : round.unsummed) {
+    const BlockMember& member = members_[each.index];
+    sums.push_back({at::Tensor(member.parameter.lock()), each.sum, member.inner->placements});
+  }
+  add_up_together(std::move(sums));
+  for (const Unsummed& each : round.unsummed) put(round, each.index, dtensor_meta(each.sum)->local);
+  round.unsummed.clear();
+}
+
 void Block::keep(BlockMember& member, const at::Tensor& gradient) {
   if (member.kept.defined()) {
     member.kept.add_(gradient);
@@ -106,7 +125,7 @@ void Block::keep(BlockMember& member, const at::Tensor& gradient) {
   }
 }
 
-void Block::put(Round& round, size_t index, const at::Tensor& gradient) {
+void Block::put(Round& round, size_t index, const at::Tensor& gradient) const {
   const LocalOnly local_only;
   const BlockMember& member = members_[index];
   const int64_t world = world_size(), length = gradient_length();
@@ -151,7 +170,8 @@ void Block::on_gradient(size_t index, const at::Tensor& gradient) {
   context_->watch_backward();
   BlockMember& member = members_[index];
   if (tape::is_replayed()) check_recordable();
-  at::Tensor plain = gradient.defined() ? plain_gradient(member, gradient) : gradient;
+  const bool sums_later = may_sum_later(member, gradient);
+  at::Tensor plain = gradient.defined() && !sums_later ? plain_gradient(member, gradient) : at::Tensor();
   if (!setting_.reduces) {
     if (plain.defined()) keep(member, plain);
     return;
@@ -162,10 +182,12 @@ void Block::on_gradient(size_t index, const at::Tensor& gradient) {
     plain = std::move(member.kept);
     member.kept = at::Tensor();
   }
-  if (plain.defined()) {
-    put(round, index, plain);
-    round.has_gradient[index] = true;
+  if (plain.defined()) put(round, index, plain);
+  if (sums_later) {
+    const DTensorMeta& meta = *dtensor_meta(gradient);
+    round.unsummed.push_back({index, gradient, wrap(meta.local, meta.spec)});
   }
+  round.has_gradient[index] = plain.defined() || sums_later;
   round.is_awaited[index] = false;
   if (any_of(round.is_awaited)) return;
   Round complete = std::move(round);
@@ -240,7 +262,7 @@ int64_t Block::num_ranks() const {
 
 void Block::start_reduction(Reduction& reduction, bool async) const {
   const LocalOnly local_only;
-  const at::Tensor& buffer = reduction.buffer;
+  const at::Tensor& buffer = reduction.round.buffer;
   const bool is_half = buffer.scalar_type() == at::kHalf;
   const double early = is_half ? early_divisor(num_ranks()) : 1;
   reduction.is_sum = is_half || setting_.sums || setting_.divide_factor.has_value();
@@ -271,20 +293,20 @@ void Block::check_same_blocks(const at::Tensor& reduced, bool is_sum) const {
 void Block::finish(Round round) {
   const comm_debug::OnBehalf scope([&](auto add) { name_parameters(add); });
   const OrdinaryMode ordinary;
-  complete_buffer(round);
-  write_flags(round);
   ++context_->num_reductions;
   const bool async = place_.overlaps && !tape::is_replayed() && !setting_.hooks.reduce_scatter;
   Reduction reduction{.round = std::move(round)};
-  reduction.buffer = std::move(reduction.round.buffer);
   try {
+    sum_up(reduction.round);
+    complete_buffer(reduction.round);
+    write_flags(reduction.round);
     start_reduction(reduction, async);
   } catch (c10::Error& error) {
-    context_->gradients.give_back(std::move(reduction.buffer));
+    context_->gradients.give_back(std::move(reduction.round.buffer));
     error.add_context("while the gradients of " + text() + " were reduced");
     throw;
   } catch (...) {  // a user's hook
-    context_->gradients.give_back(std::move(reduction.buffer));
+    context_->gradients.give_back(std::move(reduction.round.buffer));
     throw;
   }
   if (!async) return complete(std::move(reduction));
@@ -317,7 +339,7 @@ void Block::complete(Reduction reduction) {
   const comm_debug::OnBehalf scope([&](auto add) { name_parameters(add); });
   const at::NoGradGuard no_grad;
   const OrdinaryMode ordinary;
-  const Borrowed buffer(context_->gradients, std::move(reduction.buffer));
+  const Borrowed buffer(context_->gradients, std::move(reduction.round.buffer));
   at::Tensor& result = reduction.result;
   try {
     if (reduction.work) reduction.work->wait();
@@ -360,7 +382,7 @@ void Block::give(BlockMember& member, const at::Tensor& reduced) const {
 // Their Works keep the memory until they are done.
 void Block::drop_reductions(int task) {
   for (Reduction& each : reductions_) {
-    if (each.round.task == task) context_->gradients.give_back(std::move(each.buffer));
+    if (each.round.task == task) context_->gradients.give_back(std::move(each.round.buffer));
   }
   std::erase_if(reductions_, [&](const Reduction& each) { return each.round.task == task; });
 }

@@ -350,6 +350,14 @@ void RunWatch::meet(c10::TensorImpl* dtensor) {
   if (behind_ != nullptr) behind_->meet(dtensor);
 }
 
+// Parameters of a block share their memory: each has a counter of its own.
+void RunWatch::read_whole(c10::TensorImpl* dtensor) {
+  if (which_ == Run::first && !tape::StateUpdate::is_active() && wholes_.insert(dtensor).second) {
+    notes_.reads.emplace_back(*dtensor, dtensor->version_counter());
+  }
+  Recorder::read_whole(dtensor);
+}
+
 GeneratorsPutBack::GeneratorsPutBack(const RunNotes& notes) {
   const tape::Pause only_looks;
   const LocalOnly local;

@@ -66,6 +66,7 @@ class RunWatch final : public tape::Recorder, private tape::Notes {
   void before_replay(std::function<void()> action) override;
   void after_replay(std::function<void()> action) override;
   void meet(c10::TensorImpl* dtensor) override;
+  void read_whole(c10::TensorImpl* dtensor) override;
   tape::Recorder* behind() const override { return behind_; }
   tape::Notes* notes() override { return behind_ == nullptr || behind_->notes() != nullptr ? this : nullptr; }
   bool replays() const override { return behind_ != nullptr && behind_->replays(); }
@@ -92,6 +93,7 @@ class RunWatch final : public tape::Recorder, private tape::Notes {
   const bool is_idle_;
   std::unordered_set<const c10::StorageImpl*> born_;   // in this run; an address used again is born again
   std::unordered_set<const c10::StorageImpl*> reads_;  // that have been noted
+  std::unordered_set<const c10::TensorImpl*> wholes_;  // that have been noted
   // A write to a DTensor is counted by the DTensor, not by its part.
   std::unordered_map<const c10::StorageImpl*, c10::VariableVersion> counters_of_parts_;
   // Autograd counts a write that went to a copy too.

@@ -8,7 +8,9 @@
 
 #include <utility>
 
+#include "serried/base/error.h"
 #include "serried/tensor/dtensor.h"
+#include "serried/tensor/gather_on_use.h"
 #include "serried/tensor/making/modules.h"
 
 namespace serried::detail {
@@ -50,6 +52,18 @@ ApplyingTo::~ApplyingTo() {
 std::string described(const torch::nn::Module& module) {
   if (current_path == nullptr || current_path->empty()) return "the module (" + module.name() + ")";
   return "\"" + *current_path + "\" (" + module.name() + ")";
+}
+
+void check_not_sharded(const torch::nn::Module& module) {
+  for (const auto& item : module.named_parameters()) {
+    if (gather_of(item.value()) == nullptr) continue;
+    const Spec& spec = *dtensor_meta(item.value())->spec;
+    raise<c10::ValueError>(
+        {"parallelize_module",
+         c10::str(item.key(), " of ", described(module), " is fully sharded already: ", spec.to_string()),
+         "swap the order: parallelize_module first, over mesh[\"tp\"], then fully_shard with {.mesh = "
+         "mesh[\"dp\"]} of the same mesh"});
+  }
 }
 
 void place_the_rest(torch::nn::Module& module, const DeviceMesh& mesh) {

@@ -37,6 +37,9 @@ class ApplyingTo {
 /// "\"blocks.0.fc1\" (torch::nn::LinearImpl)"
 std::string described(const torch::nn::Module& module);
 
+/// ValueError where fully_shard has a parameter of `module` or of what is within: a style would have to cut it before.
+void check_not_sharded(const torch::nn::Module& module);
+
 /// Every consumer within gets a role where it has none: its parameters are Replicate, plain inputs count as such, and
 /// nothing else is asked. Parameters and buffers that are still plain become Replicate.
 void place_the_rest(torch::nn::Module& module, const DeviceMesh& mesh);

@@ -117,7 +117,12 @@ void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const
   check_mesh(mesh);
   std::vector<NamedModule> modules;
   list_modules("", module, modules);
-  for (const Match& match : matches_of(plan, modules)) {
+  const std::vector<Match> found = matches_of(plan, modules);
+  for (const Match& match : found) {
+    const detail::ApplyingTo scope(match.target.path);
+    detail::check_not_sharded(*match.target.module);
+  }
+  for (const Match& match : found) {
     const detail::ApplyingTo scope(match.target.path);
     match.style->apply(*match.target.module, mesh);
   }

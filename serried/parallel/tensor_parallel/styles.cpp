@@ -12,6 +12,7 @@ namespace serried {
 namespace {
 
 using detail::AskedLayout;
+using detail::check_not_sharded;
 using detail::Consumer;
 using detail::consumer_of;
 using detail::ConsumerKind;
@@ -94,6 +95,7 @@ bool is_prepared(const std::optional<Consumer>& consumer) {
 
 void ColwiseParallel::apply(torch::nn::Module& module, const DeviceMesh& mesh) const {
   constexpr const char* kStyle = "ColwiseParallel";
+  check_not_sharded(module);
   check_axis(kStyle, "input", options_.input);
   if (!options_.output.empty()) check_axis(kStyle, "output", options_.output);
   const std::optional<Consumer> consumer = consumer_of(module);
@@ -119,6 +121,7 @@ void ColwiseParallel::apply(torch::nn::Module& module, const DeviceMesh& mesh) c
 
 void RowwiseParallel::apply(torch::nn::Module& module, const DeviceMesh& mesh) const {
   constexpr const char* kStyle = "RowwiseParallel";
+  check_not_sharded(module);
   if (!options_.input.empty()) check_axis(kStyle, "input", options_.input);
   check_axis(kStyle, "output", options_.output);
   const std::optional<Consumer> consumer = consumer_of(module);
@@ -138,6 +141,7 @@ void RowwiseParallel::apply(torch::nn::Module& module, const DeviceMesh& mesh) c
 
 void SequenceParallel::apply(torch::nn::Module& module, const DeviceMesh& mesh) const {
   constexpr const char* kStyle = "SequenceParallel";
+  check_not_sharded(module);
   if (module.as<torch::nn::DropoutImpl>() != nullptr) return;
   const std::optional<Consumer> consumer = consumer_of(module);
   if (!consumer.has_value() || consumer->kind != ConsumerKind::norm) {
@@ -154,6 +158,7 @@ void SequenceParallel::apply(torch::nn::Module& module, const DeviceMesh& mesh) 
 
 void PrepareModuleInput::apply(torch::nn::Module& module, const DeviceMesh& mesh) const {
   constexpr const char* kStyle = "PrepareModuleInput";
+  check_not_sharded(module);
   check_axis(kStyle, "desired", options_.desired);
   bool found = false;
   module.apply([&](torch::nn::Module& each) {
@@ -175,6 +180,7 @@ void PrepareModuleInput::apply(torch::nn::Module& module, const DeviceMesh& mesh
 
 void PrepareModuleOutput::apply(torch::nn::Module& module, const DeviceMesh& mesh) const {
   constexpr const char* kStyle = "PrepareModuleOutput";
+  check_not_sharded(module);
   check_axis(kStyle, "desired", options_.desired);
   const std::optional<Consumer> consumer = consumer_of(module);
   if (!is_prepared(consumer) || consumer->kind == ConsumerKind::attention) {

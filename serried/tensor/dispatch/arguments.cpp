@@ -89,14 +89,23 @@ void note_gather(Arguments& out, const DTensorMeta& meta) {
   (gather->is_parameter() ? out.has_other_kind : out.has_like_parameter) = true;
 }
 
+// As optimizers write gradients into what they have kept from a step before.
+bool may_be_state(const OpInfo& info, const Arguments& arguments, const TensorSlot& slot) {
+  return info.is_written[slot.argument] && !at::GradMode::is_enabled() &&
+         slot.impl->sizes() == c10::IntArrayRef(arguments.first->sizes);
+}
+
 [[noreturn]] void raise_plain(const OpInfo& info, const Arguments& arguments, const TensorSlot& slot) {
   const std::string argument = info.schema->arguments()[slot.argument].name();
+  const char* const place_state =
+      "call place_like_parameters(optimizer) where it is state that an optimizer made before its parameters were "
+      "distributed; else ";
   raise<c10::TypeError>(
       {info.name,
        c10::str("argument ", slot.argument, " \"", argument, "\"",
                 slot.list_index < 0 ? "" : c10::str("[", slot.list_index, "]"), " is a plain tensor of sizes ",
                 sizes_text(slot.impl->sizes()), " beside a DTensor ", arguments.first->to_string()),
-       c10::str("wrap it: distribute_tensor(", argument,
+       c10::str(may_be_state(info, arguments, slot) ? place_state : "", "wrap it: distribute_tensor(", argument,
                 ", mesh, {Replicate(), ...}) or DTensor::from_local(...), or open an ImplicitReplication scope")});
 }
 

@@ -3,15 +3,18 @@
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <vector>
 
 #include "serried/base/error.h"
+#include "serried/base/log.h"
 #include "serried/tape/tape.h"
 #include "serried/tensor/dispatch/arguments.h"
 #include "serried/tensor/dispatch/cached_plan.h"
 #include "serried/tensor/dispatch/handlers.h"
 #include "serried/tensor/dispatch/local_only.h"
+#include "serried/tensor/dispatch/looked_up_rows.h"
 #include "serried/tensor/dispatch/whole_values.h"
 #include "serried/tensor/gather_on_use.h"
 #include "serried/tensor/redistribute/redistribute.h"
@@ -289,6 +292,7 @@ class Substitution {
     const auto last = torch::jit::last(stack_, size_t(info_.num_arguments));
     const std::vector<IValue> given(last.begin(), last.end());
     const size_t base = stack_.size() - given.size();
+    for_each_tensor(info_, given, [&](const at::Tensor& t, int i) { writes_ |= info_.is_written[i] && is_ours(t); });
     for (size_t i = 0; i < given.size(); ++i) stack_[base + i] = substituted(given[i], info_.is_written[i]);
     check_dtypes(given);
     has_dtensor_ ? run_boxed(op_, stack_) : tape::run(op_, stack_);
@@ -305,12 +309,21 @@ class Substitution {
  private:
   struct Entry {
     at::Tensor given;
-    at::Tensor whole;  // of its parameter; where the op writes, a copy
+    at::Tensor whole;  // of its parameter; where the op writes any, a copy
     at::Tensor value;  // the part of it that `given` is
     bool is_written;
   };
 
   bool is_ours(const at::Tensor& t) const { return lazy_meta(t) != nullptr || gather_of(t) != nullptr; }
+
+  // One for all views of a parameter in the call: what is written through one of them is seen through the others.
+  at::Tensor whole_of(const DTensorMeta& meta) const {
+    for (const Entry& entry : entries_) {
+      const DTensorMeta& known = base_of(entry.given);
+      if (gather_of(known) == gather_of(meta) && known.local.is_same(meta.local)) return entry.whole;
+    }
+    return writes_ ? gather_of(meta)->whole_to_write(meta) : gather_of(meta)->whole(meta);
+  }
 
   at::Tensor value_of(const at::Tensor& t, bool is_written) {
     if (!t.defined()) return t;
@@ -318,12 +331,12 @@ class Substitution {
       has_dtensor_ |= dtensor_meta(t) != nullptr;
       return t;
     }
-    for (const Entry& entry : entries_) {
-      if (entry.given.is_same(t) && entry.is_written == is_written) return entry.value;
+    for (Entry& entry : entries_) {
+      if (!entry.given.is_same(t)) continue;
+      entry.is_written |= is_written;
+      return entry.value;
     }
-    const DTensorMeta& meta = base_of(t);
-    at::Tensor whole = gather_of(meta)->whole(meta);
-    if (is_written) whole = whole.clone();
+    at::Tensor whole = whole_of(base_of(t));
     has_dtensor_ |= dtensor_meta(whole) != nullptr;
     at::Tensor value = view_of_whole(whole, t);
     entries_.push_back({t, std::move(whole), value, is_written});
@@ -398,6 +411,7 @@ class Substitution {
   OpInfo& info_;
   Stack& stack_;
   std::vector<Entry> entries_;
+  bool writes_ = false;  // to one of ours
   bool has_dtensor_ = false;
 };
 
@@ -412,6 +426,30 @@ void note_uses(const OpInfo& info, c10::ArrayRef<IValue> arguments) {
   });
 }
 
+// Right, but gathered anew by every step of an optimizer, which keeps all of its state on every rank.
+void warn_of_plain_state(const OpInfo& info, c10::ArrayRef<IValue> arguments, const Company& company) {
+  const bool is_of_step = company.spec != nullptr && company.has_plain && !company.has_parameter && !company.has_lazy &&
+                          !at::GradMode::is_enabled() && torch::autograd::get_current_graph_task_id() < 0;
+  if (!is_of_step || !info.has_written) return;
+  for_each_tensor(info, arguments, [&](const at::Tensor& t, int i) {
+    if (!info.is_written[i] || dist_meta(t.unsafeGetTensorImpl()) != nullptr || t.dim() == 0) return;
+    if (t.sizes() != c10::IntArrayRef(company.spec->sizes)) return;
+    log::warn_once(
+        "[fully_shard] gradients are gathered because ops write them into plain tensors of their sizes, as they do "
+        "where an optimizer has stepped before its parameters were sharded\n"
+        "  fix: call place_like_parameters(optimizer) once after fully_shard, so that its state is cut like them");
+  });
+}
+
+// Embedding with max_norm writes the rows that a batch looks up, and every rank has a batch of its own.
+void look_up_together(const OpInfo& info, Stack& stack) {
+  if (info.schema->name() != "aten::embedding_renorm_") return;
+  IValue* const first = &stack[stack.size() - size_t(info.num_arguments)];
+  const DTensorMeta* table = dtensor_meta(first[0].toTensor());
+  if (table == nullptr || parameter_of(first[0].toTensor()) == nullptr) return;
+  first[1] = rows_of_all_ranks(first[1].toTensor(), table->spec->sizes[0], table->spec->mesh);
+}
+
 void run_gathered(const c10::OperatorHandle& op, OpInfo& info, Stack& stack) {
   // Composites arrive whole only where autograd is off: they decompose here as they would there.
   if (info.is_composite) {
@@ -420,6 +458,7 @@ void run_gathered(const c10::OperatorHandle& op, OpInfo& info, Stack& stack) {
   }
   const auto arguments = torch::jit::last(stack, size_t(info.num_arguments));
   if (at::GradMode::is_enabled()) note_uses(info, arguments);
+  if (info.has_written) look_up_together(info, stack);
   const at::Tensor first = info.num_arguments > 0 && arguments[0].isTensor() ? arguments[0].toTensor() : at::Tensor();
   if (lazy_meta(first) != nullptr || parameter_of(first) != nullptr) {
     if (info.is_metadata_change) refuse_change(info);
@@ -427,6 +466,7 @@ void run_gathered(const c10::OperatorHandle& op, OpInfo& info, Stack& stack) {
   }
   const Company company = company_of(info, arguments);
   if (goes_on_parts(info, company)) return run_on_parts(op, info, company, stack);
+  warn_of_plain_state(info, arguments, company);
   Substitution(op, info, stack).run();
 }
 
@@ -456,8 +496,6 @@ const DTensorMeta* parameter_behind(const TensorSlot& slot) {
 
 // The CPU's kernel can have it as it is.
 bool is_ordinary(const c10::TensorImpl& plain) {
-  constexpr c10::DispatchKeySet kNeedsMore({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative,
-                                            c10::DispatchKey::ZeroTensor, c10::DispatchKey::Python});
   return plain.key_set().has(c10::DispatchKey::CPU) && !plain.key_set().has_any(kNeedsMore);
 }
 

@@ -16,6 +16,7 @@ namespace {
 
 using detail::Arguments;
 using detail::CachedPlan;
+using detail::kNeedsMore;
 using detail::OpInfo;
 
 // What decides a plan, from typed arguments; the words are those of the boxed way.
@@ -89,9 +90,6 @@ const c10::OperatorHandle& handle() {
 constexpr c10::DispatchKeySet kCpu(c10::DispatchKey::CPU);
 // What the kernel itself calls is nobody's business, as in tape::run_unrecorded.
 const c10::DispatchKeySet kPassed = c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::DispatchKeySet(kHomeKey);
-// Other work between autograd and the kernel.
-constexpr c10::DispatchKeySet kNeedsMore({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative,
-                                          c10::DispatchKey::ZeroTensor, c10::DispatchKey::Python});
 
 template <class Op, class Signature>
 struct HotOp;

@@ -1,6 +1,7 @@
 // The short way for ops on parameters that are gathered on use, beside plain tensors.
 #pragma once
 
+#include <c10/core/DispatchKeySet.h>
 #include <c10/util/SmallVector.h>
 
 #include <utility>
@@ -8,6 +9,10 @@
 #include "serried/tensor/dispatch/arguments.h"
 
 namespace serried::detail {
+
+/// Other work between autograd and the kernel: a tensor with one of these keys has to go through the dispatcher.
+inline constexpr c10::DispatchKeySet kNeedsMore({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative,
+                                                 c10::DispatchKey::ZeroTensor, c10::DispatchKey::Python});
 
 /// What stands in for the parameters of a call, and for views of them.
 class WholeValues {

@@ -29,7 +29,12 @@ class ClosureNode final : public torch::autograd::Node {
   Backward backward_;
 };
 
+// Of a parameter that is gathered on use its own also under another name, which data() gives: the gathered value is
+// valid while that stays.
 c10::VariableVersion version_of(const at::Tensor& local, const at::Tensor& whole) {
+  const GatherOnUse* gather = gather_of(whole);
+  const at::Tensor parameter = gather != nullptr ? gather->parameter() : at::Tensor();
+  if (parameter.defined()) return parameter.unsafeGetTensorImpl()->version_counter();
   return whole.is_inference() ? local.unsafeGetTensorImpl()->version_counter()
                               : whole.unsafeGetTensorImpl()->version_counter();
 }

@@ -22,78 +22,47 @@ struct Late {
 };
 using LateOnes = std::vector<Late>;
 
-// A gradient whose sum is still pending, and how it will lie.
-struct PendingSum {
-  at::Tensor parameter;
-  at::Tensor grad;
-  const DTensorMeta* meta;
-  Placements placements;
-};
-
-// Whether `to` is `from` with sums done, and some are.
-bool only_sums(const Placements& from, const Placements& to) {
-  if (from.size() != to.size()) return false;
-  bool sums = false;
-  for (size_t axis = 0; axis < from.size(); ++axis) {
-    if (from[axis] == to[axis]) continue;
-    if (!from[axis].is_partial(ReduceKind::sum) || !to[axis].is_replicate()) return false;
-    sums = true;
-  }
-  return sums;
-}
-
-std::vector<PendingSum> pending_sums(const LateOnes& late) {
-  std::vector<PendingSum> found;
-  for (const Late& each : late) {
-    const at::Tensor parameter = each.parameter.lock();
-    if (!parameter.defined() || !parameter.grad().defined()) continue;
-    const at::Tensor grad = parameter.grad();
-    const DTensorMeta* meta = dtensor_meta(grad);
-    if (meta == nullptr || !only_sums(meta->spec->placements, each.placements)) continue;
-    found.push_back({parameter, grad, meta, each.placements});
-  }
-  return found;
-}
-
-bool go_together(const PendingSum& a, const PendingSum& b) {
-  return a.meta->spec->dtype == b.meta->spec->dtype && a.meta->spec->mesh == b.meta->spec->mesh &&
-         a.meta->spec->placements == b.meta->spec->placements && a.placements == b.placements;
+bool go_together(const detail::PendingSum& a, const detail::PendingSum& b) {
+  const Spec &first = *dtensor_meta(a.tensor)->spec, &second = *dtensor_meta(b.tensor)->spec;
+  return first.dtype == second.dtype && first.mesh == second.mesh && first.placements == second.placements &&
+         a.placements == b.placements;
 }
 
 // Side by side as one vector of whatever sizes the parts have; what is cut on some axis is as good as plain here, since
 // every rank of the axes that are summed over has the same cut.
-void add_up(const std::vector<PendingSum>& sums) {
+void add_up(const std::vector<detail::PendingSum>& sums) {
   const comm_debug::OnBehalf scope([&](auto add) {
-    for (const PendingSum& each : sums) add(each.parameter.unsafeGetTensorImpl());
+    for (const detail::PendingSum& each : sums) add(each.parameter.unsafeGetTensorImpl());
   });
   std::vector<at::Tensor> flat;
-  for (const PendingSum& each : sums) flat.push_back(each.meta->local.reshape(-1));
+  for (const detail::PendingSum& each : sums) flat.push_back(dtensor_meta(each.tensor)->local.reshape(-1));
   const at::Tensor joined = sums.size() == 1 ? flat[0] : at::cat(flat);
-  const Spec& spec = *sums[0].meta->spec;
+  const Spec& spec = *dtensor_meta(sums[0].tensor)->spec;
   Placements from = spec.placements;
   for (Placement& p : from) p = p.is_partial() ? p : Replicate();
   const DTensor pending(wrap(joined, spec_of_result(joined, spec.mesh, from, joined.sizes())));
   const at::Tensor whole = dtensor_meta(pending.redistribute(Placements(from.size())))->local;
   int64_t begin = 0;
-  for (const PendingSum& each : sums) {
-    const at::Tensor pending_part = each.meta->local;
-    const SpecPtr placed = with_placements(*each.meta->spec, each.placements);
+  for (const detail::PendingSum& each : sums) {
+    const DTensorMeta& meta = *dtensor_meta(each.tensor);
     // In memory of its own: what was pending may be shared with other gradients.
-    const at::Tensor part = whole.narrow(0, begin, pending_part.numel()).view(pending_part.sizes());
-    begin += pending_part.numel();
-    set_meta(each.grad, sums.size() == 1 ? part : part.clone(), placed);
+    const at::Tensor part = whole.narrow(0, begin, meta.local.numel()).view(meta.local.sizes());
+    begin += meta.local.numel();
+    set_meta(each.tensor, sums.size() == 1 ? part : part.clone(), with_placements(*meta.spec, each.placements));
   }
 }
 
-void add_up_all(const LateOnes& late) {
-  const at::NoGradGuard no_grad;
-  std::vector<PendingSum> left = pending_sums(late);
-  while (!left.empty()) {
-    std::vector<PendingSum> together, rest;
-    for (PendingSum& each : left) (go_together(each, left[0]) ? together : rest).push_back(each);
-    add_up(together);
-    left = std::move(rest);
+// Those of the gradients that are pending still.
+void add_up_late(const LateOnes& late) {
+  std::vector<detail::PendingSum> sums;
+  for (const Late& each : late) {
+    const at::Tensor parameter = each.parameter.lock();
+    if (!parameter.defined() || !parameter.grad().defined()) continue;
+    const DTensorMeta* meta = dtensor_meta(parameter.grad());
+    if (meta == nullptr || !detail::only_sums(meta->spec->placements, each.placements)) continue;
+    sums.push_back({parameter, parameter.grad(), each.placements});
   }
+  detail::add_up_together(std::move(sums));
 }
 
 // Whether somebody is told of the gradient as soon as it is there: a reducer of data parallel training, or a user.
@@ -116,13 +85,34 @@ LateOnes& late_ones() {
     late = std::make_shared<LateOnes>();
     current = {task, late};
     detail::when_backward_ends([late](bool completed) {
-      if (completed) add_up_all(*late);
+      if (completed) add_up_late(*late);
     });
   }
   return *late;
 }
 
 }  // namespace
+
+bool detail::only_sums(const Placements& from, const Placements& to) {
+  if (from.size() != to.size()) return false;
+  bool sums = false;
+  for (size_t axis = 0; axis < from.size(); ++axis) {
+    if (from[axis] == to[axis]) continue;
+    if (!from[axis].is_partial(ReduceKind::sum) || !to[axis].is_replicate()) return false;
+    sums = true;
+  }
+  return sums;
+}
+
+void detail::add_up_together(std::vector<PendingSum> sums) {
+  const at::NoGradGuard no_grad;
+  while (!sums.empty()) {
+    std::vector<PendingSum> together, rest;
+    for (PendingSum& each : sums) (go_together(each, sums[0]) ? together : rest).push_back(each);
+    add_up(together);
+    sums = std::move(rest);
+  }
+}
 
 bool detail::sum_up_later(const WeakTensor& parameter, const at::Tensor& grad, const Placements& placements) {
   const DTensorMeta* meta = dtensor_meta(grad);

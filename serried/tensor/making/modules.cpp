@@ -11,6 +11,7 @@
 #include "serried/comm/collectives/watch.h"
 #include "serried/tape/library_hook.h"
 #include "serried/tensor/gather_on_use.h"
+#include "serried/tensor/making/backward_end.h"
 #include "serried/tensor/making/joined_sums.h"
 #include "serried/tensor/making/unchecked.h"
 #include "serried/tensor/making/placing.h"
@@ -39,7 +40,10 @@ void convert(const at::Tensor& plain, const DeviceMesh& mesh, const Placements& 
 void bring_gradients_home(const at::Tensor& parameter) {
   const auto home = [placements = dtensor_meta(parameter)->spec->placements,
                      self = WeakTensor(parameter)](const at::Tensor& grad) {
-    if (!is_dtensor(grad) || detail::sum_up_later(self, grad, placements)) return grad;
+    if (!is_dtensor(grad)) return grad;
+    // Who gathers the parameter brings its gradients home, those of a block together.
+    if (detail::gather_of(self.lock()) != nullptr && !detail::is_towards_chosen_tensors()) return grad;
+    if (detail::sum_up_later(self, grad, placements)) return grad;
     return at::Tensor(DTensor(grad).redistribute(placements));
   };
   change_gradient_of(parameter, home);

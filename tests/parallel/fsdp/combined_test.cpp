@@ -6,6 +6,7 @@
 #include "serried/parallel/clip_grad.h"
 #include "serried/parallel/recompute.h"
 #include "serried/parallel/tensor_parallel/parallelize.h"
+#include "serried/tensor/debug/comm_debug.h"
 #include "serried/tensor/guards.h"
 #include "tests/parallel/fsdp/sharded_models.h"
 #include "tests/parallel/tensor_parallel/gpt.h"
@@ -78,6 +79,39 @@ TEST(FullyShardCombined, WithStylesFusedAndTied) {
 
 TEST(FullyShardCombined, WithSequenceParallel) {
   expect_trains_like_one_process({.by_sequence = true});
+}
+
+// Four vectors of norms and two biases in each block, norm and places in the root; micro-batches under no_sync, too.
+TEST(FullyShardCombined, SequenceParallelSumsUpTheRestOfABlockByOneAllReduce) {
+  run_ranks(4, [](const Group& group) {
+    const DeviceMesh mesh = init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, {.group = group});
+    gpt::Gpt plain = gpt::make_gpt(), net = gpt::make_gpt(), alone = gpt::make_gpt();
+    parallelize_module(*net, mesh["tp"], gpt::sequence_plan());
+    parallelize_module(*alone, mesh["tp"], gpt::sequence_plan());
+    const FullyShardHandle handle = shard_blocks(net, mesh["dp"]);
+    const auto sums_of_backward = [&](gpt::Gpt& each, int64_t salt) {
+      const gpt::Batch mine = gpt::batch_of(int(mesh.get_local_rank("dp")) + int(salt));
+      const ImplicitReplication targets_are_whole;
+      const at::Tensor loss = gpt::loss_of(each(mine.ids), mine.targets);
+      CommDebugMode comm;
+      loss.backward();
+      return comm.count("all_reduce");
+    };
+    const int64_t joined = sums_of_backward(alone, 0);
+    EXPECT_EQ(sums_of_backward(net, 0), joined + int64_t(net->blocks->size()));
+    {
+      const auto guard = handle.no_sync();
+      sums_of_backward(net, 10);
+    }
+    sums_of_backward(net, 20);
+    for (const int salt : {0, 10, 20}) {
+      for (int rank = 0; rank < 2; ++rank) {
+        const gpt::Batch batch = gpt::batch_of(rank + salt);
+        (gpt::loss_of(plain(batch.ids), batch.targets) / 2.).backward();
+      }
+    }
+    gpt::expect_gradients_of(*plain, *net);
+  });
 }
 
 TEST(FullyShardCombined, WithStylesAndRecompute) {

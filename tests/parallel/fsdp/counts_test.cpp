@@ -1,6 +1,7 @@
 // What fully_shard sends and holds, counted.
 #include <gtest/gtest.h>
 
+#include "serried/optim/adam.h"
 #include "serried/tensor/debug/comm_debug.h"
 #include "tests/parallel/fsdp/sharded_models.h"
 #include "tests/support/close.h"
@@ -77,6 +78,41 @@ TEST(FullyShardCounts, AnOptimizerStepSendsNothing) {
     optimizer->zero_grad();
     EXPECT_EQ(comm.count(), 0);
   });
+}
+
+// One rank has the row, the others nothing.
+TEST(FullyShardCounts, AnOptimizerStepOfOneRowSendsNothing) {
+  for (const int world : {2, 3}) {
+    run_ranks(world, [](const Group&) {
+      torch::nn::Linear plain = seeded(5, [] { return torch::nn::Linear(8, 1); });
+      torch::nn::Linear layer = seeded(5, [] { return torch::nn::Linear(8, 1); });
+      fully_shard(*layer);
+      const MakeOptimizer makers[] = {
+          adamw,
+          [](std::vector<at::Tensor> p) {
+            return std::make_unique<torch::optim::SGD>(std::move(p), torch::optim::SGDOptions(0.1).momentum(0.9));
+          },
+          [](std::vector<at::Tensor> p) {
+            return std::make_unique<serried::AdamW>(std::move(p), torch::optim::AdamWOptions(0.1));
+          }};
+      for (const MakeOptimizer& make : makers) {
+        const auto a = make(layer->parameters()), b = make(plain->parameters());
+        for (int step = 0; step < 2; ++step) {
+          a->zero_grad();
+          b->zero_grad();
+          const at::Tensor x = torch::ones({3, 8}) * (step + 1);
+          layer(x).square().sum().backward();
+          plain(x).square().sum().backward();
+          CommDebugMode comm;
+          a->step();
+          EXPECT_EQ(comm.count(), 0);
+          b->step();
+        }
+      }
+      const std::vector<at::Tensor> values = values_of(*layer), wanted = values_of(*plain);
+      for (size_t i = 0; i < wanted.size(); ++i) EXPECT_TRUE(at::allclose(values[i], wanted[i], 1e-5, 1e-6)) << i;
+    });
+  }
 }
 
 TEST(FullyShardCounts, TwoBlocksAndTheRootAreWholeAtMostAndTwoBlocksOfGradients) {

@@ -100,7 +100,7 @@ TEST(Combinations, FullyShardedTimesSequenceAndLossParallel) {
   expect_trains_like_one_process({.dp = 2, .tp = 2, .by_sequence = true, .loss_parallel = true},
                                  {.counts = {{"all_gather", kGathers + 2 * kMoves},
                                              {"reduce_scatter", kBlocks + 2 * kMoves},
-                                             {"all_reduce", kReplicated + kLoss + kWholeLoss + 2}}});
+                                             {"all_reduce", kBlocks + kLoss + kWholeLoss + 2}}});
 }
 
 TEST(Combinations, DataParallelTimesTensorParallel) {
@@ -136,7 +136,7 @@ TEST(Combinations, AllOfThemTogether) {
                                   .num_micro = 2},
                                  {.counts = {{"all_gather", 2 * (kGathers + 2 * kMoves + kGathersAgain)},
                                              {"reduce_scatter", 2 * (kBlocks + 2 * kMoves + kScattersAgain)},
-                                             {"all_reduce", 2 * (kReplicated + kLoss + kBlocks) + kWholeLoss + 2}}});
+                                             {"all_reduce", 2 * (kBlocks + kLoss + kBlocks) + kWholeLoss + 2}}});
 }
 
 TEST(Combinations, TheSameBatchOnEveryRankTrainsBitwiseLikeOneProcess) {
