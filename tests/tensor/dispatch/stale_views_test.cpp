@@ -342,8 +342,11 @@ TEST(StaleViews, SqueezeInPlaceOfACutDimMovesOnlyWhatNobodyShares) {
     expect_close(full(alone), plain.squeeze(0) + 1);
 
     for (const Named& copied : std::vector<Named>{
-             {"view", [](const at::Tensor& x) { return x.unsqueeze(0); }},
-             {"detach", [](const at::Tensor& x) { return x.detach(); }},
+             {"squeeze", [](const at::Tensor& x) { return x.squeeze(0); }},
+             {"view",
+              [](const at::Tensor& x) {
+                return x.view({2, 2});
+              }},
          }) {
       at::Tensor x = place(plain, mesh, {Shard(0)});
       const at::Tensor view = copied.run(x);
@@ -355,6 +358,8 @@ TEST(StaleViews, SqueezeInPlaceOfACutDimMovesOnlyWhatNobodyShares) {
     const std::vector<Named> sharers = {
         {"data", [](const at::Tensor& x) { return x.data(); }},
         {"part", [](const at::Tensor& x) { return DTensor(x).to_local(); }},
+        {"unsqueeze", [](const at::Tensor& x) { return x.unsqueeze(0); }},
+        {"detach", [](const at::Tensor& x) { return x.detach(); }},
     };
     for (const Named& sharer : sharers) {
       at::Tensor x = place(plain, mesh, {Shard(0)});
