@@ -57,7 +57,7 @@ std::string shapes_of(const spmd::Call& call) {
   return text;
 }
 
-// Of a rule that goes by shapes: the recorded call with most rows.
+// Of a rule that goes by shapes: the recorded call with most rows that cut something of several elements.
 struct Example {
   std::string text;
   std::string shapes;
@@ -73,7 +73,11 @@ void look_at(const spmd::Call& call, const spmd::RuleEntry& entry, Example& best
   const std::string text = entry.dynamic(call);
   if (text.empty()) return;
   const spmd::Rule rule = spmd::parse_or_raise("rules_table", entry.name, text);
-  const size_t num_rows = spmd::rows(spmd::bind(rule, call)).size();
+  const spmd::Bound bound = spmd::bind(rule, call);
+  const std::vector<spmd::Row> rows = spmd::rows(bound);
+  const auto num_rows = size_t(std::count_if(rows.begin(), rows.end(), [&](const spmd::Row& row) {
+    return row.factor < 0 || bound.factors[size_t(row.factor)].size > 1;
+  }));
   if (num_rows > best.num_rows) best = {text, shapes_of(call), num_rows};
 }
 
