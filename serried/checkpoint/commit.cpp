@@ -56,8 +56,10 @@ void rename_or_fail(const std::string& from, const std::string& to) {
 void check_nobody_saves(const std::string& target, const fs::path& partial) {
   const std::string name = fs::path(target).filename().string() + std::string(kPartial);
   if (!partial.filename().string().starts_with(name)) return;
-  fail(c10::str("another job is saving to ", target, " now: it writes ", partial.string()),
-       "save to another path, or wait for the other job");
+  fail(
+      c10::str("another job is saving to ", target, " now: it writes ", partial.string()),
+      "save to another path, or wait for the other job; where it is another rank of this one, save together: inside of "
+      "a ProcessGroupGuard, or with .process_group");
 }
 
 }  // namespace

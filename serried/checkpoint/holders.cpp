@@ -262,7 +262,7 @@ void check_mesh_ranks(const std::map<std::vector<int64_t>, std::vector<int64_t>>
     for (int64_t rank : list) {
       if (std::count(present.begin(), present.end(), rank) == copies) continue;
       fail(c10::str("rank ", rank, " of the mesh of \"", name, "\" does not take part"),
-           "save with a process_group that has all ranks of the mesh");
+           "save on every rank, inside of a ProcessGroupGuard or with a .process_group that has all ranks of the mesh");
     }
   }
 }
@@ -377,10 +377,8 @@ Shared shared_of(const Collected& mine, const std::vector<std::string>& messages
   if (!agree_on(said, "values")) ranks.compare(text_of_values(mine));
   Shared shared = agree_on(said, "names") ? shared_by_all(mine, said) : shared_by_some(mine, said, ranks);
   add_owned(shared, said);
-  if (ranks.size() > 1) {
-    check_meshes(shared, said);
-    compare_copies(shared, mine, ranks);
-  }
+  check_meshes(shared, said);
+  if (ranks.size() > 1) compare_copies(shared, mine, ranks);
   for (Said& each : said) shared.messages.push_back(std::move(each.head));
   return shared;
 }

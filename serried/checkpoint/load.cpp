@@ -44,7 +44,7 @@ class LoadPlanner {
     }
     if (!options_.only.empty() && plan_.readings.empty()) {
       fail(c10::str("no name of these begins with \"", options_.only, "\""),
-           "pass {.only = \"layers.0\"}: names are those of the module, without that of the entry");
+           "pass the beginning of a name of the module, without that of the entry, as in {.only = \"layers.0\"}");
     }
     return std::move(plan_);
   }

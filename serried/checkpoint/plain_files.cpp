@@ -22,14 +22,11 @@ namespace serried {
 namespace checkpoint::detail {
 namespace {
 
-Part plain_part(const torch::nn::Module& module) {
+Part part_for_file(const torch::nn::Module& module) {
   Part part = part_of_module(unwrapped(module));
   std::stable_sort(part.items.begin(), part.items.end(),
                    [](const Item& a, const Item& b) { return a.tensor.element_size() > b.tensor.element_size(); });
   for (const Item& item : part.items) {
-    if (is_dtensor(item.tensor)) {
-      fail(c10::str("\"", item.name, "\" is a DTensor"), "save and load it with checkpoint::save and checkpoint::load");
-    }
     if (!safetensors_dtype(item.tensor.scalar_type())) {
       fail(c10::str("\"", item.name, "\" has the dtype ", item.tensor.scalar_type(),
                     ", which safetensors does not have"),
@@ -37,6 +34,14 @@ Part plain_part(const torch::nn::Module& module) {
     }
   }
   return part;
+}
+
+void check_plain(const Part& part) {
+  for (const Item& item : part.items) {
+    if (!is_dtensor(item.tensor)) continue;
+    fail(c10::str("\"", item.name, "\" is a DTensor"),
+         "save it with checkpoint::save, whose files are safetensors, too; load_safetensors takes DTensors");
+  }
 }
 
 FileHeader header_of(const Part& part, const SaveSafetensorsOptions& options) {
@@ -56,7 +61,8 @@ FileHeader header_of(const Part& part, const SaveSafetensorsOptions& options) {
 
 void write_plain(const std::string& path, const torch::nn::Module& module, const SaveSafetensorsOptions& options) {
   const at::NoGradGuard no_grad;
-  const Part part = plain_part(module);
+  const Part part = part_for_file(module);
+  check_plain(part);
   const FileHeader header = header_of(part, options);
   const std::string text = header_text(header);
   const std::string partial = c10::str(clean_path(path), ".partial-", ::getpid());
@@ -96,7 +102,7 @@ void check_plain_names(const std::string& path, const Wanted& wanted) {
 }
 
 void read_plain(const std::string& path, const torch::nn::Module& module, const LoadSafetensorsOptions& options) {
-  const Part part = plain_part(module);
+  const Part part = part_for_file(module);
   const auto file = std::make_shared<TensorFile>(path);
   const SavedPart saved{file->header().tensors, aliases_in(file->header()), nullptr, nullptr};
   const Wanted wanted = match_names(part, saved, {.rename = options.rename});

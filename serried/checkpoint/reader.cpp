@@ -246,7 +246,7 @@ void check_looks(const Reading& reading, const ReadOptions& options) {
   if (to.sizes() != c10::IntArrayRef(from.sizes)) {
     fail(c10::str(name, " has sizes ", sizes_text(from.sizes), " in the checkpoint, and ", sizes_text(to.sizes()),
                   " here"),
-         "load into a model of the same sizes, or leave this tensor out by name");
+         "load into a model of the same sizes, or give it another name, so that {.strict = false} passes over it");
   }
   if (to.device().is_meta() || to.layout() != at::kStrided) {
     fail(c10::str(name, " is loaded into ", watch::describe_tensor(to), ", which has no memory of its own"),

@@ -23,6 +23,7 @@
 #include "serried/graph/record/handles.h"
 #include "serried/graph/record/hooks.h"
 #include "serried/graph/record/optimizer_steps.h"
+#include "serried/graph/stale_numbers.h"
 #include "serried/graph/text/report.h"
 #include "serried/graph/text/text.h"
 #include "serried/tape/facts.h"
@@ -72,22 +73,6 @@ void check_numbers_read(const Recorder& recorder) {
        "the function reads a number from a tensor and returns values that are no tensors; a replay would "
        "return those of the recording",
        {"return the tensor, and read it outside"}});
-}
-
-bool reads_data(const HostRead& read) {
-  return read.op == "aten::_local_scalar_dense" || read.op == "aten::equal";
-}
-
-// Right where nobody minds that the number stays: it is the caller's, and no op has it.
-void warn_of_stale_numbers(const Recording& recording) {
-  const auto read = std::find_if(recording.host_reads.begin(), recording.host_reads.end(), reads_data);
-  if (read == recording.host_reads.end()) return;
-  const std::string after =
-      read->before_node == 0 ? "" : "\n  after: " + line_of(recording.graph, read->before_node - 1);
-  log::warn_once(c10::str("[capture] the function reads a tensor on the host (", read->op,
-                          read->op == "aten::equal" ? "" : ", which item() calls",
-                          "); replays do not, so what it read stays that of the recording", after,
-                          "\n  fix: return the tensor, and read it outside of the captured function"));
 }
 
 void check_options(const CaptureOptions& options) {
@@ -367,7 +352,10 @@ void CaptureState::Impl::add(Entry& entry, Attempt call, HandleCounts handles, M
     if (std::optional<Ready> ready = make_ready(recorded->last.recording, call)) {
       ready->handles = std::move(handles);
       ready->form = make_form();
-      if (captures == 0) warn_of_stale_numbers(call.recording);
+      if (captures == 0) {
+        warn_of_stale_numbers(call.recording);
+        warn_of_constant_rate(call.recording.graph, options);
+      }
       return put_ready(entry, std::move(*ready));
     }
   } catch (const CaptureError& error) {

@@ -116,8 +116,8 @@ std::string fingerprint_text(uint64_t value) {
   return text;
 }
 
-Fact training_mode(std::string name, const std::shared_ptr<torch::nn::Module>& module) {
-  const auto value = [module = std::weak_ptr<torch::nn::Module>(module)]() -> uint64_t {
+Fact training_mode(std::string name, const std::shared_ptr<const torch::nn::Module>& module) {
+  const auto value = [module = std::weak_ptr<const torch::nn::Module>(module)]() -> uint64_t {
     const auto alive = module.lock();
     if (!alive) return 0;
     uint64_t which = 1, training = 0;

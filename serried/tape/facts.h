@@ -13,7 +13,7 @@
 namespace serried::tape {
 
 /// Changes with train() and eval() of `module` and of all within it.
-Fact training_mode(std::string name, const std::shared_ptr<torch::nn::Module>& module);
+Fact training_mode(std::string name, const std::shared_ptr<const torch::nn::Module>& module);
 
 /// Changes when a parameter, a buffer or a module within `module` is registered, replaced or removed, when a member
 /// of one of torch's own modules, such as Linear's `weight`, becomes another tensor, and with the number of holders of

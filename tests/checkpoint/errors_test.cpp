@@ -58,7 +58,7 @@ TEST(CheckpointErrors, SizesAndDtypesShowBothValues) {
   EXPECT_EQ(
       load_error(folder / "c", {{"model", state_of(*larger)}}),
       "[checkpoint::load] \"model.weight\" has sizes [2,3] in the checkpoint, and [4,3] here\n  fix: load into a model "
-      "of the same sizes, or leave this tensor out by name");
+      "of the same sizes, or give it another name, so that {.strict = false} passes over it");
   saved->to(at::kDouble);
   EXPECT_EQ(
       load_error(folder / "c", {{"model", state_of(*saved)}}),
@@ -261,16 +261,33 @@ TEST(CheckpointErrors, APrefixThatNoNameHasIsNamed) {
   checkpoint::save(folder / "c", {{"model", state_of(*net)}});
   EXPECT_EQ(
       load_error(folder / "c", {{"model", state_of(*net)}}, {.only = "model.weight"}),
-      "[checkpoint::load] no name of these begins with \"model.weight\"\n  fix: pass {.only = \"layers.0\"}: names "
-      "are those of the module, without that of the entry");
+      "[checkpoint::load] no name of these begins with \"model.weight\"\n  fix: pass the beginning of a name of the "
+      "module, without that of the entry, as in {.only = \"layers.0\"}");
+}
+
+TEST(CheckpointErrors, WhoSavesAPartAloneIsToldOfTheOthers) {
+  const Folder folder;
+  on_mesh({2}, [&](const DeviceMesh& mesh) {
+    const DTensor t = distribute_tensor(at::arange(5), mesh, {Shard(0)});
+    const ProcessGroupGuard forgotten(nullptr);
+    const std::string own = folder / c10::str("c", mesh.get_rank());
+    const std::string text = save_error(own, {{"t", t}});
+    EXPECT_EQ(text.substr(0, text.rfind('\n')),
+              c10::str("[checkpoint::save] rank ", 1 - mesh.get_rank(),
+                       " of the mesh of \"values.t\" does not take part\n  fix: save on every rank, inside of a "
+                       "ProcessGroupGuard or with a .process_group that has all ranks of the mesh"));
+  });
+  EXPECT_TRUE(folder.names().empty());
 }
 
 TEST(CheckpointErrors, TwoJobsCannotSaveToOnePath) {
   const Folder folder;
   const checkpoint::detail::PartialFolder other(folder / "c");
-  EXPECT_EQ(save_error(folder / "c", {{"a", 1}}),
-            c10::str("[checkpoint::save] another job is saving to ", folder / "c", " now: it writes ", other.path(),
-                     "\n  fix: save to another path, or wait for the other job"));
+  EXPECT_EQ(
+      save_error(folder / "c", {{"a", 1}}),
+      c10::str("[checkpoint::save] another job is saving to ", folder / "c", " now: it writes ", other.path(),
+               "\n  fix: save to another path, or wait for the other job; where it is another rank of this one, save "
+               "together: inside of a ProcessGroupGuard, or with .process_group"));
   checkpoint::save(folder / "d", {{"a", 1}});
   EXPECT_TRUE(std::filesystem::exists(other.path()));
 }

@@ -3,6 +3,8 @@
 #include <torch/torch.h>
 
 #include "serried/checkpoint/checkpoint.h"
+#include "serried/parallel/fsdp/fully_shard.h"
+#include "serried/parallel/tensor_parallel/parallelize.h"
 #include "serried/tensor/making/modules.h"
 #include "tests/checkpoint/folder.h"
 #include "tests/support/close.h"
@@ -74,8 +76,36 @@ TEST(PlainFiles, DTensorsGoIntoCheckpoints) {
     distribute_module(*net, mesh);
     const std::string text = error_text<c10::ValueError>([&] { save_safetensors(folder / "f", *net); });
     EXPECT_EQ(text.substr(0, text.rfind('\n')),
-              "[save_safetensors] \"weight\" is a DTensor\n  fix: save and load it with checkpoint::save and "
-              "checkpoint::load");
+              "[save_safetensors] \"weight\" is a DTensor\n  fix: save it with checkpoint::save, whose files are "
+              "safetensors, too; load_safetensors takes DTensors");
+  });
+}
+
+// Each rank reads what it holds.
+TEST(PlainFiles, AreLoadedIntoModulesThatAreCut) {
+  const Folder folder;
+  const auto make = [] {
+    return torch::nn::Sequential(torch::nn::Linear(5, 7), torch::nn::BatchNorm1d(7), torch::nn::Linear(7, 3));
+  };
+  torch::nn::Sequential saved = make();
+  save_safetensors(folder / "f", *saved);
+  const auto expected = saved->named_parameters();
+  const auto check = [&](torch::nn::Sequential& net) {
+    load_safetensors(folder / "f", *net);
+    for (const auto& item : net->named_parameters()) {
+      expect_equal(full(item.value().detach()), expected[item.key()].detach(), item.key());
+    }
+  };
+  on_mesh({3}, [&](const DeviceMesh& mesh) {
+    torch::nn::Sequential styled = make(), sharded = make();
+    parallelize_module(*styled, mesh, {{"0", ColwiseParallel()}, {"2", RowwiseParallel()}});
+    check(styled);
+    fully_shard(*sharded, {.mesh = mesh});
+    sharded->forward(at::ones({2, 5}));  // gathered values are not to be used again
+    check(sharded);
+    saved->eval();
+    sharded->eval();
+    expect_close(sharded->forward(at::ones({2, 5})), saved->forward(at::ones({2, 5})));
   });
 }
 

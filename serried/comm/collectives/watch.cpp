@@ -121,11 +121,16 @@ uint64_t fingerprint_without_sizes(Record record) {
 }
 
 // A record may have come through a store: only what can be printed is.
-std::string whole_call(const Record& record) {
+std::string whole_name(const Record& record) {
   std::string text;
   for (const char letter : record.part_of) {
     if (letter >= ' ' && letter <= '~') text += letter;
   }
+  return text;
+}
+
+std::string whole_call(const Record& record) {
+  const std::string text = whole_name(record);
   return text.empty() ? describe(record) : text + ": " + describe(record);
 }
 
@@ -283,6 +288,11 @@ std::string mismatch_fix(const Record& record, const Record& other_record) {
            "all_to_all) outside of it";
   }
   if (record.kind != other_record.kind) return "make every rank call the same collectives in the same order";
+  if (record.part_of != other_record.part_of) {
+    return "make every rank call the same functions in the same order: " +
+           (whole_name(record).empty() ? whole_name(other_record) : whole_name(record)) +
+           " is called by all ranks or none";
+  }
   if (record.root != other_record.root) return "pass the same root on every rank";
   if (record.dtype != other_record.dtype) return "pass tensors of the same dtype on every rank";
   if (record.reduce_op != other_record.reduce_op) return "pass the same reduce op on every rank";

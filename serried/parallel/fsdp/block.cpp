@@ -13,6 +13,7 @@
 #include "serried/comm/collectives/ops.h"
 #include "serried/comm/collectives/rows.h"
 #include "serried/parallel/ddp/bucket.h"
+#include "serried/tape/facts.h"
 #include "serried/tape/recorder.h"
 #include "serried/tape/tape.h"
 #include "serried/tensor/debug/comm_notes.h"
@@ -75,6 +76,7 @@ Block::Block(BlockPlace place, std::vector<const torch::nn::Module*> modules, st
   for (const torch::nn::Module* root : roots_) {
     for (const auto& part : root->modules(/*include_self=*/false)) modules_.insert(part.get());
     modules_.insert(root);
+    if (auto alive = root->weak_from_this(); !alive.expired()) living_roots_.push_back(std::move(alive));
   }
   lay_out_members();
 }
@@ -241,6 +243,9 @@ void Block::tell_recorder(const BlockMember& member) {
     return mix_hash(bits, std::hash<double>()(s.divide_factor.value_or(0)));
   };
   tape::rely_on({.name = "settings of " + text(), .value = settings, .subject = this});
+  for (const auto& root : living_roots_) {
+    if (const auto alive = root.lock()) tape::rely_on(tape::training_mode(text(), alive));
+  }
 }
 
 at::Tensor Block::part_of_whole(size_t index, const at::Tensor& whole) const {

@@ -195,7 +195,8 @@ class Block : public std::enable_shared_from_this<Block> {
   const BlockPlace place_;
   const std::shared_ptr<ShardContext> context_;
   const std::vector<const torch::nn::Module*> roots_;
-  std::unordered_set<const torch::nn::Module*> modules_;  // the roots and all in them
+  std::vector<std::weak_ptr<const torch::nn::Module>> living_roots_;  // those of them that holders share
+  std::unordered_set<const torch::nn::Module*> modules_;              // the roots and all in them
   const std::string type_;
   std::string path_;
   std::vector<BlockMember> members_;

@@ -69,6 +69,17 @@ std::vector<BlockPtr> blocks_inside(const Modules& modules, const std::vector<Mo
   return blocks;
 }
 
+// What is whole together stays so: a call for a part of it would do nothing.
+void check_not_inside(const Modules& modules, const Block& block) {
+  for (const torch::nn::Module* module : modules) {
+    if (!block.contains(module)) continue;
+    raise<c10::ValueError>({kFullyShard,
+                            c10::str("the module ", module->name(), " is inside of ", block.text(),
+                                     ", which has its parameters already and gathers them all at once"),
+                            "shard layers before the module around them"});
+  }
+}
+
 void check_inside(const Modules& modules, const std::vector<ModuleParameter>& parameters) {
   for (const ModuleParameter& parameter : parameters) {
     const BlockPtr block = detail::block_of(parameter.tensor);
@@ -78,6 +89,7 @@ void check_inside(const Modules& modules, const std::vector<ModuleParameter>& pa
       raise<c10::ValueError>({kFullyShard, c10::str("the module ", module->name(), " is fully sharded already"),
                               "call it once per module, layers before the module around them"});
     }
+    check_not_inside(modules, *block);
     if (block->contains(parameter.owner)) continue;
     raise<c10::ValueError>({kFullyShard,
                             c10::str(parameter.name, " is also a parameter of ", block->text(),
@@ -162,7 +174,7 @@ DeviceMesh mesh_of_all(const std::vector<ModuleParameter>& parameters) {
     const bool has_style = meta->use != nullptr && meta->use->layouts != nullptr;
     if (has_style || !all.has_value() || !(meta->spec->mesh == *all)) raise_needs_mesh(parameter, *meta->spec);
   }
-  return all.has_value() ? *all : DeviceMesh::from_group(require_current_process_group());
+  return all.has_value() ? *all : DeviceMesh::from_group(require_current_process_group(kFullyShard));
 }
 
 DeviceMesh checked_mesh(const FullyShardOptions& options, const std::vector<ModuleParameter>& own) {

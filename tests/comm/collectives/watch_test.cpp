@@ -198,6 +198,14 @@ TEST(Watch, MismatchFixSaysWhatDiffers) {
   EXPECT_EQ(mismatch_fix(sum, at_sequence(5, make_record(Kind::barrier, {}))),
             "make every rank call the same collectives in the same order");
   EXPECT_EQ(mismatch_fix(sum, sum_of(5, {3}, at::kDouble)), "pass tensors of the same dtype on every rank");
+  const auto part_of_save = [] {
+    const PartOf scope("checkpoint");
+    return sum_of(5, {3}, at::kLong);
+  }();
+  const std::string fix =
+      "make every rank call the same functions in the same order: checkpoint is called by all ranks or none";
+  EXPECT_EQ(mismatch_fix(sum, part_of_save), fix);
+  EXPECT_EQ(mismatch_fix(part_of_save, sum), fix);
   EXPECT_EQ(mismatch_fix(sum, sum_of(5, {4})),
             "pass tensors of the same shape on every rank, or look for a call that only some ranks make");
 }

@@ -80,6 +80,31 @@ TEST(CaptureRefusal, ANumberReadForTheLogIsWarnedOfOnce) {
   EXPECT_EQ(text.find("warning] "), text.rfind("warning] ")) << text;
 }
 
+TEST(CaptureRefusal, ALearningRateThatIsAConstantIsWarnedOfUnlessItIsWatched) {
+  const at::Tensor weight = ones().requires_grad_();
+  torch::optim::SGD optimizer({weight}, torch::optim::SGDOptions(0.5));
+  const auto train = [&](const at::Tensor& x) {
+    optimizer.zero_grad();
+    const at::Tensor loss = (weight * x).sum();
+    loss.backward();
+    optimizer.step();
+    return loss.detach();
+  };
+  auto listed = capture(train, {.optimizers = {&optimizer}});
+  auto unlisted = capture(train);
+  ::testing::internal::CaptureStderr();
+  for (int i = 0; i < 4; ++i) listed(ones());
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
+  ::testing::internal::CaptureStderr();
+  for (int i = 0; i < 4; ++i) unlisted(ones());
+  const std::string text = ::testing::internal::GetCapturedStderr();
+  EXPECT_THAT(text, HasSubstr("[capture] a learning rate is a constant of the graph: replays step by it whatever a "
+                              "scheduler has set since\n  in:  "));
+  EXPECT_THAT(text, HasSubstr("alpha=-0.5"));
+  EXPECT_THAT(text, HasSubstr("\n  fix: use serried::SGD, whose rate lies in a tensor, or list the optimizer: "
+                              "capture(fn, {.optimizers = {&optimizer}})"));
+}
+
 TEST(CaptureRefusal, WhatReadsNoDataIsNotWarnedOf) {
   auto step = capture([&](const at::Tensor& x) { return x.is_same_size(ones()) && x.dim() == 1 ? x * 2 : x; });
   ::testing::internal::CaptureStderr();

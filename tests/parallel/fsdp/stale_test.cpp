@@ -46,6 +46,23 @@ TEST(FullyShardStale, AnEvaluationBetweenCapturedStepsSeesWhatTheyWrote) {
   });
 }
 
+TEST(FullyShardStale, ACapturedFunctionSeesThatAModuleEvaluates) {
+  run_ranks(2, [](const Group&) {
+    torch::nn::Sequential net(torch::nn::Linear(4, 6), torch::nn::Dropout(0.5), torch::nn::Linear(6, 2));
+    fully_shard(*net);
+    const at::NoGradGuard no_grad;
+    auto forward = capture([&](const at::Tensor& x) { return net->forward(x); });
+    const at::Tensor x = at::ones({3, 4});
+    for (int i = 0; i < 4; ++i) forward(x);
+    const int64_t trained = forward.replays();
+    EXPECT_GT(trained, 0);
+    net->eval();
+    const at::Tensor expected = net->forward(x);
+    for (int i = 0; i < 4; ++i) EXPECT_EQ(difference(forward(x), expected), 0);
+    EXPECT_GT(forward.replays(), trained);
+  });
+}
+
 TEST(FullyShardStale, ACapturedStepRefusesParametersThatSomeRanksUse) {
   run_ranks(2, [](const Group& group) {
     const NetPtr net = make([] { return std::make_shared<Mlp>(); }, at::kDouble);

@@ -72,6 +72,25 @@ TEST(WrongOrder, StylesComeBeforeFullyShard) {
   });
 }
 
+TEST(WrongOrder, LayersComeBeforeTheModuleAroundThem) {
+  run_ranks(2, [](const Group&) {
+    torch::nn::Sequential net = two_layers();
+    fully_shard(*net);
+    EXPECT_THAT(error_text<c10::ValueError>([&] { fully_shard(*net->ptr(1)); }),
+                HasSubstr("[fully_shard] the module torch::nn::LinearImpl is inside of block 0 "
+                          "(torch::nn::SequentialImpl: 0.weight, 0.bias, 1.weight, 1.bias), which has its parameters "
+                          "already and gathers them all at once\n"
+                          "  fix: shard layers before the module around them"));
+  });
+}
+
+TEST(WrongOrder, WithoutAGroupTheErrorNamesTheCall) {
+  torch::nn::Linear net(2, 2);
+  EXPECT_THAT(error_text<c10::ValueError>([&] { fully_shard(*net); }),
+              HasSubstr("[fully_shard] this thread has no current group\n  fix: keep a ProcessGroupGuard guard(group) "
+                        "alive around the call, or pass the group"));
+}
+
 // One step by hand before, one after; state has to go on.
 void expect_goes_on(torch::nn::Sequential& net, torch::optim::Optimizer& optimizer) {
   torch::nn::Sequential plain = two_layers();
