@@ -2,6 +2,9 @@
 #include "serried/tape/library_hook.h"
 
 #include <ATen/core/VariableHooksInterface.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
 
 namespace serried {
 namespace {
@@ -50,6 +53,13 @@ bool is_library_hook(const TensorHook& hook) {
 
 bool is_library_hook(const torch::autograd::FunctionPostHook& hook) {
   return dynamic_cast<const LibraryPostHook*>(&hook) != nullptr;
+}
+
+int64_t num_user_hooks(const at::Tensor& t) {
+  const torch::autograd::AutogradMeta* meta = torch::autograd::impl::get_autograd_meta(t);
+  if (meta == nullptr || meta->cpp_hooks_list_ == nullptr) return 0;
+  return std::count_if(meta->cpp_hooks_list_->begin(), meta->cpp_hooks_list_->end(),
+                       [](const TensorHook& hook) { return hook && !is_library_hook(hook); });
 }
 
 }  // namespace serried

@@ -27,4 +27,7 @@ using TensorHook = std::function<at::TensorBase(const at::TensorBase&)>;
 bool is_library_hook(const TensorHook& hook);
 bool is_library_hook(const torch::autograd::FunctionPostHook& hook);
 
+/// How many hooks of users `t` has.
+int64_t num_user_hooks(const at::Tensor& t);
+
 }  // namespace serried

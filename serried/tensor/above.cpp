@@ -136,6 +136,14 @@ at::Tensor embedding(DispatchKeySet keys, const at::Tensor& weight, const at::Te
                                                    scale_grad_by_freq, sparse));
 }
 
+// What Embedding with max_norm does to the table before it looks up.
+at::Tensor& embedding_renorm_(DispatchKeySet keys, at::Tensor& weight, const at::Tensor& indices, double max_norm,
+                              double norm_type) {
+  const Consumption use(weight, Role::table, /*transposed=*/false);
+  const at::Tensor entered = use ? use.enter(indices) : indices;
+  return at::_ops::embedding_renorm_::redispatch(keys & kBelow, weight, entered, max_norm, norm_type);
+}
+
 at::Tensor layer_norm(DispatchKeySet keys, const at::Tensor& input, c10::SymIntArrayRef normalized_shape,
                       const std::optional<at::Tensor>& weight, const std::optional<at::Tensor>& bias, double eps,
                       bool cudnn_enable) {
@@ -239,6 +247,7 @@ TORCH_LIBRARY_IMPL(aten, DeferredInit, m) {
   m.impl("matmul", matmul);
   m.impl("linear", linear);
   m.impl("embedding", embedding);
+  m.impl("embedding_renorm_", embedding_renorm_);
   m.impl("layer_norm", layer_norm);
   m.impl("rms_norm", rms_norm);
   m.impl("group_norm", group_norm);

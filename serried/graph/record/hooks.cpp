@@ -168,13 +168,6 @@ void share_hooks(const at::Tensor& t) {
   for (TensorHook& hook : *hooks) hook = shared(std::move(hook));
 }
 
-int64_t num_user_hooks(const at::Tensor& t) {
-  const torch::autograd::hooks_list* hooks = hooks_of(t);
-  if (hooks == nullptr) return 0;
-  return std::count_if(hooks->begin(), hooks->end(),
-                       [](const TensorHook& hook) { return hook && !is_library_hook(hook); });
-}
-
 uint64_t hook_changes(const at::Tensor& t) {
   const torch::autograd::hooks_list* hooks = hooks_of(t);
   if (hooks == nullptr) return 0;

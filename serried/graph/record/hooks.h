@@ -22,9 +22,6 @@ void watch_registrations();
 /// the graphs that call them.
 void share_hooks(const at::Tensor& t);
 
-/// How many hooks of users `t` has.
-int64_t num_user_hooks(const at::Tensor& t);
-
 /// How often hooks were registered on `t` or removed from it. Grows with each of both.
 uint64_t hook_changes(const at::Tensor& t);
 

@@ -209,8 +209,11 @@ void Recorder::make_input(ValueId id, const at::Tensor& t) {
 void Recorder::meet(c10::TensorImpl* dtensor) {
   const at::Tensor& part = dtensor_meta(dtensor)->local;
   const ValueId known = find_known(part);
-  // Results of the function itself are no outer tensors.
-  if (known == kNoValue || graph().value(known).kind != ValueKind::computed) note_outer(dtensor, find(part));
+  // Results of the function itself are no outer tensors; a part of memory that was there is one, though it was met as
+  // a view of another.
+  if (known == kNoValue || graph().value(known).kind != ValueKind::computed || !is_made_inside(known)) {
+    note_outer(dtensor, find(part));
+  }
 }
 
 ValueId Recorder::define(const at::Tensor& t) {

@@ -7,6 +7,7 @@
 #include <set>
 #include <utility>
 
+#include "serried/tensor/gather_on_use.h"
 #include "serried/tensor/parts.h"
 
 namespace serried::graph {
@@ -338,6 +339,7 @@ void Effects::give(const Program& program, const std::vector<at::Tensor>& inputs
     } else {
       const at::Tensor part = program.value(given.value);
       grad = given.spec ? wrap(part, given.spec) : part;
+      if (given.spec && detail::gather_of(parameter) != nullptr) set_use(grad, detail::use_like_parameters());
       raise_version(grad,
                     given.version + (given.alias_of < 0 ? 0 : version_of(part_of(inputs[size_t(given.alias_of)]))));
     }

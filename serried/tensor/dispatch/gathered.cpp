@@ -78,6 +78,7 @@ struct Company {
   bool has_plain = false;   // beside those that count as numbers
   bool has_number = false;  // a plain tensor of one element
   bool has_other_mesh = false;
+  bool writes_plain = false;
 };
 
 void meet(Company& company, const at::Tensor& t, bool is_written) {
@@ -90,6 +91,7 @@ void meet(Company& company, const at::Tensor& t, bool is_written) {
     const bool is_number = t.dim() == 0 || t.unsafeGetTensorImpl()->is_wrapped_number();
     company.has_plain |= !is_number;
     company.has_number |= is_number && !t.unsafeGetTensorImpl()->is_wrapped_number();
+    company.writes_plain |= is_written;
     return;
   }
   GatherOnUse* gather = gather_of(*meta);
@@ -119,7 +121,7 @@ bool makes_like(const OpInfo& info) {
 bool goes_on_parts(const OpInfo& info, const Company& company) {
   if (company.has_lazy || company.has_other_mesh) return false;
   if (company.writes_ours) return true;
-  if (company.has_plain) return false;
+  if (company.has_plain || company.writes_plain) return false;
   if (!company.has_parameter || makes_like(info)) return true;
   return !company.has_number && !at::GradMode::is_enabled() && torch::autograd::get_current_node() == nullptr;
 }
@@ -445,9 +447,9 @@ void warn_of_plain_state(const OpInfo& info, c10::ArrayRef<IValue> arguments, co
 void look_up_together(const OpInfo& info, Stack& stack) {
   if (info.schema->name() != "aten::embedding_renorm_") return;
   IValue* const first = &stack[stack.size() - size_t(info.num_arguments)];
-  const DTensorMeta* table = dtensor_meta(first[0].toTensor());
-  if (table == nullptr || parameter_of(first[0].toTensor()) == nullptr) return;
-  first[1] = rows_of_all_ranks(first[1].toTensor(), table->spec->sizes[0], table->spec->mesh);
+  const at::Tensor table = first[0].toTensor();
+  if (lazy_meta(table) == nullptr && parameter_of(table) == nullptr) return;
+  first[1] = rows_of_all_ranks(first[1].toTensor(), table.size(0), base_of(table).spec->mesh);
 }
 
 void run_gathered(const c10::OperatorHandle& op, OpInfo& info, Stack& stack) {

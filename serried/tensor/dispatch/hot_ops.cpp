@@ -133,7 +133,8 @@ struct HotOp<Op, Result(Args...)> {
 
   // Results made of what is like a parameter are so, too, and beside plain tensors it is gathered.
   static bool goes_by_rules(const Arguments& arguments) {
-    return !arguments.has_like_parameter || (kWrites && !arguments.has_plain);
+    if (!arguments.has_like_parameter) return true;
+    return kWrites && !arguments.has_plain && arguments.tensors[0].meta != nullptr;
   }
 
   // Only dense CPU tensors, nothing to write but DTensors, and nobody who has to see the call itself.

@@ -1,4 +1,5 @@
 // Gradients that reach their parameters as pending sums: all of one backward are added up by one collective.
+#include "serried/tape/library_hook.h"
 #include "serried/tensor/making/joined_sums.h"
 
 #include <ATen/ATen.h>
@@ -69,7 +70,8 @@ void add_up_late(const LateOnes& late) {
 bool has_listeners(const at::Tensor& parameter) {
   const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(parameter);
   if (!accumulator) return true;
-  return !accumulator->post_hooks().empty() || torch::autograd::impl::post_acc_grad_hooks(parameter) != nullptr;
+  return !accumulator->post_hooks().empty() || torch::autograd::impl::post_acc_grad_hooks(parameter) != nullptr ||
+         num_user_hooks(parameter) > 0;
 }
 
 // The list of the running backward; backwards nest, and the one inside ends first.

@@ -41,8 +41,10 @@ void bring_gradients_home(const at::Tensor& parameter) {
   const auto home = [placements = dtensor_meta(parameter)->spec->placements,
                      self = WeakTensor(parameter)](const at::Tensor& grad) {
     if (!is_dtensor(grad)) return grad;
-    // Who gathers the parameter brings its gradients home, those of a block together.
-    if (detail::gather_of(self.lock()) != nullptr && !detail::is_towards_chosen_tensors()) return grad;
+    // Who gathers the parameter brings its gradients home, those of a block together; hooks of users see them whole.
+    const at::Tensor of = self.lock();
+    const bool is_gathered = of.defined() && detail::gather_of(of) != nullptr;
+    if (is_gathered && !detail::is_towards_chosen_tensors() && num_user_hooks(of) == 0) return grad;
     if (detail::sum_up_later(self, grad, placements)) return grad;
     return at::Tensor(DTensor(grad).redistribute(placements));
   };

@@ -46,6 +46,41 @@ TEST(FullyShardStale, AnEvaluationBetweenCapturedStepsSeesWhatTheyWrote) {
   });
 }
 
+// Parameters of a block lie in one piece of memory: what is written under another name is still the parameter.
+TEST(FullyShardStale, GradientsOfParametersThatTheFunctionWritesAreThoseOfTheReplay) {
+  for (const bool by_data : {true, false}) {
+    run_ranks(2, [&](const Group&) {
+      const auto make_layer = [] {
+        torch::nn::Linear layer = seeded(4, [] { return torch::nn::Linear(4, 4); });
+        layer->to(at::kDouble);
+        return layer;
+      };
+      torch::nn::Linear plain = make_layer(), net = make_layer();
+      fully_shard(*net);
+      const auto step = [&](torch::nn::Linear layer) {
+        for (const at::Tensor& p : layer->parameters()) (by_data ? p.data() : p.detach()).clamp_(-0.3, 0.3);
+        const at::Tensor loss = layer(at::ones({2, 4}, at::kDouble)).square().mean();
+        loss.backward();
+        return loss.detach();
+      };
+      torch::optim::SGD optimizer(net->parameters(), 0.1), plain_optimizer(plain->parameters(), 0.1);
+      auto captured = capture([&] { return step(net); });
+      for (int i = 0; i < 6; ++i) {
+        optimizer.zero_grad();
+        plain_optimizer.zero_grad();
+        EXPECT_LE(difference(captured(), step(plain)), 1e-12) << "call " << i;
+        EXPECT_LE(difference(whole_gradient(net->bias), plain->bias.grad()), 1e-12) << "call " << i;
+        EXPECT_LE(difference(whole_gradient(net->weight), plain->weight.grad()), 1e-12) << "call " << i;
+        // As after an eager step, plain tensors of its size go with it.
+        EXPECT_LE(difference(net->weight.grad() + at::ones({4, 4}), plain->weight.grad() + 1), 1e-12);
+        optimizer.step();
+        plain_optimizer.step();
+      }
+      EXPECT_GT(captured.replays(), 0);
+    });
+  }
+}
+
 TEST(FullyShardStale, ACapturedFunctionSeesThatAModuleEvaluates) {
   run_ranks(2, [](const Group&) {
     torch::nn::Sequential net(torch::nn::Linear(4, 6), torch::nn::Dropout(0.5), torch::nn::Linear(6, 2));

@@ -108,6 +108,24 @@ TEST(FullyShardWritten, MaxNormShortensTheRowsOfAllRanks) {
   }
 }
 
+TEST(FullyShardWritten, MaxNormOfAViewDoesSo) {
+  run_ranks(4, [](const Group& group) {
+    const DeviceMesh mesh = init_device_mesh("cpu", {2, 2}, {"replicate", "shard"}, {.group = group});
+    const auto make_net = [] { return seeded(3, [] { return std::make_shared<Lookup>(); }); };
+    const auto net = make_net(), plain = make_net();
+    fully_shard(*net, {.mesh = mesh});
+    const at::NoGradGuard no_grad;
+    const auto look_up = [](Lookup& in, int64_t rank) {
+      const at::Tensor rows = at::tensor({rank, 4 - rank}, at::kLong);
+      torch::nn::functional::embedding(rows, in.table->weight.narrow(0, 2, 5),
+                                       torch::nn::functional::EmbeddingFuncOptions().max_norm(0.5));
+    };
+    look_up(*net, group->getRank());
+    for (int r = 0; r < 4; ++r) look_up(*plain, r);
+    expect_same_parameters(*net, *plain);
+  });
+}
+
 TEST(FullyShardWritten, MaxNormIsRefusedInACapturedStep) {
   run_ranks(2, [](const Group& group) {
     const auto net = seeded(3, [] { return std::make_shared<Lookup>(); });

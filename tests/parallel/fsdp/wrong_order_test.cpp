@@ -163,5 +163,33 @@ TEST(WrongOrder, StateFromBeforeFullyShardWorksButIsWarnedOf) {
                               "  fix: call place_like_parameters(optimizer) once after fully_shard"));
 }
 
+// Behind the test above, which expects the first warning of the process.
+struct Scaled : torch::nn::Module {
+  at::Tensor scale = register_parameter("scale", at::full({}, 2.0)),
+             shift = register_parameter("shift", at::zeros({1}));
+};
+
+TEST(WrongOrder, StateOfSingleNumbersFromBeforeFullyShardWorks) {
+  run_ranks(2, [](const Group&) {
+    const auto plain = std::make_shared<Scaled>(), net = std::make_shared<Scaled>();
+    torch::optim::AdamW expected(plain->parameters(), 0.1), optimizer(net->parameters(), 0.1);
+    const auto step = [](Scaled& each, torch::optim::Optimizer& by) {
+      by.zero_grad();
+      (each.scale * at::ones({3}) + each.shift).square().sum().backward();
+      by.step();
+    };
+    for (int i = 0; i < 3; ++i) {
+      step(*plain, expected);
+      step(*net, optimizer);
+      if (i == 0) {
+        optimizer.zero_grad();
+        fully_shard(*net);
+      }
+    }
+    const std::vector<at::Tensor> values = values_of(*net), wanted = values_of(*plain);
+    for (size_t i = 0; i < wanted.size(); ++i) EXPECT_TRUE(at::allclose(values[i], wanted[i])) << i;
+  });
+}
+
 }  // namespace
 }  // namespace serried::testing

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "serried/parallel/fsdp/fully_shard.h"
 #include "serried/tensor/constrain.h"
 #include "serried/tensor/debug/comm_debug.h"
 #include "serried/tensor/guards.h"
@@ -423,6 +424,37 @@ TEST(Constrain, SumsUpTheGradientsOfAllConsumersOnce) {
     EXPECT_EQ(comm.counts(), (Counts{{"all_reduce", 1}}));
     EXPECT_EQ(DTensor(x.grad()).placements(), (Placements{Replicate()}));
   });
+}
+
+TEST(Styles, EmbeddingsWithMaxNormTakePlainIds) {
+  for (const bool by_rows : {true, false}) {
+    on_mesh({3}, [&](const DeviceMesh& mesh) {
+      const auto make_table = [] {
+        return seeded(2, [] { return torch::nn::Embedding(torch::nn::EmbeddingOptions(7, 5).max_norm(0.9)); });
+      };
+      torch::nn::Embedding table = make_table(), whole = make_table();
+      parallelize_module(*table, mesh, {{"", by_rows ? ParallelStyle(RowwiseParallel()) : ColwiseParallel()}});
+      const at::Tensor ids = at::tensor({6, 1, 1, 3}, at::kLong);
+      EXPECT_TRUE(at::allclose(full(table(ids)), whole(ids)));
+      EXPECT_TRUE(at::allclose(full(table->weight), whole->weight));
+    });
+  }
+}
+
+TEST(Styles, HooksOfUsersSeeGradientsOfNormsSummedUp) {
+  for (const bool is_sharded : {false, true}) {
+    on_mesh({1, 2}, [&](const DeviceMesh& shape) {
+      const DeviceMesh mesh = init_device_mesh("cpu", {1, 2}, {"dp", "tp"}, {.group = shape.root_group()});
+      torch::nn::LayerNorm norm(torch::nn::LayerNormOptions({4}));
+      parallelize_module(*norm, mesh["tp"], {{"", SequenceParallel()}});
+      if (is_sharded) fully_shard(*norm, {.mesh = mesh["dp"]});
+      std::string seen;
+      norm->weight.register_hook([&](const at::Tensor& grad) { seen = to_string(DTensor(grad).placements()); });
+      const at::Tensor x = seeded(5, [] { return torch::randn({2, 6, 4}); });
+      norm(distribute_tensor(x, mesh["tp"], {Shard(1)})).square().sum().backward();
+      EXPECT_EQ(seen, "R");
+    });
+  }
 }
 
 }  // namespace
