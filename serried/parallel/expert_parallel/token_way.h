@@ -22,9 +22,10 @@ struct TokenWay {
 /// What the public functions and moe differ in.
 struct DispatchCall {
   const char* where;
+  DeviceMesh mesh;  // one axis
   int64_t num_experts;
   int64_t num_local;
-  bool trains;       // parameters of this rank's experts require gradients
+  bool trains;       // this rank's experts may have parameters that require gradients
   bool is_in_range;  // numbers of experts need not be looked at
 };
 
