@@ -185,8 +185,7 @@ DispatchedTokens dispatch(const DispatchCall& call, const at::Tensor& x, const a
   const SortedChoices order = order_by_expert(choices, call.num_experts, slots);
   if (!call.is_in_range) check_in_range(call.where, order, choices, call.num_experts, !slots);
   auto way = std::make_shared<TokenWay>(
-      TokenWay{.where = call.where,
-               .mesh = call.mesh,
+      TokenWay{.mesh = call.mesh,
                .traffic = agree_on_traffic(expert_call(call, x, slots), order.counts),
                .sizes = x.sizes().vec(),
                .dtype = x.scalar_type(),
@@ -230,16 +229,16 @@ at::Tensor combine_grouped(const at::Tensor& results, const DispatchedTokens& di
                  dispatched, weights);
 }
 
-void check_result(const TokenWay& way, const std::string& whose, const at::Tensor& result, int64_t num_rows) {
-  const int64_t width = way.sizes.back();
+void check_result(const char* where, const std::string& gave, const at::Tensor& result, int64_t num_rows,
+                  int64_t width) {
   if (result.defined() && is_dist_tensor(result)) {
-    raise<c10::TypeError>({way.where, c10::str(whose, " gave a DTensor ", watch::describe_tensor(result)),
+    raise<c10::TypeError>({where, c10::str(gave, " a DTensor ", watch::describe_tensor(result)),
                            "give this rank's plain rows: d.to_local() or d.full_tensor()"});
   }
   if (result.defined() && result.dim() == 2 && result.size(0) == num_rows && result.size(1) == width) return;
   raise<c10::ValueError>(
-      {way.where,
-       c10::str(whose, " gave ", result.defined() ? watch::describe_tensor(result) : std::string("nothing"), " for ",
+      {where,
+       c10::str(gave, " ", result.defined() ? watch::describe_tensor(result) : std::string("nothing"), " for ",
                 num_rows, " tokens of ", width, " features"),
        "give one row for each token, as wide as a token"});
 }
@@ -274,7 +273,7 @@ at::Tensor combine_tokens(const at::Tensor& results, const DispatchedTokens& dis
   constexpr const char* where = "combine_tokens";
   if (!dispatched.way) raise<c10::ValueError>({where, "nothing was dispatched", "pass what dispatch_tokens gave"});
   const detail::TokenWay& way = *dispatched.way;
-  detail::check_result(way, where, results, dispatched.tokens.size(0));
+  detail::check_result(where, "results are", results, dispatched.tokens.size(0), way.sizes.back());
   std::vector<int64_t> sizes = way.sizes;
   sizes.back() = way.num_choices;
   if (!weights.defined() || weights.sizes() != sizes || detail::is_dist_tensor(weights)) {

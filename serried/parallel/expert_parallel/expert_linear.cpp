@@ -142,7 +142,9 @@ void check_cut(const char* name, const at::Tensor& parameter, const DeviceMesh& 
   }
   const SpecPtr spec = spec_in_use(parameter);
   if (spec == nullptr) return detail::check_own(kExpertLinear, name, parameter, mesh);
-  if (spec->mesh == mesh && spec->placements == Placements{Shard(0)}) return;
+  if (spec->mesh == mesh && spec->placements == Placements{Shard(0)}) {
+    return detail::check_not_averaged(kExpertLinear, name, parameter, mesh);
+  }
   raise<c10::ValueError>(
       {kExpertLinear, c10::str(name, " is ", spec->to_string(), ", and experts are cut over ", mesh.to_string()),
        "distribute_parameter(weight, mesh[\"ep\"], {Shard(0)}) over the mesh of the experts, and leave other axes to "

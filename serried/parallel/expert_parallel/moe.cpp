@@ -157,8 +157,8 @@ at::Tensor run_modules(std::vector<torch::nn::AnyModule> experts, const Dispatch
   std::vector<at::Tensor> results;
   for (size_t i = 0; i < experts.size(); ++i) {
     results.push_back(experts[i].forward(tokens[i]));
-    detail::check_result(*dispatched.way, c10::str("expert ", first + int64_t(i)), results.back(),
-                         dispatched.counts[i]);
+    detail::check_result(kMoe, c10::str("expert ", first + int64_t(i), " gave"), results.back(), dispatched.counts[i],
+                         dispatched.tokens.size(1));
   }
   return detail::combine(results, dispatched, weights);
 }
@@ -193,7 +193,8 @@ at::Tensor moe(const at::Tensor& x, const at::Tensor& logits, const ExpertFuncti
   if (!experts) raise<c10::ValueError>({kMoe, "the function of the experts is empty", "pass a lambda"});
   const auto compute = [&](const DispatchedTokens& dispatched, const at::Tensor& weights) {
     const at::Tensor results = experts(dispatched);
-    detail::check_result(*dispatched.way, "the function of the experts", results, dispatched.tokens.size(0));
+    detail::check_result(kMoe, "the function of the experts gave", results, dispatched.tokens.size(0),
+                         dispatched.tokens.size(1));
     return detail::combine_grouped(results, dispatched, weights);
   };
   return run(x, logits, {.count = {}, .train = true, .run = compute}, options);

@@ -3,8 +3,6 @@
 
 #include <c10/util/StringUtil.h>
 
-#include <algorithm>
-
 #include "serried/base/error.h"
 #include "serried/parallel/ddp/claim.h"
 #include "serried/tensor/meta.h"
@@ -20,16 +18,10 @@ bool must_share(const Group& group, const DeviceMesh& mesh) {
   return group->getSize() <= num_all && group->getSize() + mesh.size() - 1 > num_all;
 }
 
-bool share(const DeviceMesh& a, const DeviceMesh& b) {
-  if (a.root_group() != b.root_group()) return false;  // numbers of other ranks
-  return std::any_of(a.rank_list().begin(), a.rank_list().end(), [&](int64_t rank) {
-    return rank != a.get_rank() && std::find(b.rank_list().begin(), b.rank_list().end(), rank) != b.rank_list().end();
-  });
-}
-
 }  // namespace
 
-void check_own(const char* where, const std::string& name, const at::Tensor& parameter, const DeviceMesh& mesh) {
+void check_not_averaged(const char* where, const std::string& name, const at::Tensor& parameter,
+                        const DeviceMesh& mesh) {
   for (const Group& group : claiming_groups(parameter)) {
     if (!must_share(group, mesh)) continue;
     raise<c10::ValueError>({where,
@@ -38,8 +30,12 @@ void check_own(const char* where, const std::string& name, const at::Tensor& par
                                      " have, and these are other experts"),
                             "name the parameters of experts in .ignore, or wrap what ranks share by itself"});
   }
+}
+
+void check_own(const char* where, const std::string& name, const at::Tensor& parameter, const DeviceMesh& mesh) {
+  check_not_averaged(where, name, parameter, mesh);
   const DTensorMeta* meta = dtensor_meta(parameter);
-  if (meta == nullptr || !share(meta->spec->mesh, mesh)) return;
+  if (meta == nullptr || !share_other_ranks(meta->spec->mesh, mesh)) return;
   raise<c10::ValueError>({where,
                           c10::str(name, " is ", meta->spec->to_string(), ": ranks of ", mesh.to_string(),
                                    " share it, and each has experts of its own"),

@@ -8,7 +8,6 @@ namespace serried::detail {
 
 /// Where the tokens of a call went.
 struct TokenWay {
-  const char* where;
   DeviceMesh mesh;
   Traffic traffic;
   std::vector<int64_t> sizes;  // of the tokens, all dims
@@ -43,8 +42,9 @@ at::Tensor combine(const std::vector<at::Tensor>& results, const DispatchedToken
 /// All rows, as in `dispatched.tokens`.
 at::Tensor combine_grouped(const at::Tensor& results, const DispatchedTokens& dispatched, const at::Tensor& weights);
 
-/// ValueError or TypeError unless `result`, of `whose`, is plain with one row of a token's width for each of
-/// `num_rows`.
-void check_result(const TokenWay& way, const std::string& whose, const at::Tensor& result, int64_t num_rows);
+/// ValueError or TypeError, which says what `gave` the result, unless that is plain with one row of a token's width for
+/// each of `num_rows`.
+void check_result(const char* where, const std::string& gave, const at::Tensor& result, int64_t num_rows,
+                  int64_t width);
 
 }  // namespace serried::detail

@@ -117,6 +117,7 @@ Traffic traffic_of(const ExpertCall& call, const Table& table) {
     traffic.arriving_sizes.push_back(sum_of_rows(traffic.arriving.back()));
     traffic.sent_sizes.push_back(sum_of_rows(rows_for(call, table[size_t(me)], int64_t(rank))));
   }
+  if (table.size() == 1) return traffic;
   traffic.tokens_need_gradient = any(table, Column::wants_gradient);
   traffic.results_need_gradient = traffic.tokens_need_gradient || any(table, Column::trains);
   return traffic;

@@ -17,10 +17,10 @@ void expect_all_like_alone(const Case& c) {
   run_ranks(int(c.num_ranks()), [&](const Group& group) { expect_like_alone(c, due, group); });
 }
 
-const std::vector<std::vector<int64_t>> kTokens = {{6}, {5, 3}, {0, 4}, {3, 0, 7}, {2, 5, 0, 1}};
+const std::vector<std::vector<int64_t>> kTokensOfRanks = {{6}, {5, 3}, {0, 4}, {3, 0, 7}, {2, 5, 0, 1}};
 
 TEST(Moe, IsTheSameRoutingInOneProcess) {
-  for (const std::vector<int64_t>& tokens : kTokens) {
+  for (const std::vector<int64_t>& tokens : kTokensOfRanks) {
     for (const int64_t num_local : {1, 2, 3}) {
       const int64_t num_experts = num_local * int64_t(tokens.size());
       for (const int64_t top_k : {int64_t(1), std::min<int64_t>(2, num_experts), num_experts}) {
@@ -31,14 +31,14 @@ TEST(Moe, IsTheSameRoutingInOneProcess) {
 }
 
 TEST(Moe, OfFloatsIsTheSameToSixDigits) {
-  for (const std::vector<int64_t>& tokens : kTokens) {
+  for (const std::vector<int64_t>& tokens : kTokensOfRanks) {
     const Case c{.tokens = tokens, .num_experts = 2 * int64_t(tokens.size()), .top_k = 2, .dtype = at::kFloat};
     expect_all_like_alone(c);
   }
 }
 
 TEST(Moe, WithACapacityDropsWhatComesLate) {
-  for (const std::vector<int64_t>& tokens : kTokens) {
+  for (const std::vector<int64_t>& tokens : kTokensOfRanks) {
     for (const double capacity : {0.3, 1.0, 1.25, 50.0}) {
       for (const int64_t top_k : {1, 2}) {
         const int64_t num_experts = 2 * int64_t(tokens.size());

@@ -8,6 +8,7 @@ inline constexpr const char* kFaultCalls[] = {
     "gather",     "scatter",      "barrier",        "send_recv",   "rendezvous",    "split",
     "mesh",       "redistribute", "ddp_making",     "ddp_forward", "ddp_backward",  "zero_step",
     "norm",       "joining",      "capture",        "fsdp_gather", "fsdp_backward",
+    "moe_forward", "moe_backward",
 };
 
 }  // namespace serried::testing
