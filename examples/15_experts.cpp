@@ -30,7 +30,8 @@ struct AroundImpl : nn::Module {
   nn::Linear out{register_module("out", nn::Linear(kWidth, 1))};
 
   /// Predictions and logits.
-  std::vector<at::Tensor> forward(const at::Tensor& x, const std::function<at::Tensor(at::Tensor, at::Tensor)>& experts) {
+  std::vector<at::Tensor> forward(const at::Tensor& x,
+                                  const std::function<at::Tensor(at::Tensor, at::Tensor)>& experts) {
     const at::Tensor tokens = torch::tanh(in(x)), logits = router(tokens);
     return {out(tokens + experts(tokens, logits)), logits};
   }
@@ -44,7 +45,8 @@ struct Batch {
 Batch batch_of(int step, int rank) {
   return seeded(uint64_t(1000 * step + rank), [] {
     const at::Tensor x = torch::randn({kTokens, 4});
-    const at::Tensor y = torch::where(x.select(1, 0) > 0, torch::sin(3 * x.select(1, 1)), x.select(1, 2) * x.select(1, 3));
+    const at::Tensor y =
+        torch::where(x.select(1, 0) > 0, torch::sin(3 * x.select(1, 1)), x.select(1, 2) * x.select(1, 3));
     return Batch{x, y.unsqueeze(1)};
   });
 }
@@ -99,7 +101,7 @@ int run(int steps) {
   const Group world = new_group();
   TORCH_CHECK_VALUE(world->getSize() == 4, "start it on 4 ranks: serried run -n 4 build/bin/15_experts");
   const DeviceMesh grid = init_device_mesh("cpu", {4, 1}, {"copies", "alone"}, {.group = world});
-  const Result alone = train(grid["alone"], 4, steps);   // every rank the same, on all batches
+  const Result alone = train(grid["alone"], 4, steps);  // every rank the same, on all batches
   const Result cut = train(grid["copies"], 4, steps);
   const bool is_same = std::abs(alone.loss - cut.loss) < 1e-4 * alone.loss;
   if (world->getRank() == 0) {

@@ -48,12 +48,13 @@ class Mixture {
   }
 
   Step captured_step(double capacity) {
-    const auto captured = std::make_shared<Captured<std::function<Tensor()>>>(capture(std::function<Tensor()>([=, this] {
-      forget();
-      const Tensor loss = run(x_, logits_, capacity).sum();
-      loss.backward();
-      return loss.detach();
-    })));
+    const auto captured =
+        std::make_shared<Captured<std::function<Tensor()>>>(capture(std::function<Tensor()>([=, this] {
+          forget();
+          const Tensor loss = run(x_, logits_, capacity).sum();
+          loss.backward();
+          return loss.detach();
+        })));
     return [captured] { (*captured)(); };
   }
 
@@ -61,7 +62,8 @@ class Mixture {
   Step raw_step(std::optional<double> capacity) {
     const torch::NoGradGuard no_grad;
     const Tensor experts = std::get<1>(logits_.topk(size_.top_k));
-    const DispatchedTokens sent = dispatch_tokens(x_, experts, size_.num_experts, {.mesh = mesh_, .capacity = capacity});
+    const DispatchedTokens sent =
+        dispatch_tokens(x_, experts, size_.num_experts, {.mesh = mesh_, .capacity = capacity});
     const int64_t num_local = int64_t(sent.counts.size());
     std::vector<int64_t> sizes;
     for (int rank = 0; rank < group_->getSize(); ++rank) {

@@ -160,8 +160,7 @@ void check_fit(const at::Tensor& rows, const DispatchedTokens& dispatched, const
   const int64_t num_rows = std::accumulate(dispatched.counts.begin(), dispatched.counts.end(), int64_t(0));
   const bool fits_rows = rows.dim() == 2 && rows.size(0) == num_rows;
   const bool fits_weight = weight.dim() == 3 && is_of_all(weight) && rows.size(-1) == weight.size(1);
-  const bool fits_bias =
-      !bias.defined() || (bias.dim() == 2 && is_of_all(bias) && bias.size(1) == weight.size(-1));
+  const bool fits_bias = !bias.defined() || (bias.dim() == 2 && is_of_all(bias) && bias.size(1) == weight.size(-1));
   if (fits_rows && fits_weight && fits_bias) return;
   raise<c10::ValueError>({kExpertLinear,
                           c10::str("rows ", watch::describe_tensor(rows), " of ", num_local, " experts with ", num_rows,

@@ -216,7 +216,8 @@ at::Tensor load_balancing_loss(const at::Tensor& logits, const MoeLoad& load, Lo
   check_whole_rows(where, logits);
   const at::Tensor local = is_dtensor(logits) ? DTensor(logits).to_local() : logits;
   const at::Tensor probabilities = at::softmax(local, -1, at::kDouble).flatten(0, -2).sum(0);
-  const at::Tensor num_tokens = at::full({1}, local.numel() / num_experts, probabilities.options().requires_grad(false));
+  const at::Tensor num_tokens =
+      at::full({1}, local.numel() / num_experts, probabilities.options().requires_grad(false));
   const at::Tensor mine = at::cat({probabilities, load.tokens_per_expert.to(at::kDouble), num_tokens});
   const at::Tensor all = mesh.size() == 1 ? mine : all_reduce(mine, detail::whole_group(mesh));
   const at::Tensor mean = all.narrow(0, 0, num_experts) / all.narrow(0, 2 * num_experts, 1).clamp_min(1);

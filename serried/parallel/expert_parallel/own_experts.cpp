@@ -24,11 +24,11 @@ void check_not_averaged(const char* where, const std::string& name, const at::Te
                         const DeviceMesh& mesh) {
   for (const Group& group : claiming_groups(parameter)) {
     if (!must_share(group, mesh)) continue;
-    raise<c10::ValueError>({where,
-                            c10::str("DistributedDataParallel over ", group->getSize(), " ranks takes ", name,
-                                     " for a copy of what other ranks of ", mesh.to_string(),
-                                     " have, and these are other experts"),
-                            "name the parameters of experts in .ignore, or wrap what ranks share by itself"});
+    raise<c10::ValueError>(
+        {where,
+         c10::str("DistributedDataParallel over ", group->getSize(), " ranks takes ", name,
+                  " for a copy of what other ranks of ", mesh.to_string(), " have, and these are other experts"),
+         "name the parameters of experts in .ignore, or wrap what ranks share by itself"});
   }
 }
 

@@ -34,7 +34,8 @@ struct SharedImpl : torch::nn::Module {
     register_module("out", out);
   }
   /// `experts` is called with tokens and logits.
-  at::Tensor forward(const at::Tensor& x, const std::function<at::Tensor(const at::Tensor&, const at::Tensor&)>& experts) {
+  at::Tensor forward(const at::Tensor& x,
+                     const std::function<at::Tensor(const at::Tensor&, const at::Tensor&)>& experts) {
     const at::Tensor tokens = torch::tanh(in(x));
     return out(tokens + experts(tokens, router(tokens)));
   }
@@ -292,7 +293,8 @@ TEST(MoeTogether, CapturedChoicesOfNoExpertAreFound) {
     const at::Tensor x = models::values({3, 2}, 1).to(at::kFloat), experts = torch::tensor({{0}, {1}, {1}});
     for (int i = 0; i < 5; ++i) expect_equal(captured(x, experts), x * 2);
     EXPECT_EQ(captured.replays(), 2);
-    EXPECT_THAT(error_text<c10::Error>([&] { captured(x, experts + 1); }), HasSubstr("a choice is none of the experts"));
+    EXPECT_THAT(error_text<c10::Error>([&] { captured(x, experts + 1); }),
+                HasSubstr("a choice is none of the experts"));
   });
 }
 

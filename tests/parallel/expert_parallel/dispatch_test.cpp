@@ -43,8 +43,7 @@ TEST(DispatchTokens, BringsAnyChoicesThereAndBack) {
       const at::Tensor y = combine_tokens(affine(sent, rank * 2), sent, weights);
       const at::Tensor plain_x = x.detach().requires_grad_(), plain_weights = weights.detach().requires_grad_();
       const at::Tensor chosen = experts.unsqueeze(-1);
-      const at::Tensor due =
-          ((plain_x.unsqueeze(1) * (chosen + 1) + chosen) * plain_weights.unsqueeze(-1)).sum(1);
+      const at::Tensor due = ((plain_x.unsqueeze(1) * (chosen + 1) + chosen) * plain_weights.unsqueeze(-1)).sum(1);
       expect_near(y, due, 1e-9, "y");
       (y * weights_of(c, rank)).sum().backward();
       (due * weights_of(c, rank)).sum().backward();
@@ -106,7 +105,8 @@ TEST(ExpertLinear, WithOneDTensorForAllExpertsIsThatOfModules) {
         for (const bool is_distributed : {true, false}) {
           Stacked w = stack(c);
           for (at::Tensor* t : {&w.up, &w.up_bias, &w.down, &w.down_bias}) {
-            *t = is_distributed ? at::Tensor(distribute_tensor(*t, mesh, {Shard(0)})) : t->narrow(0, 2 * rank, 2).clone();
+            *t = is_distributed ? at::Tensor(distribute_tensor(*t, mesh, {Shard(0)}))
+                                : t->narrow(0, 2 * rank, 2).clone();
             t->requires_grad_();
           }
           const at::Tensor x = tokens_of(c, rank).requires_grad_();

@@ -79,8 +79,11 @@ TEST(MoeErrors, ExpertsAreChecked) {
     expect_text([&] { moe(g.x, g.logits, {g.experts[0]}); },
                 "[moe] tokens are routed to 4 experts, and mesh 2 holds 2 x 1\n"
                 "  fix: let logits have a column for each expert of each rank: ranks x experts of one rank");
-    expect_text([&] { moe(g.x, at::zeros({4, 3}, at::kDouble), [](const DispatchedTokens& s) { return s.tokens; }); },
-                "[moe] tokens are routed to 3 experts, and mesh 2 holds 2 x 1");
+    expect_text(
+        [&] {
+          moe(g.x, at::zeros({4, 3}, at::kDouble), [](const DispatchedTokens& s) { return s.tokens; });
+        },
+        "[moe] tokens are routed to 3 experts, and mesh 2 holds 2 x 1");
     std::vector<torch::nn::AnyModule> wide = {torch::nn::AnyModule(torch::nn::Linear(kWidth, 6)), g.experts[1]};
     wide[0].ptr()->to(at::kDouble);
     const auto text = error_text<c10::ValueError>([&] { moe(g.x, g.logits, wide); });
@@ -89,9 +92,7 @@ TEST(MoeErrors, ExpertsAreChecked) {
     expect_text([&] { moe(g.x, g.logits, [](const DispatchedTokens&) { return at::Tensor(); }); },
                 "[moe] the function of the experts gave nothing for ");
     expect_text<c10::TypeError>(
-        [&] {
-          moe(g.x, g.logits, [&](const DispatchedTokens& s) { return DTensor::from_local(s.tokens, g.mesh); });
-        },
+        [&] { moe(g.x, g.logits, [&](const DispatchedTokens& s) { return DTensor::from_local(s.tokens, g.mesh); }); },
         "[moe] the function of the experts gave a DTensor ");
   });
 }
@@ -134,11 +135,8 @@ TEST(MoeErrors, MeshesAndPlacementsAreChecked) {
     expect_text([&] { moe(placed(g.x, Replicate()), placed(g.logits, Shard(0)), g.experts, options); },
                 "have the same tokens, and experts would get them from each\n"
                 "  fix: redistribute x so that it is cut along its tokens: {Shard(0)}");
-    expect_text(
-        [&] {
-          moe(placed(g.x.unsqueeze(0), Shard(1)), placed(g.logits, Shard(0)), g.experts, options);
-        },
-        "\n  fix: let logits lie as x does, with the same dims but for the last");
+    expect_text([&] { moe(placed(g.x.unsqueeze(0), Shard(1)), placed(g.logits, Shard(0)), g.experts, options); },
+                "\n  fix: let logits lie as x does, with the same dims but for the last");
   });
 }
 
@@ -155,8 +153,9 @@ TEST(MoeErrors, ExpertsAreNobodysCopies) {
     fully_shard(*g.experts[1].ptr(), {.mesh = g.mesh});
     const auto text = error_text<c10::ValueError>([&] { moe(g.x, g.logits, g.experts, {.mesh = g.mesh}); });
     EXPECT_THAT(text, HasSubstr("[moe] a parameter of this rank's expert 1 is "));
-    EXPECT_THAT(text, HasSubstr("share it, and each has experts of its own\n  fix: leave it plain, or cut it over ranks "
-                                "with the same experts: {.mesh = mesh[\"dp\"]}"));
+    EXPECT_THAT(text,
+                HasSubstr("share it, and each has experts of its own\n  fix: leave it plain, or cut it over ranks "
+                          "with the same experts: {.mesh = mesh[\"dp\"]}"));
   });
 }
 
@@ -184,9 +183,12 @@ TEST(MoeErrors, DispatchAndCombineAreChecked) {
                 "[combine_tokens] nothing was dispatched\n  fix: pass what dispatch_tokens gave");
     const DispatchedTokens sent = dispatch_tokens(g.x, experts, 4);
     expect_text([&] { combine_tokens(sent.tokens.narrow(1, 0, 3), sent, g.x); }, "[combine_tokens] results are f64[");
-    expect_text([&] { combine_tokens(sent.tokens, sent, at::ones({4, 2})); },
-                "[combine_tokens] weights are f32[4,2], and there are 1 choices for each of the tokens [4, 5]\n"
-                "  fix: pass plain weights of the sizes that the experts had in dispatch_tokens");
+    expect_text(
+        [&] {
+          combine_tokens(sent.tokens, sent, at::ones({4, 2}));
+        },
+        "[combine_tokens] weights are f32[4,2], and there are 1 choices for each of the tokens [4, 5]\n"
+        "  fix: pass plain weights of the sizes that the experts had in dispatch_tokens");
   });
 }
 
@@ -201,13 +203,17 @@ TEST(MoeErrors, WeightsOfExpertsAreChecked) {
     for (const Placement& p : {Placement(Shard(1)), Placement(Replicate())}) {
       const auto text = error_text<c10::ValueError>([&] { expert_linear(sent.tokens, sent, placed(whole, p)); });
       EXPECT_THAT(text, HasSubstr("[expert_linear] weight is "));
-      EXPECT_THAT(text, HasSubstr("\n  fix: distribute_parameter(weight, mesh[\"ep\"], {Shard(0)}) over the mesh of the "
-                                  "experts, and leave other axes to fully_shard or DDP"));
+      EXPECT_THAT(text,
+                  HasSubstr("\n  fix: distribute_parameter(weight, mesh[\"ep\"], {Shard(0)}) over the mesh of the "
+                            "experts, and leave other axes to fully_shard or DDP"));
     }
     const std::string misfit = "\n  fix: pass rows [rows, in], weight [experts, in, out] and bias [experts, out]";
     expect_text([&] { expert_linear(sent.tokens, sent, whole); }, misfit);
-    expect_text([&] { expert_linear(sent.tokens, sent, placed(at::ones({5, kWidth, 3}, at::kDouble), Shard(0))); },
-                misfit);
+    expect_text(
+        [&] {
+          expert_linear(sent.tokens, sent, placed(at::ones({5, kWidth, 3}, at::kDouble), Shard(0)));
+        },
+        misfit);
     expect_text([&] { expert_linear(sent.tokens.t(), sent, placed(whole, Shard(0))); }, misfit);
     expect_text(
         [&] {

@@ -127,7 +127,8 @@ TEST(Moe, IsDifferentiableTwice) {
     const Case c{.tokens = {3, 4}, .num_experts = 4, .top_k = 2, .capacity = capacity};
     const auto twice = [](const std::vector<at::Tensor>& leaves, const at::Tensor& loss) {
       at::Tensor sum = at::zeros({}, at::kDouble);
-      for (const at::Tensor& grad : torch::autograd::grad({loss}, leaves, {}, true, true)) sum = sum + grad.pow(3).sum();
+      for (const at::Tensor& grad : torch::autograd::grad({loss}, leaves, {}, true, true))
+        sum = sum + grad.pow(3).sum();
       sum.backward();
     };
     std::vector<Expert> all = all_experts(c);
@@ -171,8 +172,7 @@ TEST(Moe, ForwardAndBackwardAreTwoExchangesEach) {
         const auto calls = [&](bool wants_gradient) {
           const at::Tensor x = tokens_of(c, group->getRank()).requires_grad_(wants_gradient);
           CommDebugMode comm;
-          const at::Tensor y =
-              moe(x, logits_of(c, group->getRank()), experts, {.top_k = 2, .capacity = capacity});
+          const at::Tensor y = moe(x, logits_of(c, group->getRank()), experts, {.top_k = 2, .capacity = capacity});
           EXPECT_EQ(comm.count(), ranks == 1 ? 0 : 2);
           y.sum().backward();
           EXPECT_EQ(comm.count(), comm.count("all_to_all"));

@@ -119,15 +119,14 @@ inline void expect_near(const at::Tensor& actual, const at::Tensor& expected, do
   ASSERT_TRUE(actual.defined() && expected.defined()) << what;
   ASSERT_EQ(actual.sizes(), expected.sizes()) << what;
   ASSERT_EQ(actual.dtype(), expected.dtype()) << what;
-  EXPECT_TRUE(at::allclose(actual, expected, tolerance, tolerance))
-      << what << ":\n"
-      << actual << "\nexpected:\n"
-      << expected;
+  EXPECT_TRUE(at::allclose(actual, expected, tolerance, tolerance)) << what << ":\n"
+                                                                    << actual << "\nexpected:\n"
+                                                                    << expected;
 }
 
 /// Results and gradients of all ranks, of the sum of (result * weights_of).
 struct Expected {
-  std::vector<at::Tensor> y, of_x, of_logits;   // by rank
+  std::vector<at::Tensor> y, of_x, of_logits;       // by rank
   std::vector<std::vector<at::Tensor>> of_experts;  // by expert
   std::vector<Alone> alone;
 };
