@@ -2,7 +2,7 @@
 # Runs the benchmarks beside their references and leaves <build>/bench/results.json: run.sh <build> [name|all]. A missed goal is shown, not an error.
 set -euo pipefail
 
-readonly names=(comm start dtensor redistribute ddp capture sharded checkpoint)
+readonly names=(comm start dtensor redistribute ddp capture sharded experts checkpoint)
 readonly build=${1:?usage: run.sh <build> [name|all]; names: ${names[*]}}
 readonly wanted=${2:-all}
 readonly results=$build/bench/results.json
@@ -93,6 +93,11 @@ bench_sharded() {
   for name in deep gpt; do "${run[@]}" "$build/benchmarks/bench_sharded" $name "$results" "$lines"; done
   # Without it glibc before 2.38 leaves holes between tensors that no other fits into, whoever trains.
   MALLOC_MMAP_THRESHOLD_=1048576 "$build/bin/serried" run -n 4 "$build/benchmarks/bench_sharded_memory" 32 1024 "$results"
+}
+
+bench_experts() {
+  say "experts: a mixture of experts on 2 ranks beside its raw all_to_alls and products"
+  "$build/bin/serried" run -n 2 "$build/benchmarks/bench_experts" "$results"
 }
 
 bench_checkpoint() {

@@ -27,6 +27,7 @@
 #include "serried/parallel/ddp/ddp.h"
 #include "serried/parallel/ddp/hooks/hooks.h"
 #include "serried/parallel/ddp/optimizer_in_backward.h"
+#include "serried/parallel/expert_parallel/moe.h"
 #include "serried/parallel/explain_module.h"
 #include "serried/parallel/fsdp/fully_shard.h"
 #include "serried/parallel/join.h"

@@ -20,6 +20,7 @@ constexpr const char* kWrap = "DistributedDataParallel";
 
 struct Claim::Holder {
   RankLabel label = rank_label();
+  Group group = {};
   bool changes_dtype = false;
   bool in_backward = false;
   std::atomic<bool> shares = false;
@@ -50,7 +51,9 @@ void Claim::check(const Holder& other, const std::string& name) const {
                           "drop the first wrapper before making the second, or call its remove_hooks()"});
 }
 
-Claim::Claim(const std::vector<ManagedParameter>& parameters, bool changes_dtype) : self_(std::make_shared<Holder>()) {
+Claim::Claim(const std::vector<ManagedParameter>& parameters, const Group& group, bool changes_dtype)
+    : self_(std::make_shared<Holder>()) {
+  self_->group = group;
   self_->changes_dtype = changes_dtype;
   Registry& all = registry();
   std::lock_guard<std::mutex> lock(all.mutex);
@@ -107,6 +110,16 @@ bool is_claimed(const at::Tensor& parameter) {
   Claim::Registry& all = Claim::registry();
   std::lock_guard<std::mutex> lock(all.mutex);
   return all.holders.count(parameter.unsafeGetTensorImpl()) != 0;
+}
+
+std::vector<Group> claiming_groups(const at::Tensor& parameter) {
+  Claim::Registry& all = Claim::registry();
+  std::lock_guard<std::mutex> lock(all.mutex);
+  std::vector<Group> groups;
+  const auto found = all.holders.find(parameter.unsafeGetTensorImpl());
+  if (found == all.holders.end()) return groups;
+  for (const auto& holder : found->second) groups.push_back(holder->group);
+  return groups;
 }
 
 void check_no_wrapper_inside(const torch::nn::Module& module, const std::vector<ManagedParameter>& parameters) {

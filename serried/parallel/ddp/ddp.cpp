@@ -136,7 +136,8 @@ DataParallelBase::DataParallelBase(std::shared_ptr<torch::nn::Module> module, Di
   }
   check_device(parameters[0].tensor.device());
   detail::check_no_wrapper_inside(*wrapped_, parameters);
-  const auto claim = std::make_shared<detail::Claim>(parameters, options_.mixed_precision.param_dtype.has_value());
+  const auto claim =
+      std::make_shared<detail::Claim>(parameters, group_, options_.mixed_precision.param_dtype.has_value());
   if (options_.mesh) detail::check_apart(parameters, *options_.mesh);
   if (options_.init_sync) {
     verify_same_parameters(detail::parts_of(parameters), group_);

@@ -75,6 +75,8 @@ class Collector {
   std::vector<ManagedParameter> found_;
 };
 
+}  // namespace
+
 bool share_other_ranks(const DeviceMesh& a, const DeviceMesh& b) {
   if (a.root_group() != b.root_group()) return false;
   const auto is_shared = [&](int64_t rank) {
@@ -82,8 +84,6 @@ bool share_other_ranks(const DeviceMesh& a, const DeviceMesh& b) {
   };
   return std::any_of(a.rank_list().begin(), a.rank_list().end(), is_shared);
 }
-
-}  // namespace
 
 std::vector<ManagedParameter> collect_parameters(const torch::nn::Module& module,
                                                  const std::set<std::string>& ignored) {

@@ -32,6 +32,9 @@ void check_names_exist(const torch::nn::Module& module, const std::vector<std::s
 /// The same parameters with their parts for tensors.
 std::vector<ManagedParameter> parts_of(std::vector<ManagedParameter> parameters);
 
+/// Whether a rank other than this one is in both.
+bool share_other_ranks(const DeviceMesh& a, const DeviceMesh& b);
+
 /// ValueError for a parameter that is distributed over ranks of `mesh` already: they would average parts of a whole.
 void check_apart(const std::vector<ManagedParameter>& parameters, const DeviceMesh& mesh);
 

@@ -54,7 +54,6 @@ SortedChoices order_by_expert(const at::Tensor& choices, int64_t num_experts, st
 void check_in_range(const char* where, const SortedChoices& order, const at::Tensor& choices, int64_t num_experts,
                     bool may_read) {
   if (!may_read) {
-    if (tape::is_replayed()) return;  // such choices count as dropped
     at::_assert_async(order.num_in_range == choices.numel(),
                       format_error({where, "a choice is none of the experts", "pass numbers from 0 on"}));
     return;
@@ -67,8 +66,8 @@ void check_in_range(const char* where, const SortedChoices& order, const at::Ten
 }
 
 at::Tensor rows_or_zeros(const at::Tensor& source, const at::Tensor& index, const at::Tensor& is_none) {
-  const at::Tensor rows = source.index_select(0, index);
-  return is_none.defined() ? rows.masked_fill(is_none, 0) : rows;
+  at::Tensor rows = source.index_select(0, index);
+  return is_none.defined() ? rows.masked_fill_(is_none, 0) : rows;
 }
 
 // A fresh tensor on the same memory, of which gradients come back multiplied.
@@ -77,6 +76,23 @@ at::Tensor scaled_gradient(const at::Tensor& x, double factor) {
   const at::Tensor same = x.detach();
   record_gradient("ScaledGradient", x, same, [factor](const at::Tensor& grad) { return grad * factor; });
   return same;
+}
+
+// The same values, in a graph of autograd: where backward sends, it does so on every rank.
+at::Tensor taking_part(const at::Tensor& x) {
+  return wants_gradient(x) ? x : x.detach().requires_grad_();
+}
+
+ExpertCall expert_call(const DispatchCall& call, const at::Tensor& x, std::optional<int64_t> slots) {
+  return {.where = call.where,
+          .mesh = call.mesh,
+          .num_experts = call.num_experts,
+          .num_local = call.num_local,
+          .width = x.size(-1),
+          .dtype = x.scalar_type(),
+          .slots = slots,
+          .wants_gradient = wants_gradient(x),
+          .trains = call.trains && at::GradMode::is_enabled()};
 }
 
 at::Tensor exchanged(const TokenWay& way, const at::Tensor& rows, bool back) {
@@ -161,44 +177,29 @@ std::optional<int64_t> slots_for(const char* where, std::optional<double> capaci
 
 DispatchedTokens dispatch(const DispatchCall& call, const at::Tensor& x, const at::Tensor& experts,
                           const DispatchOptions& options) {
-  const int64_t num_choices = experts.size(-1), width = x.size(-1), num_tokens = experts.numel() / num_choices;
+  const int64_t num_choices = experts.size(-1), num_tokens = experts.numel() / num_choices;
   const std::optional<int64_t> slots =
       slots_for(call.where, options.capacity, num_tokens, num_choices, call.num_experts);
   if (!slots && tape::is_replayed()) refuse_capture(call.where);
   const at::Tensor choices = experts.reshape({num_tokens * num_choices});
   const SortedChoices order = order_by_expert(choices, call.num_experts, slots);
   if (!call.is_in_range) check_in_range(call.where, order, choices, call.num_experts, !slots);
-  const DeviceMesh mesh = checked_expert_mesh(call.where, options.mesh);
-  const ExpertCall said{.where = call.where,
-                        .mesh = mesh,
-                        .num_experts = call.num_experts,
-                        .num_local = call.num_local,
-                        .width = width,
-                        .dtype = x.scalar_type(),
-                        .slots = slots,
-                        .wants_gradient = wants_gradient(x),
-                        .trains = call.trains};
-  auto way = std::make_shared<TokenWay>(TokenWay{.where = call.where,
-                                                 .mesh = mesh,
-                                                 .traffic = agree_on_traffic(said, order.counts),
-                                                 .sizes = x.sizes().vec(),
-                                                 .dtype = x.scalar_type(),
-                                                 .num_choices = num_choices,
-                                                 .slot_of_choice = order.slot_of_choice,
-                                                 .is_dropped = {},
-                                                 .averages = options.average_gradients});
-  at::Tensor token = order.choice_of_slot, is_empty;
-  if (slots) {
-    is_empty = (token < 0).unsqueeze(1);
-    token = token.clamp_min(0);
-    way->is_dropped = (order.slot_of_choice < 0).unsqueeze(1);
-    way->slot_of_choice = order.slot_of_choice.clamp_min(0);
-  }
+  auto way = std::make_shared<TokenWay>(
+      TokenWay{.mesh = call.mesh,
+               .traffic = agree_on_traffic(expert_call(call, x, slots), order.counts),
+               .sizes = x.sizes().vec(),
+               .dtype = x.scalar_type(),
+               .num_choices = num_choices,
+               .slot_of_choice = slots ? order.slot_of_choice.clamp_min(0) : order.slot_of_choice,
+               .is_dropped = slots ? (order.slot_of_choice < 0).unsqueeze(1) : at::Tensor(),
+               .averages = options.average_gradients});
+  const at::Tensor is_empty = slots ? (order.choice_of_slot < 0).unsqueeze(1) : at::Tensor();
+  at::Tensor token = slots ? order.choice_of_slot.clamp_min(0) : order.choice_of_slot;
   if (num_choices > 1) token = token.div(num_choices, "floor");
-  at::Tensor flat = x.reshape({num_tokens, width});
-  if (way->traffic.needs_gradient && !wants_gradient(flat)) flat = flat.detach().requires_grad_();
-  const at::Tensor rows = exchanged(*way, rows_or_zeros(flat, token, is_empty), /*back=*/false);
-  const double num_ranks = options.average_gradients ? double(mesh.size()) : 1;
+  const at::Tensor flat = x.reshape({num_tokens, x.size(-1)});
+  const at::Tensor source = way->traffic.tokens_need_gradient ? taking_part(flat) : flat;
+  const at::Tensor rows = exchanged(*way, rows_or_zeros(source, token, is_empty), /*back=*/false);
+  const double num_ranks = options.average_gradients ? double(call.mesh.size()) : 1;
   return {.tokens = scaled_gradient(by_expert(rows, way->traffic), num_ranks),
           .counts = rows_of_experts(way->traffic),
           .tokens_per_expert = order.counts,
@@ -209,7 +210,10 @@ DispatchedTokens dispatch(const DispatchCall& call, const at::Tensor& x, const a
 at::Tensor combine(const std::vector<at::Tensor>& results, const DispatchedTokens& dispatched,
                    const at::Tensor& weights) {
   const TokenWay& way = *dispatched.way;
-  const at::Tensor rows = by_rank(results, way.traffic).to(way.dtype);
+  at::Tensor rows = by_rank(results, way.traffic).to(way.dtype);
+  // Experts that got nothing may have been passed over, and the backward of the dispatch starts at what they got.
+  if (rows.size(0) == 0) rows = rows + dispatched.tokens.to(way.dtype);
+  if (way.traffic.results_need_gradient) rows = taking_part(rows);
   const double num_ranks = way.averages ? double(way.mesh.size()) : 1;
   const at::Tensor back = exchanged(way, scaled_gradient(rows, 1 / num_ranks), /*back=*/true);
   const int64_t width = way.sizes.back(), num_tokens = way.slot_of_choice.numel() / way.num_choices;
@@ -225,16 +229,16 @@ at::Tensor combine_grouped(const at::Tensor& results, const DispatchedTokens& di
                  dispatched, weights);
 }
 
-void check_result(const TokenWay& way, const std::string& whose, const at::Tensor& result, int64_t num_rows) {
-  const int64_t width = way.sizes.back();
+void check_result(const char* where, const std::string& gave, const at::Tensor& result, int64_t num_rows,
+                  int64_t width) {
   if (result.defined() && is_dist_tensor(result)) {
-    raise<c10::TypeError>({way.where, c10::str(whose, " gave a DTensor ", watch::describe_tensor(result)),
+    raise<c10::TypeError>({where, c10::str(gave, " a DTensor ", watch::describe_tensor(result)),
                            "give this rank's plain rows: d.to_local() or d.full_tensor()"});
   }
   if (result.defined() && result.dim() == 2 && result.size(0) == num_rows && result.size(1) == width) return;
   raise<c10::ValueError>(
-      {way.where,
-       c10::str(whose, " gave ", result.defined() ? watch::describe_tensor(result) : std::string("nothing"), " for ",
+      {where,
+       c10::str(gave, " ", result.defined() ? watch::describe_tensor(result) : std::string("nothing"), " for ",
                 num_rows, " tokens of ", width, " features"),
        "give one row for each token, as wide as a token"});
 }
@@ -257,6 +261,7 @@ DispatchedTokens dispatch_tokens(const at::Tensor& x, const at::Tensor& experts,
                             "pass a multiple of the number of ranks"});
   }
   const detail::DispatchCall call{.where = where,
+                                  .mesh = mesh,
                                   .num_experts = num_experts,
                                   .num_local = num_experts / mesh.size(),
                                   .trains = true,
@@ -268,7 +273,7 @@ at::Tensor combine_tokens(const at::Tensor& results, const DispatchedTokens& dis
   constexpr const char* where = "combine_tokens";
   if (!dispatched.way) raise<c10::ValueError>({where, "nothing was dispatched", "pass what dispatch_tokens gave"});
   const detail::TokenWay& way = *dispatched.way;
-  detail::check_result(way, where, results, dispatched.tokens.size(0));
+  detail::check_result(where, "results are", results, dispatched.tokens.size(0), way.sizes.back());
   std::vector<int64_t> sizes = way.sizes;
   sizes.back() = way.num_choices;
   if (!weights.defined() || weights.sizes() != sizes || detail::is_dist_tensor(weights)) {

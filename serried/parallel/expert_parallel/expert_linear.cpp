@@ -9,6 +9,7 @@
 
 #include "serried/base/error.h"
 #include "serried/comm/collectives/watch.h"
+#include "serried/parallel/expert_parallel/own_experts.h"
 #include "serried/parallel/expert_parallel/token_way.h"
 #include "serried/parallel/fsdp/block.h"
 #include "serried/tape/tape.h"
@@ -135,13 +136,15 @@ std::string describe_parameter(const at::Tensor& parameter) {
 // Cut over other ranks, or along another dim, the numbers would be those of other experts, or parts of a sum.
 void check_cut(const char* name, const at::Tensor& parameter, const DeviceMesh& mesh) {
   const DistMeta* dist = dist_meta(parameter.unsafeGetTensorImpl());
-  if (dist == nullptr) return;
-  if (dist->kind != &kDTensor) {
+  if (dist != nullptr && dist->kind != &kDTensor) {
     raise<c10::TypeError>(
         {kExpertLinear, c10::str(name, " is a view of a sharded parameter"), "pass the parameter itself"});
   }
   const SpecPtr spec = spec_in_use(parameter);
-  if (spec == nullptr || (spec->mesh == mesh && spec->placements == Placements{Shard(0)})) return;
+  if (spec == nullptr) return detail::check_own(kExpertLinear, name, parameter, mesh);
+  if (spec->mesh == mesh && spec->placements == Placements{Shard(0)}) {
+    return detail::check_not_averaged(kExpertLinear, name, parameter, mesh);
+  }
   raise<c10::ValueError>(
       {kExpertLinear, c10::str(name, " is ", spec->to_string(), ", and experts are cut over ", mesh.to_string()),
        "distribute_parameter(weight, mesh[\"ep\"], {Shard(0)}) over the mesh of the experts, and leave other axes to "
@@ -151,14 +154,13 @@ void check_cut(const char* name, const at::Tensor& parameter, const DeviceMesh& 
 void check_fit(const at::Tensor& rows, const DispatchedTokens& dispatched, const at::Tensor& weight,
                const at::Tensor& bias) {
   const int64_t num_local = int64_t(dispatched.counts.size());
-  const auto num_held = [&](const at::Tensor& t) {
-    return spec_in_use(t) != nullptr ? t.size(0) / dispatched.way->mesh.size() : t.size(0);
+  const auto is_of_all = [&](const at::Tensor& t) {
+    return t.size(0) == num_local * (spec_in_use(t) != nullptr ? dispatched.way->mesh.size() : 1);
   };
   const int64_t num_rows = std::accumulate(dispatched.counts.begin(), dispatched.counts.end(), int64_t(0));
   const bool fits_rows = rows.dim() == 2 && rows.size(0) == num_rows;
-  const bool fits_weight = weight.dim() == 3 && num_held(weight) == num_local && rows.size(-1) == weight.size(1);
-  const bool fits_bias =
-      !bias.defined() || (bias.dim() == 2 && num_held(bias) == num_local && bias.size(1) == weight.size(-1));
+  const bool fits_weight = weight.dim() == 3 && is_of_all(weight) && rows.size(-1) == weight.size(1);
+  const bool fits_bias = !bias.defined() || (bias.dim() == 2 && is_of_all(bias) && bias.size(1) == weight.size(-1));
   if (fits_rows && fits_weight && fits_bias) return;
   raise<c10::ValueError>({kExpertLinear,
                           c10::str("rows ", watch::describe_tensor(rows), " of ", num_local, " experts with ", num_rows,

@@ -8,6 +8,7 @@
 #include "serried/base/error.h"
 #include "serried/comm/collectives/collectives.h"
 #include "serried/comm/collectives/watch.h"
+#include "serried/parallel/expert_parallel/own_experts.h"
 #include "serried/parallel/expert_parallel/token_way.h"
 #include "serried/tensor/dtensor.h"
 #include "serried/tensor/making/placing.h"
@@ -56,24 +57,20 @@ at::Tensor best_experts(const at::Tensor& logits, int64_t top_k) {
   return std::get<1>(logits.sort(/*stable=*/true, -1, /*descending=*/true)).narrow(-1, 0, top_k);
 }
 
-at::Tensor run_local(const at::Tensor& x, const at::Tensor& logits, const LocalExperts& local,
+at::Tensor run_local(const at::Tensor& x, const at::Tensor& logits, const DeviceMesh& mesh, const LocalExperts& local,
                      const MoeOptions& options) {
   check_sizes(x, logits, options.top_k);
-  const DeviceMesh mesh = detail::checked_expert_mesh(kMoe, options.mesh);
   const int64_t num_experts = logits.size(-1);
-  std::vector<int64_t> sizes = x.sizes().vec();
-  sizes.back() = options.top_k;
-  const at::Tensor rows = logits.reshape({x.numel() == 0 ? logits.size(0) : -1, num_experts});
-  const at::Tensor experts = best_experts(rows, options.top_k);
-  const at::Tensor weights = at::softmax(rows.gather(-1, experts), -1);
+  const at::Tensor experts = best_experts(logits, options.top_k);
+  const at::Tensor weights = at::softmax(logits.gather(-1, experts), -1);
   const detail::DispatchCall call{.where = kMoe,
+                                  .mesh = mesh,
                                   .num_experts = num_experts,
                                   .num_local = local.count.value_or(num_experts / mesh.size()),
-                                  .trains = at::GradMode::is_enabled() && local.train,
+                                  .trains = local.train,
                                   .is_in_range = true};
-  const DispatchedTokens dispatched =
-      detail::dispatch(call, x, experts.reshape(sizes),
-                       {.mesh = mesh, .capacity = options.capacity, .average_gradients = options.average_gradients});
+  const DispatchedTokens dispatched = detail::dispatch(
+      call, x, experts, {.capacity = options.capacity, .average_gradients = options.average_gradients});
   if (options.load != nullptr) *options.load = {dispatched.tokens_per_expert, dispatched.dropped};
   return local.run(dispatched, weights);
 }
@@ -120,9 +117,10 @@ at::Tensor run(const at::Tensor& x, const at::Tensor& logits, const LocalExperts
                                     is_dtensor(x) ? "logits are" : "x is", " plain"),
                            "pass both as DTensors, or both as this rank's own: to_local()"});
   }
-  if (!is_dtensor(x)) return run_local(x, logits, local, options);
+  const DeviceMesh mesh = detail::checked_expert_mesh(kMoe, options.mesh);
+  if (!is_dtensor(x)) return run_local(x, logits, mesh, local, options);
   const DTensor whole(x);
-  check_placed(whole, detail::checked_expert_mesh(kMoe, options.mesh));
+  check_placed(whole, mesh);
   DTensor scores(logits);
   // Rows of flat logits are cut otherwise, unless they are in the same places by chance: run_local compares.
   if (logits.dim() == x.dim() && scores.device_mesh() == whole.device_mesh()) {
@@ -134,17 +132,22 @@ at::Tensor run(const at::Tensor& x, const at::Tensor& logits, const LocalExperts
                                      dtensor_meta(logits)->spec->to_string()),
                             "let logits lie as x does, with the same dims but for the last"});
   }
-  const at::Tensor result = run_local(whole.to_local(), scores.to_local(), local, options);
+  const at::Tensor result = run_local(whole.to_local(), scores.to_local(), mesh, local, options);
   return DTensor::from_local(
       result, whole.device_mesh(), whole.placements(),
       {.shape = Sizes(x.sizes().begin(), x.sizes().end()), .stride = Sizes(x.strides().begin(), x.strides().end())});
 }
 
-bool has_trained(const std::vector<torch::nn::AnyModule>& experts) {
-  return std::any_of(experts.begin(), experts.end(), [](const torch::nn::AnyModule& expert) {
-    const std::vector<at::Tensor> parameters = expert.ptr()->parameters();
-    return std::any_of(parameters.begin(), parameters.end(), [](const at::Tensor& p) { return p.requires_grad(); });
-  });
+// Whether one of their parameters requires a gradient; all are this rank's own.
+bool check_parameters(const std::vector<torch::nn::AnyModule>& experts, const DeviceMesh& mesh) {
+  bool train = false;
+  for (size_t i = 0; i < experts.size(); ++i) {
+    for (const at::Tensor& parameter : experts[i].ptr()->parameters()) {
+      train |= parameter.requires_grad();
+      detail::check_own(kMoe, c10::str("a parameter of this rank's expert ", i), parameter, mesh);
+    }
+  }
+  return train;
 }
 
 at::Tensor run_modules(std::vector<torch::nn::AnyModule> experts, const DispatchedTokens& dispatched,
@@ -154,10 +157,20 @@ at::Tensor run_modules(std::vector<torch::nn::AnyModule> experts, const Dispatch
   std::vector<at::Tensor> results;
   for (size_t i = 0; i < experts.size(); ++i) {
     results.push_back(experts[i].forward(tokens[i]));
-    detail::check_result(*dispatched.way, c10::str("expert ", first + int64_t(i)), results.back(),
-                         dispatched.counts[i]);
+    detail::check_result(kMoe, c10::str("expert ", first + int64_t(i), " gave"), results.back(), dispatched.counts[i],
+                         dispatched.tokens.size(1));
   }
   return detail::combine(results, dispatched, weights);
+}
+
+// Of a part of the experts, or of a sum, there is no softmax.
+void check_whole_rows(const char* where, const at::Tensor& logits) {
+  if (!is_dtensor(logits)) return;
+  for (const Placement& placement : DTensor(logits).placements()) {
+    if (!placement.is_partial() && !(placement.is_shard() && placement.dim() == logits.dim() - 1)) continue;
+    raise<c10::ValueError>({where, c10::str("logits are ", dtensor_meta(logits)->spec->to_string()),
+                            "redistribute them so that each rank has whole rows: {Shard(0)}"});
+  }
 }
 
 }  // namespace
@@ -170,7 +183,7 @@ at::Tensor moe(const at::Tensor& x, const at::Tensor& logits, const std::vector<
   }
   return run(x, logits,
              {.count = int64_t(experts.size()),
-              .train = has_trained(experts),
+              .train = check_parameters(experts, detail::checked_expert_mesh(kMoe, options.mesh)),
               .run = [&](const DispatchedTokens& dispatched,
                          const at::Tensor& weights) { return run_modules(experts, dispatched, weights); }},
              options);
@@ -180,7 +193,8 @@ at::Tensor moe(const at::Tensor& x, const at::Tensor& logits, const ExpertFuncti
   if (!experts) raise<c10::ValueError>({kMoe, "the function of the experts is empty", "pass a lambda"});
   const auto compute = [&](const DispatchedTokens& dispatched, const at::Tensor& weights) {
     const at::Tensor results = experts(dispatched);
-    detail::check_result(*dispatched.way, "the function of the experts", results, dispatched.tokens.size(0));
+    detail::check_result(kMoe, "the function of the experts gave", results, dispatched.tokens.size(0),
+                         dispatched.tokens.size(1));
     return detail::combine_grouped(results, dispatched, weights);
   };
   return run(x, logits, {.count = {}, .train = true, .run = compute}, options);
@@ -196,12 +210,14 @@ at::Tensor load_balancing_loss(const at::Tensor& logits, const MoeLoad& load, Lo
                                      load.tokens_per_expert.defined() ? load.tokens_per_expert.numel() : 0, " experts"),
                             "pass the logits of a call of moe and the load that it filled"});
   }
-  const DeviceMesh mesh = options.mesh ? *options.mesh : DeviceMesh::from_group(require_current_process_group(where));
+  const DeviceMesh mesh = options.mesh ? *options.mesh : detail::checked_expert_mesh(where, {});
   detail::check_in_mesh(where, mesh);
   const int64_t num_experts = logits.size(-1);
-  const at::Tensor local = (is_dtensor(logits) ? DTensor(logits).to_local() : logits).reshape({-1, num_experts});
-  const at::Tensor probabilities = at::softmax(local, -1, at::kDouble).sum(0);
-  const at::Tensor num_tokens = at::full({1}, local.size(0), probabilities.options());
+  check_whole_rows(where, logits);
+  const at::Tensor local = is_dtensor(logits) ? DTensor(logits).to_local() : logits;
+  const at::Tensor probabilities = at::softmax(local, -1, at::kDouble).flatten(0, -2).sum(0);
+  const at::Tensor num_tokens =
+      at::full({1}, local.numel() / num_experts, probabilities.options().requires_grad(false));
   const at::Tensor mine = at::cat({probabilities, load.tokens_per_expert.to(at::kDouble), num_tokens});
   const at::Tensor all = mesh.size() == 1 ? mine : all_reduce(mine, detail::whole_group(mesh));
   const at::Tensor mean = all.narrow(0, 0, num_experts) / all.narrow(0, 2 * num_experts, 1).clamp_min(1);

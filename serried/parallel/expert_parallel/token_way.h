@@ -8,7 +8,6 @@ namespace serried::detail {
 
 /// Where the tokens of a call went.
 struct TokenWay {
-  const char* where;
   DeviceMesh mesh;
   Traffic traffic;
   std::vector<int64_t> sizes;  // of the tokens, all dims
@@ -22,9 +21,10 @@ struct TokenWay {
 /// What the public functions and moe differ in.
 struct DispatchCall {
   const char* where;
+  DeviceMesh mesh;  // one axis
   int64_t num_experts;
   int64_t num_local;
-  bool trains;       // parameters of this rank's experts require gradients
+  bool trains;       // this rank's experts may have parameters that require gradients
   bool is_in_range;  // numbers of experts need not be looked at
 };
 
@@ -42,8 +42,9 @@ at::Tensor combine(const std::vector<at::Tensor>& results, const DispatchedToken
 /// All rows, as in `dispatched.tokens`.
 at::Tensor combine_grouped(const at::Tensor& results, const DispatchedTokens& dispatched, const at::Tensor& weights);
 
-/// ValueError or TypeError unless `result`, of `whose`, is plain with one row of a token's width for each of
-/// `num_rows`.
-void check_result(const TokenWay& way, const std::string& whose, const at::Tensor& result, int64_t num_rows);
+/// ValueError or TypeError, which says what `gave` the result, unless that is plain with one row of a token's width for
+/// each of `num_rows`.
+void check_result(const char* where, const std::string& gave, const at::Tensor& result, int64_t num_rows,
+                  int64_t width);
 
 }  // namespace serried::detail

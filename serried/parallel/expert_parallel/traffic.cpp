@@ -20,7 +20,7 @@ using Table = SizeExchange::Table;
 
 struct Column {
   static constexpr size_t num_experts = 0, num_local = 1, width = 2, dtype = 3, slots = 4, wants_gradient = 5;
-  static constexpr size_t trains = 6, counts = 8;
+  static constexpr size_t trains = 6, counts = 7;
 };
 
 // Records are of one length, also where the numbers of experts differ: that is for us to tell.
@@ -93,10 +93,6 @@ bool any(const Table& table, size_t column) {
   return std::any_of(table.begin(), table.end(), [&](const Record& record) { return record[column] != 0; });
 }
 
-bool all(const Table& table, size_t column) {
-  return std::all_of(table.begin(), table.end(), [&](const Record& record) { return record[column] != 0; });
-}
-
 bool have_equal_slots(const Table& table) {
   return std::all_of(table.begin(), table.end(),
                      [&](const Record& record) { return record[Column::slots] == table[0][Column::slots]; });
@@ -121,8 +117,9 @@ Traffic traffic_of(const ExpertCall& call, const Table& table) {
     traffic.arriving_sizes.push_back(sum_of_rows(traffic.arriving.back()));
     traffic.sent_sizes.push_back(sum_of_rows(rows_for(call, table[size_t(me)], int64_t(rank))));
   }
-  traffic.needs_gradient =
-      any(table, Column::wants_gradient) || (any(table, Column::trains) && !all(table, Column::trains));
+  if (table.size() == 1) return traffic;
+  traffic.tokens_need_gradient = any(table, Column::wants_gradient);
+  traffic.results_need_gradient = traffic.tokens_need_gradient || any(table, Column::trains);
   return traffic;
 }
 

@@ -22,7 +22,7 @@ struct ExpertCall {
   at::ScalarType dtype;
   std::optional<int64_t> slots;  // rows that go to each expert, filled or not; none: as many as there are
   bool wants_gradient;           // of the tokens
-  bool trains;                   // parameters of this rank's experts
+  bool trains;                   // autograd may record what this rank's experts do
 };
 
 /// Rows that travel. Experts lie in order, so those for one rank are one piece.
@@ -30,7 +30,9 @@ struct Traffic {
   std::vector<std::vector<int64_t>> arriving;       // by rank and local expert
   std::vector<int64_t> sent_sizes, arriving_sizes;  // by rank
   uint32_t sizes_of_all = 0;                        // watch::hash_sizes of what every rank has said
-  bool needs_gradient = false;                      // on every rank, or some would wait for others in backward
+  // By some rank, and so on every one: backward sends as well, and those that took no part would be waited for.
+  bool tokens_need_gradient = false;
+  bool results_need_gradient = false;
 };
 
 /// One mesh axis that holds this rank; all ranks of the current group where there is none. ValueError otherwise.

@@ -224,6 +224,27 @@ FaultStep fsdp_backward_step(const Group& g) {
     }
   };
 }
+/// Expert e is rank e's and doubles what it gets; each token goes to all of them, by equal weights.
+at::Tensor doubled_by_experts(const Group& g, const at::Tensor& x) {
+  return moe(x, torch::zeros({x.size(0), g->getSize()}), [](const DispatchedTokens& sent) { return sent.tokens * 2; },
+             {.mesh = DeviceMesh::from_group(g), .top_k = g->getSize()});
+}
+at::Tensor tokens_at(const Group& g, int step) {
+  return values_at(g, step, 200 * 300).reshape({200, 300});
+}
+FaultStep moe_forward_step(const Group& g) {
+  return [g](int step) {
+    const torch::NoGradGuard no_grad;
+    expect(doubled_by_experts(g, tokens_at(g, step)), 2.0 * (g->getRank() + 1 + step), "moe_forward");
+  };
+}
+FaultStep moe_backward_step(const Group& g) {
+  return [g](int step) {
+    const at::Tensor x = tokens_at(g, step).requires_grad_();
+    backward_or_nothing_left(doubled_by_experts(g, x).sum());
+    expect(x.grad(), 2, "moe_backward");
+  };
+}
 FaultStep zero_step(const Group& g) {
   auto layer = plain_layer();
   const auto zero = std::make_shared<ZeroRedundancyOptimizer<torch::optim::SGD>>(
@@ -297,6 +318,8 @@ FaultStep make_fault_step(const std::string& call, const Group& group) {
       {"gather", gather_step},
       {"joining", joining_step},
       {"mesh", mesh_step},
+      {"moe_backward", moe_backward_step},
+      {"moe_forward", moe_forward_step},
       {"norm", norm_step},
       {"redistribute", redistribute_step},
       {"reduce", reduce_step},
