@@ -137,15 +137,23 @@ bool same_data(const at::Tensor& a, const at::Tensor& b) {
 const std::string kPassIt = "pass it to the captured function as an argument";
 const std::string kKeepIt = "keep one tensor, and copy_ into it";
 
-[[noreturn]] void raise_off_tape(const Recording& second, ValueId id, const at::Tensor& before, const at::Tensor& now) {
+// As Module::zero_grad() does with gradients.
+bool is_detached_first(const Graph& graph, ValueId id) {
+  const std::vector<size_t> uses = graph.uses(id);
+  return !uses.empty() && graph.nodes()[uses[0]].op.operator_name().name == "aten::detach";
+}
+
+[[noreturn]] void raise_off_tape(const Recording& second, ValueId id, const at::Tensor& before, const at::Tensor& now,
+                                 const std::string& first_hint = "") {
   const bool is_number = before.numel() == 1 && now.numel() == 1 && before.layout() == at::kStrided;
   const std::string values = is_number ? c10::str(": it was ", before.item().toDouble(), " in one call and ",
                                                   now.item().toDouble(), " in the next")
                                        : ": its data differs from call to call";
   const bool was_read = std::any_of(second.host_reads.begin(), second.host_reads.end(), gives_number);
+  std::vector<std::string> hints = {kPassIt, "fill a tensor that lives longer than the call, with copy_ or fill_"};
+  if (!first_hint.empty()) hints.insert(hints.begin(), first_hint);
   raise_for(second, id, "was made without an op (from numbers on the host, or outside of the function)" + values,
-            {kPassIt, "fill a tensor that lives longer than the call, with copy_ or fill_"},
-            was_read && is_number ? CaptureErrorKind::host_read : CaptureErrorKind::off_tape_tensor);
+            std::move(hints), was_read && is_number ? CaptureErrorKind::host_read : CaptureErrorKind::off_tape_tensor);
 }
 
 // Two recordings met different tensors in this place: say why that one cannot be replayed.
@@ -155,11 +163,16 @@ const std::string kKeepIt = "keep one tensor, and copy_ into it";
     raise_for(second, id, "lies in memory that torch does not own (from_blob) and is another one in each call",
               {kPassIt, "make it of the numbers: torch::tensor(vector)"});
   }
-  if (!same_data(before, now)) raise_off_tape(second, id, before, now);
+  std::vector<std::string> hints = {kPassIt, kKeepIt};
+  if (is_detached_first(second.graph, id)) {
+    hints.insert(hints.begin(),
+                 "clear gradients by optimizer.zero_grad(): that of a module looks at them before it does");
+  }
+  if (!same_data(before, now)) raise_off_tape(second, id, before, now, hints.size() > 2 ? hints[0] : "");
   raise_for(second, id,
             "is another one in each call, made without an op or outside of the function: equal in two of them, which "
             "says nothing of the next",
-            {kPassIt, kKeepIt});
+            std::move(hints));
 }
 
 void check_layout(const Recording& first, const Recording& second, ValueId id) {

@@ -138,8 +138,11 @@ at::Tensor GradientState::remaining_part() const {
 
 bool GradientState::is_like(const at::Tensor& now) const {
   const GradientState other = state_of(parameter, now.defined(), now);
-  return had_grad == other.had_grad && spec == other.spec && meta.strides == other.meta.strides &&
-         owns_memory == other.owns_memory &&
+  if (had_grad != other.had_grad || spec != other.spec || meta.strides != other.meta.strides) return false;
+  // Those of fully sharded parameters are parts of memory that every backward makes anew.
+  const at::Tensor of = parameter.lock();
+  if (of.defined() && detail::gather_of(of) != nullptr) return true;
+  return owns_memory == other.owns_memory &&
          (owns_memory || storage._unsafe_get_target() == other.storage._unsafe_get_target());
 }
 

@@ -81,6 +81,43 @@ TEST(FullyShardStale, GradientsOfParametersThatTheFunctionWritesAreThoseOfTheRep
   }
 }
 
+// Gradients lie in new memory after every backward; whether that of a freed one is used again is chance.
+TEST(FullyShardStale, AStepThatShapesTakeInTurnsIsReplayedForEach) {
+  run_ranks(2, [](const Group&) {
+    torch::nn::Sequential net(torch::nn::Linear(4, 4), torch::nn::Linear(4, 4));
+    fully_shard(*net);
+    auto step = capture([&](const at::Tensor& x) {
+      for (const at::Tensor& p : net->parameters()) p.mutable_grad().reset();
+      const at::Tensor loss = net->forward(x).square().mean();
+      loss.backward();
+      return loss.detach();
+    });
+    std::vector<at::Tensor> held;  // so that memory is not used again
+    for (int i = 0; i < 30; ++i) {
+      step(at::ones({3 + i % 3, 4}));
+      held.push_back(at::empty({330}));
+    }
+    EXPECT_EQ(step.captures(), 3);
+    EXPECT_GT(step.replays(), 15);
+  });
+}
+
+TEST(FullyShardStale, ZeroGradOfAModuleInACapturedStepIsNamed) {
+  run_ranks(2, [](const Group&) {
+    torch::nn::Linear net(4, 4);
+    fully_shard(*net);
+    auto step = capture([&](const at::Tensor& x) {
+      net->zero_grad();
+      net->forward(x).square().mean().backward();
+    });
+    const std::string text = testing::error_text<c10::Error>([&] {
+      for (int i = 0; i < 6; ++i) step(at::ones({3, 4}) * i);
+    });
+    EXPECT_THAT(text, ::testing::HasSubstr("fix: clear gradients by optimizer.zero_grad(): that of a module looks at "
+                                           "them before it does"));
+  });
+}
+
 TEST(FullyShardStale, ACapturedFunctionSeesThatAModuleEvaluates) {
   run_ranks(2, [](const Group&) {
     torch::nn::Sequential net(torch::nn::Linear(4, 6), torch::nn::Dropout(0.5), torch::nn::Linear(6, 2));
