@@ -159,6 +159,8 @@ void Inbox::ask_for_data() {
   }
   const bool travels = has_data && message.header.num_elements > 0;
   coming_data_.push_back(travels ? async::recv(message.data, group_, {.peer = peer_, .tag = tag_}) : Pending(nullptr));
+  // Nothing follows a failure, and who waits for a rank that left would be told of that alone.
+  if (message.header.content == Content::failure) num_left_ = 0;
   coming_.push_back(std::move(message));
   if (num_left_ > 0) ask_for_header();
 }
@@ -183,8 +185,10 @@ void Inbox::expect(int64_t count) {
   if (count > 0) ask_for_header();
 }
 
+// Which message comes first is a matter of chance: a recorded step asks for each where it needs it.
 void Inbox::poll() {
-  if (header_ && coming_.size() + is_here_.size() < kMostAhead && header_->ready()) ask_for_data();
+  if (!tape::is_recording() && header_ && coming_.size() + is_here_.size() < kMostAhead && header_->ready())
+    ask_for_data();
 }
 
 Message Inbox::take(int64_t microbatch) {

@@ -11,6 +11,7 @@
 #include "serried/base/trace.h"
 #include "serried/comm/collectives/objects.h"
 #include "serried/comm/collectives/watch.h"
+#include "serried/tape/facts.h"
 #include "serried/tape/tape.h"
 #include "serried/tensor/dtensor.h"
 
@@ -112,7 +113,7 @@ void Runner::check_arguments(const at::Tensor& input, const at::Tensor& target, 
 
 void Runner::begin(const at::Tensor& input, const at::Tensor& target, bool trains) {
   trains_ = trains;
-  ++step_;
+  ++*step_;
   const int64_t count = table().microbatches();
   activations_.clear();
   gradients_.clear();
@@ -120,10 +121,21 @@ void Runner::begin(const at::Tensor& input, const at::Tensor& target, bool train
   outputs_.assign(has_last() && (!trains || options_.keep_outputs) ? size_t(count) : 0, {});
   times_ns_.assign(options_.trace && trains ? 2 * row_.size() : 0, 0);
   peak_in_flight_ = 0;
-  messages_.begin_step(step_, trains);
+  messages_.begin_step(*step_, trains);
   check_arguments(input, target, trains);
   inputs_ = has_first() ? input.tensor_split(count) : std::vector<at::Tensor>();
   targets_ = trains && has_last() ? target.tensor_split(count) : std::vector<at::Tensor>();
+}
+
+// A replay runs the ops of the step and nothing of this.
+void Runner::rely_on_stages() const {
+  if (!tape::is_recording()) return;
+  for (const StageRun& run : stages_) {
+    const std::string name = c10::str("stage ", run.index(), " of a pipeline");
+    tape::rely_on(tape::training_mode(name, run.stage().module()));
+    tape::rely_on(tape::contents_of(name, run.stage().module()));
+  }
+  tape::after_replay([step = step_] { ++*step; });
 }
 
 std::vector<at::Tensor> Runner::step(const at::Tensor& input, const at::Tensor& target) {
@@ -133,6 +145,7 @@ std::vector<at::Tensor> Runner::step(const at::Tensor& input, const at::Tensor& 
   check_usable();
   try {
     begin(input, target, /*trains=*/true);
+    rely_on_stages();
     tied_.put_aside();
   } catch (const std::exception& error) {
     abandon(row_.front(), error);
@@ -148,6 +161,7 @@ std::vector<at::Tensor> Runner::eval(const at::Tensor& input) {
   check_usable();
   try {
     begin(input, {}, /*trains=*/false);
+    rely_on_stages();
   } catch (const std::exception& error) {
     abandon(row_.front(), error);
     throw;

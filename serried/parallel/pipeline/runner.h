@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -43,6 +44,7 @@ class Runner {
   using Place = std::pair<int64_t, int64_t>;  // stage and micro-batch
 
   void plan_stages();
+  void rely_on_stages() const;
   void check_usable();
   void check_arguments(const at::Tensor& input, const at::Tensor& target, bool trains) const;
   void begin(const at::Tensor& input, const at::Tensor& target, bool trains);
@@ -71,7 +73,7 @@ class Runner {
   TiedWeights tied_;
 
   // Of the running step.
-  int64_t step_ = 0;
+  const std::shared_ptr<int64_t> step_ = std::make_shared<int64_t>(0);  // a graph that replays it may outlive this
   bool trains_ = false;
   std::vector<at::Tensor> inputs_;
   std::vector<at::Tensor> targets_;
