@@ -1,11 +1,14 @@
 // Captured steps of pipelines against eager ones, bit for bit.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "serried/graph/capture.h"
 #include "serried/mesh/mesh.h"
 #include "serried/optim/sgd.h"
 #include "serried/parallel/ddp/ddp.h"
+#include "serried/parallel/fsdp/fully_shard.h"
 #include "tests/parallel/pipeline/nets.h"
+#include "tests/support/errors.h"
 
 namespace serried::testing {
 namespace {
@@ -90,6 +93,31 @@ TEST(PipelineCaptured, DataParallelStages) {
       expect_equal(replayed->parameters()[i], eager->parameters()[i], std::to_string(i));
     }
   });
+}
+
+std::string captured_sharded(int64_t microbatches) {
+  return error_text<c10::NotImplementedError>([&] {
+    run_ranks(2, [&](const Group& world) {
+      const DeviceMesh mesh = init_device_mesh("cpu", {1, 2}, {"pp", "dp"}, {.group = world});
+      Layer stage = staged::make_layers(1)[0];
+      fully_shard(*stage, {.mesh = mesh["dp"]});
+      Pipeline pipe(stage, {.group = mesh.get_group("pp"), .microbatches = microbatches, .loss = staged::loss_fn});
+      serried::SGD optimizer(pipe.parameters(), torch::optim::SGDOptions(0.05));
+      auto step = capture([&](const at::Tensor& input, const at::Tensor& target) {
+        optimizer.zero_grad();
+        pipe.step(input, target);
+        optimizer.step();
+      });
+      for (int64_t i = 0; i < 4; ++i) {
+        const auto batch = staged::batch_of(6, 2, i);
+        step(batch.input, batch.target);
+      }
+    });
+  });
+}
+
+TEST(PipelineCaptured, FullyShardedStagesThatAccumulateAreRefused) {
+  EXPECT_THAT(captured_sharded(3), ::testing::HasSubstr("[capture] the function accumulates gradients of block 0"));
 }
 
 }  // namespace

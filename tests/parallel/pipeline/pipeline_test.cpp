@@ -59,6 +59,40 @@ TEST(Pipeline, EverySchedulesStepIsBitwiseALoopOverMicroBatches) {
   }
 }
 
+TEST(Pipeline, RunsOverGlooAndSharedMemory) {
+  for (const char* backend : {"gloo", "shm"}) {
+    for (const Case& each : {Case{Schedule::OneFOneB, 1}, Case{Schedule::ZBV, 2}}) {
+      SCOPED_TRACE(backend);
+      const auto on_rank = [&](const Group& group) {
+        const PipelineTable table =
+            pipeline_table(each.schedule, {.ranks = 3, .stages_per_rank = each.stages_per_rank, .microbatches = 5});
+        expect_like_loop(table, {.group = group, .schedule = each.schedule, .microbatches = 5, .loss = loss_fn}, group);
+      };
+      run_ranks(3, on_rank, {.backend = backend});
+    }
+  }
+}
+
+// Streams between ranks hold 128 KiB: messages of 480 KiB in both directions at once must not wait for each other.
+TEST(Pipeline, LargeMessagesDoNotBlockEachOther) {
+  for (const Case& each : kAllSchedules) {
+    SCOPED_TRACE(to_string(each.schedule));
+    run_ranks(2, [&](const Group& group) {
+      const PipelineTable table =
+          pipeline_table(each.schedule, {.ranks = 2, .stages_per_rank = each.stages_per_rank, .microbatches = 4});
+      std::vector<Layer> layers = make_layers(table.stages()), plain = make_layers(table.stages());
+      Pipeline pipe(stages_of(table, group->getRank(), layers),
+                    {.group = group, .schedule = each.schedule, .microbatches = 4, .loss = loss_fn});
+      const Batch batch = batch_of(4, 20'000, 0);
+      pipe.step(batch.input, batch.target);
+      run_loop(plain, batch, 4);
+      for (const int64_t index : table.stages_of(group->getRank())) {
+        expect_same_gradients(*layers[size_t(index)], *plain[size_t(index)], c10::str("stage ", index));
+      }
+    });
+  }
+}
+
 TEST(Pipeline, RunsTablesOfUsers) {
   // Micro-batches in another order on each rank, split backwards beside whole ones, two stages on the second rank.
   const PipelineTable table = PipelineTable::from_csv(
