@@ -34,7 +34,7 @@ class StageSync {
     std::vector<DataParallelBase::NoSync> keep_;
   };
 
-  const std::vector<std::shared_ptr<Block>>& blocks() const { return blocks_; }
+  bool has_wrappers() const { return !wrappers_.empty(); }
 
  private:
   std::vector<DataParallelBase*> wrappers_;
