@@ -2,7 +2,7 @@
 # Runs the benchmarks beside their references and leaves <build>/bench/results.json: run.sh <build> [name|all]. A missed goal is shown, not an error.
 set -euo pipefail
 
-readonly names=(comm start dtensor redistribute ddp capture sharded experts checkpoint)
+readonly names=(comm start dtensor redistribute ddp capture sharded experts checkpoint pipeline)
 readonly build=${1:?usage: run.sh <build> [name|all]; names: ${names[*]}}
 readonly wanted=${2:-all}
 readonly results=$build/bench/results.json
@@ -109,6 +109,19 @@ bench_checkpoint() {
   fi
   "${run[@]}" "$build/benchmarks/bench_checkpoint" 32 1024 "$folder" "$results" "$lines"
   rm -rf "$folder"
+}
+
+bench_pipeline() {
+  local -r lines=$build/bench/pipeline_pytorch.jsonl run=("$build/bin/serried" run -n 2)
+  local name
+  say "pipeline: every schedule on 2 ranks beside its simulation, and beside PyTorch on Gloo where python3 has it"
+  rm -f "$lines"
+  if has_pytorch; then
+    for name in GPipe 1F1B Interleaved LoopedBFS InterleavedZeroBubble ZBV DualPipeV; do
+      "${run[@]}" --master-port 29627 python3 "$(dirname "$0")/pipeline/pytorch.py" $name "$lines"
+    done
+  fi
+  "${run[@]}" "$build/benchmarks/bench_pipeline" "$results" "$lines"
 }
 
 known=" ${names[*]} all "

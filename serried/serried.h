@@ -34,6 +34,7 @@
 #include "serried/parallel/loss_parallel.h"
 #include "serried/parallel/metrics.h"
 #include "serried/parallel/model_averaging.h"
+#include "serried/parallel/pipeline/pipeline.h"
 #include "serried/parallel/pipeline/schedule.h"
 #include "serried/parallel/pipeline/simulate.h"
 #include "serried/parallel/recompute.h"

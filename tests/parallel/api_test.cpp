@@ -43,6 +43,12 @@ at::Tensor rows(int64_t begin, int64_t end) {
                                    .mixed_precision = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat},
                                    .ignored_params = {},
                                    .shard_placement_fn = {}};
+  (void)serried::PipelineOptions{.group = world,
+                                 .schedule = serried::Schedule::OneFOneB,
+                                 .microbatches = 8,
+                                 .loss = [](const at::Tensor& y, const at::Tensor& t) { return (y - t).sum(); },
+                                 .table = serried::PipelineTable::from_csv("0F0,0B0\n"),
+                                 .tied = {{{0, "tokens.weight"}, {3, "head.weight"}}}};
 }
 
 TEST(DataParallelApi, HoldsAsDocumented) {

@@ -197,6 +197,28 @@ struct ShardedLayers {
   at::Tensor forward(const Group& g, int step) { return first(rows_at(g, step)) + second(rows_at(g, step)); }
   torch::nn::Linear first = plain_layer(), second = plain_layer();
 };
+/// Times its one weight, which is 1 and stays so.
+struct FactorImpl : torch::nn::Module {
+  FactorImpl() { factor = register_parameter("factor", torch::ones({1})); }
+  at::Tensor forward(const at::Tensor& x) { return x * factor; }
+  at::Tensor factor;
+};
+TORCH_MODULE(Factor);
+
+FaultStep pipeline_step(const Group& g) {
+  Factor stage;
+  const auto pipe = std::make_shared<Pipeline>(
+      stage, PipelineOptions{.group = g, .microbatches = 2, .loss = [](const at::Tensor& y, const at::Tensor&) {
+                               return y.mean();
+                             }});
+  return [stage, pipe](int step) mutable {
+    stage->zero_grad();
+    const at::Tensor batch = torch::full({2, kSize / 2}, double(step + 1));
+    for (const at::Tensor& loss : pipe->step(batch, batch)) expect(loss, step + 1, "pipeline_step");
+    expect(stage->factor.grad(), step + 1, "pipeline_step");
+  };
+}
+
 FaultStep fsdp_gather_step(const Group& g) {
   const auto layers = std::make_shared<ShardedLayers>(g);
   return [g, layers](int step) {
@@ -321,6 +343,7 @@ FaultStep make_fault_step(const std::string& call, const Group& group) {
       {"moe_backward", moe_backward_step},
       {"moe_forward", moe_forward_step},
       {"norm", norm_step},
+      {"pipeline_step", pipeline_step},
       {"redistribute", redistribute_step},
       {"reduce", reduce_step},
       {"reduce_scatter", reduce_scatter_step},

@@ -1,0 +1,239 @@
+// What does not fit is said on every rank, before anything waits for ever.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <mutex>
+
+#include "serried/comm/collectives/collectives.h"
+#include "serried/parallel/tensor_parallel/parallelize.h"
+#include "serried/tensor/dtensor.h"
+#include "tests/parallel/pipeline/nets.h"
+#include "tests/support/errors.h"
+
+namespace serried::testing {
+namespace {
+
+using staged::Layer;
+using staged::loss_fn;
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
+
+// The texts of all ranks, each of which has to fail with an `Exception`.
+template <class Exception, class Fn>
+std::vector<std::string> texts_of_all(int world, const Fn& fn) {
+  std::vector<std::string> texts(size_t(world), "");
+  run_ranks(world,
+            [&](const Group& group) { texts[size_t(group->getRank())] = error_text<Exception>([&] { fn(group); }); });
+  return texts;
+}
+
+Layer layer_of(const Group& group) {
+  return staged::make_layers(group->getSize())[size_t(group->getRank())];
+}
+
+TEST(PipelineErrors, TablesThatWaitForEverShowTheCycleOnEveryRank) {
+  const PipelineTable table = PipelineTable::from_csv("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n");
+  const auto texts = texts_of_all<c10::ValueError>(
+      2, [&](const Group& group) { Pipeline(layer_of(group), {.group = group, .loss = loss_fn, .table = table}); });
+  EXPECT_THAT(texts,
+              Each(HasSubstr("[simulate] the table waits for ever: rank 0 waits at B s0 m0 for rank 1 (B s1 m0), "
+                             "which waits at F s1 m1 for rank 0 (F s0 m1)")));
+}
+
+TEST(PipelineErrors, TablesOfOtherSizesAreRefused) {
+  const PipelineTable table = PipelineTable::from_csv("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n");
+  EXPECT_THAT(texts_of_all<c10::ValueError>(
+                  3, [&](const Group& group) { Pipeline(layer_of(group), {.group = group, .table = table}); }),
+              Each(HasSubstr("[Pipeline] the table has 2 rows, and the group 3 ranks\n  fix: give every rank of the "
+                             "group a row")));
+  EXPECT_THAT(
+      texts_of_all<c10::ValueError>(
+          2,
+          [&](const Group& group) { Pipeline(layer_of(group), {.group = group, .microbatches = 1, .table = table}); }),
+      Each(HasSubstr("[Pipeline] the table has 2 micro-batches, and microbatches is 1\n  fix: pass 2, or none")));
+}
+
+TEST(PipelineErrors, MicroBatchesAndModulesAreCounted) {
+  EXPECT_THAT(texts_of_all<c10::ValueError>(2, [](const Group& group) { Pipeline(layer_of(group), {.group = group}); }),
+              Each(HasSubstr("[Pipeline] microbatches is 0\n  fix: pass 1 or more")));
+  EXPECT_THAT(texts_of_all<c10::ValueError>(1,
+                                            [](const Group& group) {
+                                              const PipelineStage stage = layer_of(group);
+                                              Pipeline(
+                                                  std::vector<PipelineStage>{stage, stage},
+                                                  {.group = group, .schedule = Schedule::GPipe, .microbatches = 2});
+                                            }),
+              Each(HasSubstr("[pipeline_table] GPipe has 1 stage per rank, not 2")));
+  const PipelineTable table = PipelineTable::from_csv("0F0,2F0,2B0,0B0\n1F0,1B0\n");
+  const auto texts = texts_of_all<c10::ValueError>(
+      2, [&](const Group& group) { Pipeline(layer_of(group), {.group = group, .table = table}); });
+  EXPECT_THAT(texts[0],
+              HasSubstr("[Pipeline] rank 0 has 2 stages in the table, and 1 module were given\n  fix: pass one "
+                        "module for each stage of the rank, in ascending order"));
+  EXPECT_THAT(texts[1], HasSubstr("[Pipeline] rank 0 of the pipeline cannot begin: [Pipeline] rank 0 has 2 stages"));
+}
+
+TEST(PipelineErrors, RanksThatRunDifferentTablesFindOut) {
+  const auto texts = texts_of_all<c10::ValueError>(2, [](const Group& group) {
+    Pipeline(layer_of(group), {.group = group, .microbatches = 2 + group->getRank(), .loss = loss_fn});
+  });
+  EXPECT_THAT(texts, Each(HasSubstr("[Pipeline] ranks run different tables: rank 0 2 stages, 2 micro-batches, 1F1B, 0 "
+                                    "tied; rank 1 2 stages, 3 micro-batches, 1F1B, 0 tied\n  fix: pass the same")));
+}
+
+TEST(PipelineErrors, AStageHasParameters) {
+  const auto texts = texts_of_all<c10::ValueError>(2, [](const Group& group) {
+    const PipelineStage stage = group->getRank() == 0 ? PipelineStage(layer_of(group))
+                                                      : PipelineStage(torch::nn::Sequential(torch::nn::ReLU()));
+    Pipeline(stage, {.group = group, .microbatches = 2, .loss = loss_fn});
+  });
+  EXPECT_THAT(texts, Each(AllOf(HasSubstr("stage 1 (torch::nn::SequentialImpl) has no parameters"),
+                                HasSubstr("fix: put it into the stage before or after it"))));
+  EXPECT_EQ(error_text<c10::ValueError>([] { PipelineStage(torch::nn::AnyModule()); }),
+            "[Pipeline] a stage has no module: it is empty\n  fix: pass a module that was constructed");
+}
+
+struct Given {
+  bool has_loss = true;
+  at::Tensor input = staged::batch_of(4, 2, 0).input;
+  at::Tensor target = staged::batch_of(4, 2, 0).target;
+};
+
+// One rank finds out, both raise, and the pipeline says so afterwards.
+std::vector<std::string> step_texts(const Given& given) {
+  return texts_of_all<c10::ValueError>(2, [&](const Group& group) {
+    PipelineOptions options{.group = group, .microbatches = 2};
+    if (given.has_loss) options.loss = loss_fn;
+    Pipeline pipe(layer_of(group), options);
+    const std::string first = error_text<c10::ValueError>([&] { pipe.step(given.input, given.target); });
+    EXPECT_THAT(error_text<c10::ValueError>([&] { pipe.step(given.input, given.target); }),
+                HasSubstr("[Pipeline] an earlier step failed: at "));
+    barrier(group);
+    throw c10::ValueError(first);
+  });
+}
+
+TEST(PipelineErrors, LossAndTargetBelongToTheLastStage) {
+  const auto no_loss = step_texts({.has_loss = false});
+  EXPECT_THAT(no_loss,
+              Each(HasSubstr("[Pipeline::step] rank 1 has the last stage and no loss\n  fix: pass .loss there, "
+                             "or call eval() for outputs")));
+  EXPECT_THAT(no_loss[0], HasSubstr("[Pipeline] rank 1 failed at F s1 m0: "));
+  EXPECT_THAT(
+      step_texts({.target = {}}),
+      Each(HasSubstr("[Pipeline::step] the target is undefined on rank 1, which has the last stage\n  fix: pass "
+                     "the target there")));
+}
+
+TEST(PipelineErrors, TheInputBelongsToTheFirstStage) {
+  EXPECT_THAT(
+      step_texts({.input = {}}),
+      Each(HasSubstr("[Pipeline::step] the input is undefined on rank 0, which has the first stage\n  fix: pass "
+                     "the batch there")));
+  EXPECT_THAT(
+      step_texts({.input = torch::ones({1, 2, staged::kWidth})}),
+      Each(HasSubstr("[Pipeline::step] f32[1,2,6] cannot be cut into 2 micro-batches along dim 0\n  fix: pass 2 "
+                     "rows or more, or fewer micro-batches")));
+}
+
+TEST(PipelineErrors, ALossIsOneNumber) {
+  const auto texts = texts_of_all<c10::ValueError>(2, [](const Group& group) {
+    Pipeline pipe(layer_of(group), {.group = group,
+                                    .microbatches = 2,
+                                    .loss = [](const at::Tensor& y, const at::Tensor& t) { return (y - t).square(); }});
+    const auto batch = staged::batch_of(4, 2, 0);
+    pipe.step(batch.input, batch.target);
+  });
+  EXPECT_THAT(texts, Each(HasSubstr("[Pipeline] the loss of micro-batch 0 is f32[2,2,6], not one number\n  fix: reduce "
+                                    "it: mean() or sum()")));
+}
+
+TEST(PipelineErrors, StagesThatDisagreeAboutShapesAreNamedOnEveryRank) {
+  const auto texts = texts_of_all<c10::Error>(3, [](const Group& group) {
+    const PipelineStage stage =
+        group->getRank() == 1 ? PipelineStage(torch::nn::Linear(9, 6)) : PipelineStage(layer_of(group));
+    Pipeline pipe(stage, {.group = group, .microbatches = 2, .loss = loss_fn});
+    const auto batch = staged::batch_of(4, 2, 0);
+    pipe.step(batch.input, batch.target);
+  });
+  EXPECT_THAT(texts[1],
+              AllOf(HasSubstr("mat1 and mat2 shapes cannot be multiplied"),
+                    HasSubstr("at F s1 m0 on rank 1 of the pipeline, whose input f32[2,2,6] is what stage 0 on "
+                              "rank 0 gives")));
+  for (const int rank : {0, 2}) {
+    EXPECT_THAT(texts[size_t(rank)], AllOf(HasSubstr("[Pipeline] rank 1 failed at F s1 m0: "),
+                                           HasSubstr("mat1 and mat2 shapes cannot be multiplied"),
+                                           HasSubstr(c10::str(" s", rank, " m0 on rank ", rank, " of the pipeline"))));
+  }
+}
+
+TEST(PipelineErrors, StagesThatDisagreeAboutPlacementsAreNamed) {
+  const auto texts = texts_of_all<c10::ValueError>(2, [](const Group& group) {
+    const DeviceMesh mesh = init_device_mesh("cpu", {2, 1}, {"pp", "tp"}, {.group = group});
+    torch::nn::Sequential stage(torch::nn::Linear(6, 6));
+    if (group->getRank() == 0) parallelize_module(*stage, mesh["tp"], {{"0", ColwiseParallel()}});
+    Pipeline pipe(stage, {.group = mesh.get_group("pp"), .microbatches = 2, .loss = loss_fn});
+    const auto batch = staged::batch_of(4, 2, 0);
+    pipe.step(batch.input, batch.target);
+  });
+  EXPECT_THAT(texts,
+              Each(HasSubstr("[Pipeline] what F s0 m0 on rank 0 made is f32[2,2,6] S2 on 1, and the stage that gets "
+                             "it is on no mesh\n  fix: give this stage parameters on a mesh, pass .mesh, or make it "
+                             "plain")));
+}
+
+TEST(PipelineErrors, MeshesOfStagesHaveOneShape) {
+  const auto texts = texts_of_all<c10::ValueError>(2, [](const Group& group) {
+    const DeviceMesh mesh = init_device_mesh("cpu", {2, 1, 1}, {"pp", "dp", "tp"}, {.group = group});
+    torch::nn::Sequential stage(torch::nn::Linear(6, 6));
+    parallelize_module(*stage, mesh["tp"], {{"0", ColwiseParallel()}});
+    PipelineOptions options{.group = mesh.get_group("pp"), .microbatches = 2, .loss = loss_fn};
+    if (group->getRank() == 1) options.mesh = mesh.slice({"dp", "tp"});
+    Pipeline pipe(stage, options);
+    const auto batch = staged::batch_of(4, 2, 0);
+    pipe.step(batch.input, batch.target);
+  });
+  EXPECT_THAT(texts,
+              Each(HasSubstr("[Pipeline] what F s0 m0 on rank 0 made is f32[2,2,6] S2 on 1, and the stage that gets "
+                             "it is on mesh dp=1 tp=1\n  fix: give all stages meshes of one shape")));
+}
+
+TEST(PipelineErrors, RanksThatCallDifferentThingsFindOut) {
+  const auto texts = texts_of_all<c10::ValueError>(2, [](const Group& group) {
+    Pipeline pipe(layer_of(group), {.group = group, .microbatches = 1, .loss = loss_fn});
+    const auto batch = staged::batch_of(4, 2, 0);
+    // Rank 0 goes on with a second batch, of which rank 1 takes the first message for that of its own first.
+    if (group->getRank() == 0) pipe.eval(batch.input);
+    pipe.step(batch.input, batch.target);
+    if (group->getRank() == 1) throw c10::ValueError("went on");
+  });
+  EXPECT_THAT(texts[0], HasSubstr("step 2 of this rank meets step 1 of rank 1 at B s1 m0"));
+}
+
+TEST(PipelineErrors, OutputsAndTracesAreKeptWhereAskedFor) {
+  run_ranks(1, [](const Group& group) {
+    Pipeline pipe(layer_of(group), {.group = group, .microbatches = 1, .loss = loss_fn});
+    EXPECT_THAT(
+        error_text<c10::ValueError>([&] { pipe.outputs(); }),
+        HasSubstr("[Pipeline] outputs of steps are not kept\n  fix: pass .keep_outputs = true, or call eval()"));
+    EXPECT_THAT(
+        error_text<c10::ValueError>([&] { pipe.trace(); }),
+        HasSubstr("[Pipeline::trace] no step has been recorded\n  fix: pass .trace = true, and call step() before "
+                  "trace()"));
+  });
+}
+
+TEST(PipelineErrors, NineDimsAndSparseTensorsDoNotTravel) {
+  const auto texts = texts_of_all<c10::NotImplementedError>(2, [](const Group& group) {
+    Pipeline pipe(layer_of(group), {.group = group, .microbatches = 1, .loss = loss_fn});
+    pipe.eval(torch::ones({1, 1, 1, 1, 1, 1, 1, 1, staged::kWidth}));
+  });
+  EXPECT_THAT(texts,
+              Each(HasSubstr("[Pipeline] f32[1,1,1,1,1,1,1,1,6] between stages has more than 8 dims\n  fix: flatten "
+                             "some of them")));
+}
+
+}  // namespace
+}  // namespace serried::testing

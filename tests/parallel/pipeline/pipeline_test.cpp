@@ -1,0 +1,244 @@
+// All schedules against a loop over micro-batches in one process: bit for bit.
+#include "serried/parallel/pipeline/pipeline.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/parallel/pipeline/nets.h"
+
+namespace serried::testing {
+namespace {
+
+using namespace staged;
+
+struct Case {
+  Schedule schedule;
+  int64_t stages_per_rank;
+};
+
+const std::vector<Case> kAllSchedules = {{Schedule::GPipe, 1},       {Schedule::OneFOneB, 1},
+                                         {Schedule::Interleaved, 2}, {Schedule::Interleaved, 3},
+                                         {Schedule::LoopedBFS, 2},   {Schedule::InterleavedZeroBubble, 2},
+                                         {Schedule::ZBV, 2},         {Schedule::DualPipeV, 2}};
+
+// Steps whose batches have other rows and another length each time.
+void expect_like_loop(const PipelineTable& table, const PipelineOptions& options, const Group& group) {
+  const int64_t count = table.microbatches(), rank = group->getRank();
+  std::vector<Layer> layers = make_layers(table.stages()), plain = make_layers(table.stages());
+  Pipeline pipe(stages_of(table, int(rank), layers), options);
+  const bool has_last = table.rank_of(table.stages() - 1) == rank;
+  for (int64_t step = 0; step < 3; ++step) {
+    const Batch batch = batch_of(count + 3 * step, 2 + step, step);
+    const auto losses =
+        pipe.step(table.rank_of(0) == rank ? batch.input : at::Tensor(), has_last ? batch.target : at::Tensor());
+    const auto expected = run_loop(plain, batch, count);
+    ASSERT_EQ(losses.size(), has_last ? size_t(count) : 0u);
+    for (size_t i = 0; i < losses.size(); ++i) expect_equal(losses[i], expected[i], "loss");
+    for (const int64_t index : table.stages_of(rank)) {
+      expect_same_gradients(*layers[size_t(index)], *plain[size_t(index)],
+                            c10::str("step ", step, " stage ", index, " of ", table.stages()));
+    }
+    EXPECT_EQ(pipe.peak_in_flight(), simulate(table).peak_in_flight[size_t(rank)]);
+  }
+}
+
+TEST(Pipeline, EverySchedulesStepIsBitwiseALoopOverMicroBatches) {
+  for (const int world : {1, 2, 3, 4}) {
+    for (const Case& each : kAllSchedules) {
+      for (const int64_t microbatches : {1, 2, 5, 8}) {
+        SCOPED_TRACE(c10::str(to_string(each.schedule), " on ", world, " ranks, ", microbatches, " micro-batches"));
+        run_ranks(world, [&](const Group& group) {
+          const PipelineOptions options{
+              .group = group, .schedule = each.schedule, .microbatches = microbatches, .loss = loss_fn};
+          const PipelineTable table = pipeline_table(
+              each.schedule, {.ranks = world, .stages_per_rank = each.stages_per_rank, .microbatches = microbatches});
+          expect_like_loop(table, options, group);
+        });
+      }
+    }
+  }
+}
+
+TEST(Pipeline, RunsOverGlooAndSharedMemory) {
+  for (const char* backend : {"gloo", "shm"}) {
+    for (const Case& each : {Case{Schedule::OneFOneB, 1}, Case{Schedule::ZBV, 2}}) {
+      SCOPED_TRACE(backend);
+      const auto on_rank = [&](const Group& group) {
+        const PipelineTable table =
+            pipeline_table(each.schedule, {.ranks = 3, .stages_per_rank = each.stages_per_rank, .microbatches = 5});
+        expect_like_loop(table, {.group = group, .schedule = each.schedule, .microbatches = 5, .loss = loss_fn}, group);
+      };
+      run_ranks(3, on_rank, {.backend = backend});
+    }
+  }
+}
+
+// Streams between ranks hold 128 KiB: messages of 480 KiB in both directions at once must not wait for each other.
+TEST(Pipeline, LargeMessagesDoNotBlockEachOther) {
+  for (const Case& each : kAllSchedules) {
+    SCOPED_TRACE(to_string(each.schedule));
+    run_ranks(2, [&](const Group& group) {
+      const PipelineTable table =
+          pipeline_table(each.schedule, {.ranks = 2, .stages_per_rank = each.stages_per_rank, .microbatches = 4});
+      std::vector<Layer> layers = make_layers(table.stages()), plain = make_layers(table.stages());
+      Pipeline pipe(stages_of(table, group->getRank(), layers),
+                    {.group = group, .schedule = each.schedule, .microbatches = 4, .loss = loss_fn});
+      const Batch batch = batch_of(4, 20'000, 0);
+      pipe.step(batch.input, batch.target);
+      run_loop(plain, batch, 4);
+      for (const int64_t index : table.stages_of(group->getRank())) {
+        expect_same_gradients(*layers[size_t(index)], *plain[size_t(index)], c10::str("stage ", index));
+      }
+    });
+  }
+}
+
+TEST(Pipeline, RunsTablesOfUsers) {
+  // Micro-batches in another order on each rank, split backwards beside whole ones, two stages on the second rank.
+  const PipelineTable table = PipelineTable::from_csv(
+      "0F0,0F1,0I1,0B0,0W1\n"
+      "1F1,2F1,1F0,2I1,1B1,2F0,2W1,2B0,1B0\n");
+  run_ranks(2, [&](const Group& group) {
+    std::vector<Layer> layers = make_layers(3), plain = make_layers(3);
+    Pipeline pipe(stages_of(table, group->getRank(), layers), {.loss = loss_fn, .table = table});
+    const Batch batch = batch_of(5, 3, 1);
+    const auto losses = pipe.step(batch.input, batch.target);
+    const auto expected = run_loop(plain, batch, 2);
+    EXPECT_EQ(losses.size(), group->getRank() == 1 ? 2u : 0u);
+    for (size_t i = 0; i < losses.size(); ++i) expect_equal(losses[i], expected[i]);
+    // Sums of two do not depend on their order.
+    for (const int64_t index : table.stages_of(group->getRank())) {
+      expect_same_gradients(*layers[size_t(index)], *plain[size_t(index)], c10::str("stage ", index));
+    }
+  });
+}
+
+TEST(Pipeline, TakesHoldersPointersAndVectorsOfAnyModule) {
+  run_ranks(2, [](const Group& group) {
+    std::vector<Layer> layers = make_layers(4), plain = make_layers(4);
+    const Batch batch = batch_of(4, 2, 5);
+    const auto expected = run_loop(plain, batch, 2);
+    const int rank = group->getRank();
+    using torch::nn::AnyModule;
+    Pipeline pipe(std::vector<AnyModule>{AnyModule(layers[size_t(rank)]), AnyModule(layers[size_t(rank) + 2])},
+                  {.group = group, .schedule = Schedule::Interleaved, .microbatches = 2, .loss = loss_fn});
+    const auto losses = pipe.step(batch.input, batch.target);
+    if (rank == 1) expect_equal(losses[1], expected[1]);
+    expect_same_gradients(*layers[size_t(rank)], *plain[size_t(rank)], "AnyModule");
+    EXPECT_EQ(pipe.parameters().size(), 2 * layers[0]->parameters().size());
+
+    std::vector<Layer> halves = make_layers(4);
+    torch::nn::Sequential half(halves[size_t(2 * rank)], halves[size_t(2 * rank) + 1]);
+    Pipeline by_holder(half, {.group = group, .schedule = Schedule::GPipe, .microbatches = 2, .loss = loss_fn});
+    by_holder.step(batch.input, batch.target);
+    expect_same_gradients(*halves[size_t(2 * rank)], *plain[size_t(2 * rank)], "Sequential");
+    half->zero_grad();
+    Pipeline by_pointer(half.ptr(), {.group = group, .microbatches = 2, .loss = loss_fn});
+    by_pointer.step(batch.input, batch.target);
+    expect_same_gradients(*halves[size_t(2 * rank)], *plain[size_t(2 * rank)], "shared_ptr");
+  });
+}
+
+TEST(Pipeline, EvalGivesOutputsWhereTheLastStageIs) {
+  for (const Case& each : kAllSchedules) {
+    run_ranks(2, [&](const Group& group) {
+      const PipelineTable table =
+          pipeline_table(each.schedule, {.ranks = 2, .stages_per_rank = each.stages_per_rank, .microbatches = 3});
+      std::vector<Layer> layers = make_layers(table.stages());
+      Pipeline pipe(
+          stages_of(table, group->getRank(), layers),
+          {.group = group, .schedule = each.schedule, .microbatches = 3, .loss = loss_fn, .keep_outputs = true});
+      const Batch batch = batch_of(7, 2, 0);
+      const bool has_last = table.rank_of(table.stages() - 1) == group->getRank();
+      at::Tensor expected = batch.input;
+      {
+        const at::NoGradGuard no_grad;
+        for (Layer& layer : make_layers(table.stages())) expected = layer->forward(expected);
+      }
+      const auto outputs = pipe.eval(batch.input);
+      EXPECT_EQ(pipe.peak_in_flight(), 0);
+      ASSERT_EQ(outputs.size(), has_last ? 3u : 0u);
+      if (has_last) expect_close(at::cat(outputs), expected);
+      for (const at::Tensor& output : outputs) EXPECT_FALSE(output.requires_grad());
+      for (const at::Tensor& parameter : pipe.parameters()) EXPECT_FALSE(parameter.grad().defined());
+      pipe.step(batch.input, batch.target);
+      ASSERT_EQ(pipe.outputs().size(), has_last ? 3u : 0u);
+      if (has_last) expect_close(at::cat(pipe.outputs()), expected);
+    });
+  }
+}
+
+TEST(Pipeline, GradientsOfTheSumWhereAskedFor) {
+  run_ranks(2, [](const Group& group) {
+    std::vector<Layer> layers = make_layers(2), plain = make_layers(2);
+    const int rank = group->getRank();
+    Pipeline pipe(layers[size_t(rank)], {.group = group, .microbatches = 4, .loss = loss_fn, .scale_gradients = false});
+    const Batch batch = batch_of(4, 2, 0);
+    pipe.step(batch.input, batch.target);
+    run_loop(plain, batch, 4);  // divides by 4, which is exact
+    const auto expected = plain[size_t(rank)]->named_parameters();
+    for (const auto& item : layers[size_t(rank)]->named_parameters()) {
+      expect_equal(item.value().grad(), expected[item.key()].grad() * 4, item.key());
+    }
+  });
+}
+
+// Stage 0 is frozen, stage 1 counts words: no gradient comes to either.
+struct EmbedImpl : torch::nn::Module {
+  EmbedImpl() { table = register_module("table", torch::nn::Embedding(5, kWidth)); }
+  at::Tensor forward(const at::Tensor& ids) { return table(ids); }
+  torch::nn::Embedding table{nullptr};
+};
+TORCH_MODULE(Embed);
+
+TEST(Pipeline, StagesThatNeedNoGradientGetNone) {
+  for (const Schedule schedule : {Schedule::OneFOneB, Schedule::InterleavedZeroBubble}) {
+    run_ranks(3, [&](const Group& group) {
+      const int rank = group->getRank();
+      Embed embed = seeded(1, [] { return Embed(); });
+      std::vector<Layer> layers = make_layers(2);
+      for (const at::Tensor& parameter : embed->parameters()) parameter.requires_grad_(false);
+      for (const at::Tensor& parameter : layers[0]->parameters()) parameter.requires_grad_(false);
+      const PipelineStage stage = rank == 0 ? PipelineStage(embed) : PipelineStage(layers[size_t(rank) - 1]);
+      Pipeline pipe(stage, {.group = group, .schedule = schedule, .microbatches = 2, .loss = loss_fn});
+      const at::Tensor ids = torch::arange(12).remainder(5).view({4, 3});
+      const at::Tensor target = values({4, 3, kWidth}, 2);
+      for (int step = 0; step < 2; ++step) pipe.step(ids, target);
+      for (const at::Tensor& parameter : pipe.parameters()) EXPECT_EQ(parameter.grad().defined(), rank == 2);
+    });
+  }
+}
+
+TEST(Pipeline, TrainsLikeOneProcess) {
+  run_ranks(2, [](const Group& group) {
+    std::vector<Layer> layers = make_layers(4), plain = make_layers(4);
+    const PipelineTable table = pipeline_table(Schedule::ZBV, {.ranks = 2, .stages_per_rank = 2, .microbatches = 4});
+    Pipeline pipe(stages_of(table, group->getRank(), layers),
+                  {.group = group, .schedule = Schedule::ZBV, .microbatches = 4, .loss = loss_fn});
+    torch::optim::AdamW ours(pipe.parameters(), 0.01);
+    std::vector<at::Tensor> all;
+    for (Layer& layer : plain) {
+      for (const at::Tensor& parameter : layer->parameters()) all.push_back(parameter);
+    }
+    torch::optim::AdamW theirs(all, 0.01);
+    for (int64_t step = 0; step < 20; ++step) {
+      const Batch batch = batch_of(6, 2, step);
+      ours.zero_grad();
+      theirs.zero_grad();
+      const auto losses = pipe.step(batch.input, batch.target);
+      const auto expected = run_loop(plain, batch, 4);
+      if (group->getRank() == 0) expect_equal(losses[3], expected[3], c10::str("step ", step));
+      ours.step();
+      theirs.step();
+    }
+    for (const int64_t index : table.stages_of(group->getRank())) {
+      const auto expected = plain[size_t(index)]->named_parameters();
+      for (const auto& item : layers[size_t(index)]->named_parameters()) {
+        expect_equal(item.value(), expected[item.key()], item.key());
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace serried::testing
