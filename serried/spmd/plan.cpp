@@ -71,7 +71,7 @@ Row Planner::instantiate(const Row& row, const Placement& split_like) const {
     if (placement.is_strided()) {
       placement = StridedShard(placement.dim(), split_before(tensor, placement.dim(), row.factor));
     } else if (split_like.is_strided()) {
-      placement = StridedShard(placement.dim(), split_like.split_factor());
+      placement = split_like.along(placement.dim());
     }
   };
   for (size_t i = 0; i < result.inputs.size(); ++i) adjust(result.inputs[i], bound_.inputs[i]);
@@ -198,8 +198,7 @@ std::vector<Candidate> Planner::candidates(size_t axis) const {
   for (const Row& row : rows_) {
     // One rank has all of a dim of one element: nothing is cut so that is not already, like the bias of one output.
     const bool is_single = row.factor >= 0 && bound_.factors[row.factor].size == 1;
-    if (is_single && cuts_something_new(row, axis)) continue;
-    add(found, instantiate(row, Replicate()), axis);
+    if (!is_single || !cuts_something_new(row, axis)) add(found, instantiate(row, Replicate()), axis);
     // Only a dim of one factor can be cut in another order: a merged or split one means another factor then.
     if (row.factor < 0 || offsets_matter || bound_.factors[row.factor].must_divide) continue;
     // The same cut in the strided order that an input already has.
