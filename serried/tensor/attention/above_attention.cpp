@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "serried/base/error.h"
 #include "serried/comm/collectives/watch.h"
@@ -37,14 +38,13 @@ struct KeptCall final : torch::CustomClassHolder {
 
 struct PartAttention : torch::autograd::Function<PartAttention> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& query, const at::Tensor& key,
-                            const at::Tensor& value, const at::Tensor& mask, SequenceAttention call) {
+                            const at::Tensor& value, SequenceAttention call) {
     detail::AttentionResult result;
     {
       const detail::LocalOnly guard;
-      call.mask = mask;
       result = attend(call, query, key, value);
-      call.mask = at::Tensor();
     }
+    const at::Tensor mask = std::exchange(call.mask, at::Tensor());
     ctx->save_for_backward({query, key, value, mask, result.out, result.lse});
     ctx->saved_data["call"] =
         c10::IValue::make_capsule(c10::make_intrusive<KeptCall>(std::move(call)));
@@ -62,7 +62,7 @@ struct PartAttention : torch::autograd::Function<PartAttention> {
     const detail::LocalOnly guard;
     const detail::AttentionGradients parts =
         attend_backward(call, gradients[0], saved[0], saved[1], saved[2], {saved[4], saved[5]});
-    return {parts.query, parts.key, parts.value, at::Tensor(), at::Tensor()};
+    return {parts.query, parts.key, parts.value, at::Tensor()};
   }
 };
 
@@ -168,10 +168,11 @@ at::Tensor attend_parts(const SequenceScope& scope, const PlainCall& given) {
                          .queries = *scope.cut,
                          .keys = *scope.cut,
                          .causal = given.is_causal,
-                         .scale = given.scale};
+                         .scale = given.scale,
+                         .mask = mask};
   call.way = chosen_way(scope.way, detail::attention_sizes(query, key, mask.defined()), call,
                         spmd::cost_models(scope.mesh)[0]);
-  return PartAttention::apply(query, key, value, mask, call);
+  return PartAttention::apply(query, key, value, call);
 }
 
 bool is_cut_along_sequence(const at::Tensor& t) {

@@ -10,6 +10,7 @@
 #include "serried/parallel/fsdp/fully_shard.h"
 #include "serried/parallel/tensor_parallel/parallelize.h"
 #include "serried/parallel/weighted_loss.h"
+#include "serried/tensor/making/modules.h"
 #include "tests/parallel/context_parallel/long_gpt.h"
 #include "tests/support/close.h"
 #include "tests/support/on_mesh.h"
@@ -53,7 +54,7 @@ std::vector<at::Tensor> trained_whole(int64_t data_ranks) {
   return values;
 }
 
-struct Run {
+struct Training {
   bool is_captured = false;
   AttentionWay way = AttentionWay::automatic;
 };
@@ -62,7 +63,7 @@ struct Run {
 using StepFunction = std::function<at::Tensor(const at::Tensor& ids, const at::Tensor& targets, const at::Tensor& positions)>;
 
 // Losses averaged over `group`, then whole parameters.
-std::vector<at::Tensor> train(LongGpt& net, const DeviceMesh& cp, const Run& run, const StepFunction& forward,
+std::vector<at::Tensor> train(LongGpt& net, const DeviceMesh& cp, const Training& run, const StepFunction& forward,
                               const std::function<Sequence(int)>& batch, const Group& group) {
   SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
   const auto eager = [&](const at::Tensor& ids, const at::Tensor& targets, const at::Tensor& positions) {
@@ -87,7 +88,7 @@ std::vector<at::Tensor> train(LongGpt& net, const DeviceMesh& cp, const Run& run
 }
 
 // `trained(run)` is near `expected` for every way, and captured the same bit for bit.
-void expect_trained(const std::function<std::vector<at::Tensor>(const Run&)>& trained,
+void expect_trained(const std::function<std::vector<at::Tensor>(const Training&)>& trained,
                     const std::vector<at::Tensor>& expected) {
   for (const AttentionWay way : {AttentionWay::heads, AttentionWay::gather, AttentionWay::ring}) {
     const std::vector<at::Tensor> eager = trained({.way = way});
@@ -107,7 +108,7 @@ TEST(ContextParallelTogether, WithDistributedDataParallel) {
     const DeviceMesh mesh = init_device_mesh("cpu", {2, 2}, {"dp", "cp"}, {.group = group});
     const Group all = mesh.flatten("all").get_group();
     expect_trained(
-        [&](const Run& run) {
+        [&](const Training& run) {
           LongGpt net = long_gpt::make_net(kModel, kLength);
           DistributedDataParallel ddp(net, {.process_group = all});
           return train(
@@ -128,7 +129,7 @@ TEST(ContextParallelTogether, WithFullyShard) {
     const DeviceMesh mesh = init_device_mesh("cpu", {2, 2}, {"dp", "cp"}, {.group = group});
     const DeviceMesh all = mesh.flatten("all");
     expect_trained(
-        [&](const Run& run) {
+        [&](const Training& run) {
           LongGpt net = long_gpt::make_net(kModel, kLength);
           for (size_t i = 0; i < net->blocks->size(); ++i) fully_shard(*net->blocks->ptr(i), {.mesh = all});
           fully_shard(*net, {.mesh = all});
@@ -149,16 +150,13 @@ TEST(ContextParallelTogether, WithTensorParallel) {
     const DeviceMesh mesh = init_device_mesh("cpu", {2, 2}, {"cp", "tp"}, {.group = group});
     const DeviceMesh cp = mesh["cp"], tp = mesh["tp"];
     expect_trained(
-        [&](const Run& run) {
+        [&](const Training& run) {
           LongGpt net = long_gpt::make_net(kModel, kLength);
           parallelize_module(*net, tp,
                              {{"blocks.*.[qkv]", ColwiseParallel()},
                               {"blocks.*.out", RowwiseParallel()},
                               {"blocks.*.up", ColwiseParallel()},
                               {"blocks.*.down", RowwiseParallel()}});
-          for (const at::Tensor& p : net->parameters()) {
-            if (!is_dtensor(p)) distribute_parameter(p, tp, {Replicate()});
-          }
           DistributedDataParallel ddp(net, {.process_group = cp.get_group()});
           return train(
               net, cp, run,

@@ -72,7 +72,8 @@ TEST(CutAttention, EqualsOneProcessForAnyLength) {
   }
 }
 
-// What one process has in float is off by sums of 4096 elements itself: the exact values are those of double.
+// What one process has in float is off by sums of 4096 elements itself, and heads do what it does. Parts are added up
+// otherwise: they are as near to the exact values.
 TEST(CutAttention, EqualsOneProcessForALongSequence) {
   WholeOptions options{.length = 4096, .heads = 2, .key_heads = 2, .batch = 1, .size = 8, .dtype = at::kDouble};
   const WholeAttention exact = whole_attention(options);
@@ -84,12 +85,13 @@ TEST(CutAttention, EqualsOneProcessForALongSequence) {
   }
   WholeOptions in_float = options;
   in_float.dtype = at::kFloat;
+  const WholeAttention as_it_is = whole_attention(in_float);
   for (int64_t ranks : {2, 3, 4}) {
     on_mesh({ranks}, [&](const DeviceMesh& mesh) {
       for (const AttentionWay way : {AttentionWay::heads, AttentionWay::gather, AttentionWay::ring}) {
         if (way == AttentionWay::heads && ranks != 2) continue;
         expect_like(exact, mesh, {BalancedShard(2)}, options, way);
-        expect_like(rounded, mesh, {BalancedShard(2)}, in_float, way);
+        expect_like(way == AttentionWay::heads ? as_it_is : rounded, mesh, {BalancedShard(2)}, in_float, way);
       }
     });
   }
