@@ -12,13 +12,23 @@ at::Tensor sequence_part(const at::Tensor& whole, int64_t dim, const SequenceCut
   return at::cat(chunks, dim);
 }
 
+namespace {
+
+// Autograd has saved the tensor itself: it is told that it would find other data there, or it would compute with them.
+void give_data(const at::Tensor& t, const at::Tensor& data) {
+  t.set_data(data);
+  if (!t.is_inference()) t.unsafeGetTensorImpl()->bump_version();
+}
+
+}  // namespace
+
 CutBuffers::~CutBuffers() {
-  for (const Restored& each : restored_) each.buffer.set_data(each.whole);
+  for (const Restored& each : restored_) give_data(each.buffer, each.whole);
 }
 
 void CutBuffers::cut(const at::Tensor& buffer, const at::Tensor& part, bool is_restored) {
   at::Tensor whole = buffer.tensor_data();
-  buffer.set_data(part);
+  give_data(buffer, part);
   if (is_restored) restored_.push_back({buffer, std::move(whole)});
 }
 

@@ -82,6 +82,7 @@ AttentionSizes attention_sizes(const at::Tensor& query, const at::Tensor& key, b
 
 AttentionWay chosen_way(AttentionWay asked, const AttentionSizes& sizes, const SequenceAttention& call,
                         const spmd::CostModel& model) {
+  if (call.keys.num_ranks() == 1) return AttentionWay::gather;
   check_asked(asked, sizes, call);
   if (asked != AttentionWay::automatic) return asked;
   if (sizes.has_mask) return AttentionWay::gather;

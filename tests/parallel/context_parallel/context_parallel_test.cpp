@@ -39,8 +39,11 @@ std::vector<at::Tensor> cut_gradients(const DeviceMesh& mesh, const GptOptions& 
   const int64_t all = s.ids.numel();
   at::Tensor loss;
   {
-    const ContextParallel scope(
-        mesh, {.buffers = {s.ids, s.targets, s.positions}, .seq_dims = {1, -1, 0}, .rotate = step.way});
+    const std::vector<at::Tensor> buffers = {s.ids, s.targets, s.positions};
+    const ContextParallel scope(mesh, {.buffers = buffers,
+                                       .seq_dims = {1, -1, 0},
+                                       .rotate = step.way,
+                                       .no_restore = step.backward_outside ? buffers : std::vector<at::Tensor>()});
     loss = long_gpt::share_of_loss(net(s.ids, s.positions), s.targets, all);
     if (!step.backward_outside) loss.backward();
   }
@@ -128,6 +131,19 @@ TEST(ContextParallel, PutsBuffersBack) {
     // Attention is its own again.
     const at::Tensor q = iota({1, 1, 3, 4});
     expect_equal(at::scaled_dot_product_attention(q, q, q), at::scaled_dot_product_attention(q.clone(), q, q));
+  });
+}
+
+TEST(ContextParallel, WhatAutogradSavedOfABufferRaisesWhenItIsBack) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const at::Tensor weight = iota({10}).requires_grad_(), x = iota({10});
+    at::Tensor loss;
+    {
+      const ContextParallel scope(mesh, {.buffers = {x}, .seq_dims = {0}});
+      loss = (context_parallel_shard(mesh, weight) * x).sum();
+    }
+    const std::string text = error_text<c10::Error>([&] { loss.backward(); });
+    EXPECT_NE(text.find("modified by an inplace operation"), std::string::npos) << text;
   });
 }
 
