@@ -39,8 +39,8 @@ double train(const at::Tensor& text, int steps, const std::optional<DeviceMesh>&
     // Inside, these three are this rank's letters, and attention sees those of all ranks.
     std::optional<ContextParallel> scope;
     if (cp) {
-      scope.emplace(*cp, ContextParallelOptions{
-                             .buffers = {ids, targets, positions}, .seq_dims = {1, 1, 0}, .rotate = way});
+      scope.emplace(*cp,
+                    ContextParallelOptions{.buffers = {ids, targets, positions}, .seq_dims = {1, 1, 0}, .rotate = way});
     }
     optimizer.zero_grad();
     const at::Tensor logits = ddp ? (*ddp)(ids, positions) : net(ids, positions);

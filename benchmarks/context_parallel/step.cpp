@@ -31,7 +31,7 @@ std::vector<at::Tensor> whole_tensors() {
 }
 
 void forward_and_backward(const std::vector<at::Tensor>& t) {
-  for (int i = 0; i < 3; ++i) t[size_t(i)].mutable_grad() = {};
+  for (int i = 0; i < 3; ++i) t[size_t(i)].mutable_grad() = at::Tensor();
   at::scaled_dot_product_attention(t[0], t[1], t[2], {}, 0.0, /*is_causal=*/true).backward(t[3]);
 }
 
@@ -75,7 +75,8 @@ int main(int argc, char** argv) {
   }
   for (const char* name : {"allgather", "alltoall"}) {
     const double theirs = path.empty() ? 0 : number_in_lines(path, name, "step_us");
-    if (theirs > 0) rows.push_back({"context_parallel", "ring", rows.back().ours, theirs, c10::str("PyTorch, ", name), 1});
+    if (theirs > 0)
+      rows.push_back({"context_parallel", "ring", rows.back().ours, theirs, c10::str("PyTorch, ", name), 1});
   }
   print_table(rows);
   append_json(rows, argv[1]);

@@ -49,8 +49,8 @@ struct Position {
   c10::IntArrayRef coordinate;  // one per axis
 };
 
-/// The indices of a dim of `size` that the rank holds, ascending: several spans where a cut is strided or balanced. Axes
-/// cut left to right. Empty spans are left out, so a rank without elements gets none.
+/// The indices of a dim of `size` that the rank holds, ascending: several spans where a cut is strided or balanced.
+/// Axes cut left to right. Empty spans are left out, so a rank without elements gets none.
 std::vector<Span> owned_spans(int64_t size, int64_t dim, c10::ArrayRef<Placement> placements, const Position& at);
 
 /// How many of them.

@@ -70,9 +70,10 @@ std::optional<Placement> parse_word(std::string_view word) {
       c10::str("\n  ", text, "\n  ", std::string(begin, ' '), std::string(std::max<size_t>(word.size(), 1), '^'));
   const std::string what = word.empty() ? c10::str("placement ", index + 1, " is empty")
                                         : c10::str("placement ", index + 1, " is \"", word, "\", which is none");
-  raise<c10::ValueError>({"parse_placements", what + marked,
-                          "separate by one space: R, S0 (cut along dim 0), S0/2 (strided), S0~ (balanced), P (sum), P(max); in the "
-                          "brackets one of avg min max product band bor bxor"});
+  raise<c10::ValueError>(
+      {"parse_placements", what + marked,
+       "separate by one space: R, S0 (cut along dim 0), S0/2 (strided), S0~ (balanced), P (sum), P(max); in the "
+       "brackets one of avg min max product band bor bxor"});
 }
 
 void check_count(std::string_view where, const Placements& placements, int64_t mesh_ndim) {

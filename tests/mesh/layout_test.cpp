@@ -101,7 +101,8 @@ TEST(Layout, OneAxisEqualsChunk) {
 
 TEST(Layout, SeveralAxesCutOneDimFromLeftToRight) {
   for (const Sizes& shape : std::vector<Sizes>{{2, 2}, {2, 3}, {3, 2}, {4, 1}, {1, 4}}) {
-    for (const char* text : {"S0 S0", "S0 R", "P S0", "S0/2 S0", "S0 S0/3", "S0/3 S0/2", "S0~ S0", "S0 S0~", "S0~ S0~", "S0/2 S0~"}) {
+    for (const char* text :
+         {"S0 S0", "S0 R", "P S0", "S0/2 S0", "S0 S0/3", "S0/3 S0/2", "S0~ S0", "S0 S0~", "S0~ S0~", "S0/2 S0~"}) {
       check_line(parse_placements(text), shape);
     }
   }

@@ -82,7 +82,8 @@ TEST(Placement, PartialOfAnUnknownNameIsAnError) {
 }
 
 constexpr const char* kParseFix =
-    "\n  fix: separate by one space: R, S0 (cut along dim 0), S0/2 (strided), S0~ (balanced), P (sum), P(max); in the brackets "
+    "\n  fix: separate by one space: R, S0 (cut along dim 0), S0/2 (strided), S0~ (balanced), P (sum), P(max); in the "
+    "brackets "
     "one of avg min max product band bor bxor";
 
 TEST(Placement, ParsingMarksTheWordItDoesNotKnow) {

@@ -37,7 +37,8 @@ TEST(BalancedShard, IsDistributedAndComesBackForAnyLength) {
     const DTensor x = distribute_tensor(whole, mesh, kBalanced);
     expect_equal(x.to_local(), own_part(whole, 1, mesh.size(), mesh.get_rank()));
     expect_equal(x.full_tensor(), whole);
-    const DTensor own = DTensor::from_local(x.to_local(), mesh, kBalanced, {.shape = whole.sizes(), .stride = whole.strides()});
+    const DTensor own =
+        DTensor::from_local(x.to_local(), mesh, kBalanced, {.shape = whole.sizes(), .stride = whole.strides()});
     expect_equal(own.full_tensor(), whole);
     EXPECT_EQ(own.placements(), kBalanced);
   });

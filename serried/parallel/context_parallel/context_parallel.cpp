@@ -28,13 +28,13 @@ constexpr const char* kContextParallel = "ContextParallel";
 
 void check_axis(std::string_view where, const DeviceMesh& mesh) {
   if (mesh.ndim() != 1) {
-    raise<c10::ValueError>({where,
-                            c10::str(mesh.to_string(), " has ", mesh.ndim(),
-                                     " axes, and a sequence is cut over one of them"),
-                            "pass one axis: mesh[\"cp\"]"});
+    raise<c10::ValueError>(
+        {where, c10::str(mesh.to_string(), " has ", mesh.ndim(), " axes, and a sequence is cut over one of them"),
+         "pass one axis: mesh[\"cp\"]"});
   }
   if (mesh.contains_this_rank()) return;
-  raise<c10::ValueError>({where, c10::str("this rank is not in ", mesh.to_string()), "call it on ranks of the mesh only"});
+  raise<c10::ValueError>(
+      {where, c10::str("this rank is not in ", mesh.to_string()), "call it on ranks of the mesh only"});
 }
 
 int64_t checked_dim(std::string_view where, int64_t dim, const at::Tensor& t) {
@@ -47,8 +47,8 @@ int64_t checked_dim(std::string_view where, int64_t dim, const at::Tensor& t) {
 void check_documents(std::string_view where, const std::vector<int64_t>& documents) {
   for (size_t i = 0; i < documents.size(); ++i) {
     if (documents[i] > 0) continue;
-    raise<c10::ValueError>({where, c10::str("document ", i, " has ", documents[i], " positions"),
-                            "pass lengths of 1 or more"});
+    raise<c10::ValueError>(
+        {where, c10::str("document ", i, " has ", documents[i], " positions"), "pass lengths of 1 or more"});
   }
 }
 
@@ -62,10 +62,10 @@ void check_buffer(const ContextParallelOptions& options, size_t index) {
          "leave it out: DTensors are cut by distribute_tensor(x, mesh, {BalancedShard(dim)}), and need no scope"});
   }
   if (!buffer.is_leaf()) {
-    raise<c10::ValueError>({kContextParallel,
-                            c10::str(name, ", ", watch::describe_tensor(buffer),
-                                     ", is the result of an op that autograd recorded"),
-                            "pass what it was made of, or cut it by context_parallel_shard, which is differentiable"});
+    raise<c10::ValueError>(
+        {kContextParallel,
+         c10::str(name, ", ", watch::describe_tensor(buffer), ", is the result of an op that autograd recorded"),
+         "pass what it was made of, or cut it by context_parallel_shard, which is differentiable"});
   }
   for (size_t other = 0; other < index; ++other) {
     if (!options.buffers[other].is_same(buffer)) continue;
@@ -76,10 +76,10 @@ void check_buffer(const ContextParallelOptions& options, size_t index) {
 
 void check_lists(const ContextParallelOptions& options) {
   if (options.buffers.size() != options.seq_dims.size()) {
-    raise<c10::ValueError>({kContextParallel,
-                            c10::str("there are ", options.buffers.size(), " buffers and ", options.seq_dims.size(),
-                                     " seq_dims"),
-                            "pass one dim per buffer"});
+    raise<c10::ValueError>(
+        {kContextParallel,
+         c10::str("there are ", options.buffers.size(), " buffers and ", options.seq_dims.size(), " seq_dims"),
+         "pass one dim per buffer"});
   }
   for (size_t i = 0; i < options.no_restore.size(); ++i) {
     const bool is_known = std::any_of(options.buffers.begin(), options.buffers.end(),
@@ -92,8 +92,7 @@ void check_lists(const ContextParallelOptions& options) {
 
 [[noreturn]] void raise_lengths_differ(const std::string& first, int64_t length, const std::string& second,
                                        int64_t other) {
-  raise<c10::ValueError>({kContextParallel,
-                          c10::str("lengths differ: ", first, length, ", ", second, other),
+  raise<c10::ValueError>({kContextParallel, c10::str("lengths differ: ", first, length, ", ", second, other),
                           "pass buffers of one sequence, with its dim as seq_dims"});
 }
 
@@ -121,7 +120,8 @@ std::optional<int64_t> checked_length(const ContextParallelOptions& options) {
 }
 
 // Ranks that cut different sequences would exchange parts that do not fit.
-void compare_ranks(const DeviceMesh& mesh, const std::optional<int64_t>& length, const ContextParallelOptions& options) {
+void compare_ranks(const DeviceMesh& mesh, const std::optional<int64_t>& length,
+                   const ContextParallelOptions& options) {
   if (mesh.size() == 1) return;
   const tape::Pause only_checks;
   std::string mine = c10::str("length ", length.has_value() ? std::to_string(*length) : "unknown", ", rotate ",
@@ -129,10 +129,11 @@ void compare_ranks(const DeviceMesh& mesh, const std::optional<int64_t>& length,
   if (!options.documents.empty()) mine += c10::str(", documents ", c10::Join(" ", options.documents));
   const auto difference = detail::first_difference(mine, mesh.get_group(int64_t(0)));
   if (!difference.has_value()) return;
-  raise<c10::ValueError>({kContextParallel,
-                          c10::str("ranks differ: rank 0 of ", mesh.to_string(), " has ", difference->first.value_or(""),
-                                   ", rank ", difference->rank, " has ", difference->other.value_or("")),
-                          "make the scope with the same sequence on every rank of the axis"});
+  raise<c10::ValueError>(
+      {kContextParallel,
+       c10::str("ranks differ: rank 0 of ", mesh.to_string(), " has ", difference->first.value_or(""), ", rank ",
+                difference->rank, " has ", difference->other.value_or("")),
+       "make the scope with the same sequence on every rank of the axis"});
 }
 
 SequenceCut cut_of(int64_t length, const std::vector<int64_t>& documents, int64_t ranks) {
@@ -141,10 +142,8 @@ SequenceCut cut_of(int64_t length, const std::vector<int64_t>& documents, int64_
 
 detail::SequenceScopePtr scope_of(const DeviceMesh& mesh, const std::optional<int64_t>& length,
                                   const ContextParallelOptions& options) {
-  auto scope = std::make_shared<SequenceScope>(SequenceScope{.mesh = mesh,
-                                                             .cut = std::nullopt,
-                                                             .way = options.rotate,
-                                                             .has_documents = !options.documents.empty()});
+  auto scope = std::make_shared<SequenceScope>(SequenceScope{
+      .mesh = mesh, .cut = std::nullopt, .way = options.rotate, .has_documents = !options.documents.empty()});
   if (length.has_value()) scope->cut = cut_of(*length, options.documents, mesh.size());
   size_t content = c10::hash_combine(mesh.id(), c10::hash_combine(size_t(length.value_or(-1)), size_t(options.rotate)));
   for (const int64_t document : options.documents) content = c10::hash_combine(content, size_t(document));
@@ -177,7 +176,8 @@ ContextParallel::ContextParallel(const DeviceMesh& mesh, ContextParallelOptions 
     const int64_t dim = checked_dim(kContextParallel, options.seq_dims[i], buffer);
     const bool is_restored = std::none_of(options.no_restore.begin(), options.no_restore.end(),
                                           [&](const at::Tensor& t) { return t.is_same(buffer); });
-    buffers_->cut(buffer, detail::sequence_part(buffer.detach(), dim, *scope->cut, mesh.get_local_rank(int64_t(0))), is_restored);
+    buffers_->cut(buffer, detail::sequence_part(buffer.detach(), dim, *scope->cut, mesh.get_local_rank(int64_t(0))),
+                  is_restored);
   }
   previous_ = detail::exchange_sequence_scope(scope);
 }
@@ -193,10 +193,9 @@ at::Tensor context_parallel_shard(const DeviceMesh& mesh, const at::Tensor& whol
   const int64_t dim = checked_dim(kWhere, options.seq_dim, whole);
   const SequenceCut cut = cut_of(whole.size(dim), options.documents, mesh.size());
   if (cut.length() != whole.size(dim)) {
-    raise<c10::ValueError>({kWhere,
-                            c10::str("lengths differ: documents add up to ", cut.length(), ", dim ", dim, " is ",
-                                     whole.size(dim)),
-                            "pass the lengths of all documents"});
+    raise<c10::ValueError>(
+        {kWhere, c10::str("lengths differ: documents add up to ", cut.length(), ", dim ", dim, " is ", whole.size(dim)),
+         "pass the lengths of all documents"});
   }
   return detail::sequence_part(whole, dim, cut, mesh.get_local_rank(int64_t(0)));
 }
@@ -213,11 +212,11 @@ at::Tensor context_parallel_unshard(const DeviceMesh& mesh, const at::Tensor& lo
   if (options.documents.empty() && is_in_scope && scope->cut->length() == gathered.size(dim)) cut = *scope->cut;
   const int64_t rank = mesh.get_local_rank(int64_t(0));
   if (cut.length() != gathered.size(dim) || cut.size(rank) != local.size(dim)) {
-    raise<c10::ValueError>({kWhere,
-                            c10::str("rank ", rank, " of ", mesh.to_string(), " has ", local.size(dim), " of ",
-                                     gathered.size(dim), " positions, and its part of ", cut.length(), " is ",
-                                     cut.size(rank)),
-                            "pass what was cut by ContextParallel or context_parallel_shard, with the same documents"});
+    raise<c10::ValueError>(
+        {kWhere,
+         c10::str("rank ", rank, " of ", mesh.to_string(), " has ", local.size(dim), " of ", gathered.size(dim),
+                  " positions, and its part of ", cut.length(), " is ", cut.size(rank)),
+         "pass what was cut by ContextParallel or context_parallel_shard, with the same documents"});
   }
   // From the order of ranks to that of the sequence.
   struct Piece {

@@ -29,9 +29,9 @@ struct ContextParallelOptions {
 /// While alive, plain tensors of this thread are parts of a sequence that the ranks of `mesh`, an axis, hold together:
 /// `buffers` become this rank's part in place, cut as BalancedShard cuts, and scaled_dot_product_attention attends to
 /// all positions of all ranks. The rest of a model works position by position and needs nothing. At the end buffers are
-/// what they were before, exceptions included; what autograd has saved of them raises then, so backward runs inside, or the
-/// buffers are in `no_restore`. Nests; the innermost counts.
-/// DTensors that are cut along the sequence need no scope; inside one they go the way it asks for.
+/// what they were before, exceptions included; what autograd has saved of them raises then, so backward runs inside, or
+/// the buffers are in `no_restore`. Nests; the innermost counts. DTensors that are cut along the sequence need no
+/// scope; inside one they go the way it asks for.
 ///     { ContextParallel guard(mesh["cp"], {.buffers = {x, positions}, .seq_dims = {1, 0}}); loss(net(x)).backward(); }
 /// ValueError where lengths differ between buffers or ranks. All ranks of the axis make and end it together.
 class ContextParallel {

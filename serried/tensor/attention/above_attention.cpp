@@ -46,8 +46,7 @@ struct PartAttention : torch::autograd::Function<PartAttention> {
     }
     const at::Tensor mask = std::exchange(call.mask, at::Tensor());
     ctx->save_for_backward({query, key, value, mask, result.out, result.lse});
-    ctx->saved_data["call"] =
-        c10::IValue::make_capsule(c10::make_intrusive<KeptCall>(std::move(call)));
+    ctx->saved_data["call"] = c10::IValue::make_capsule(c10::make_intrusive<KeptCall>(std::move(call)));
     return result.out;
   }
 
@@ -77,8 +76,8 @@ struct PartAttention : torch::autograd::Function<PartAttention> {
        "scope"});
 }
 
-void check_tensors(const SequenceScope& scope, const at::Tensor& query, const at::Tensor& key,
-                   const at::Tensor& value, bool enable_gqa) {
+void check_tensors(const SequenceScope& scope, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
+                   bool enable_gqa) {
   if (query.dim() != 4 || key.dim() != 4 || value.dim() != 4) {
     raise<c10::ValueError>({kAttention,
                             c10::str("inside ContextParallel queries, keys and values have 4 dims, and these have ",
@@ -90,11 +89,12 @@ void check_tensors(const SequenceScope& scope, const at::Tensor& query, const at
   if (key.size(kLengthDim) != due) raise_wrong_length(scope, "keys", key);
   if (value.size(kLengthDim) != due) raise_wrong_length(scope, "values", value);
   if (query.size(3) != key.size(3) || query.size(3) != value.size(3)) {
-    raise<c10::NotImplementedError>({kAttention,
-                                     c10::str("inside ContextParallel queries, keys and values have one size, and these "
-                                              "have ",
-                                              query.size(3), ", ", key.size(3), " and ", value.size(3)),
-                                     "pad the shorter ones with zeros"});
+    raise<c10::NotImplementedError>(
+        {kAttention,
+         c10::str("inside ContextParallel queries, keys and values have one size, and these "
+                  "have ",
+                  query.size(3), ", ", key.size(3), " and ", value.size(3)),
+         "pad the shorter ones with zeros"});
   }
   const int64_t heads = query.size(kHeadsDim), shared = key.size(kHeadsDim);
   if (shared == value.size(kHeadsDim) && (heads == shared || (enable_gqa && shared > 0 && heads % shared == 0))) return;
@@ -106,10 +106,9 @@ void check_tensors(const SequenceScope& scope, const at::Tensor& query, const at
 
 void check_options(const SequenceScope& scope, const at::Tensor& mask, double dropout, bool is_causal) {
   if (dropout > 0) {
-    raise<c10::NotImplementedError>({kAttention,
-                                     c10::str("inside ContextParallel there is no dropout of weights, and dropout_p is ",
-                                              dropout),
-                                     "pass 0 and drop out elements of the result instead"});
+    raise<c10::NotImplementedError>(
+        {kAttention, c10::str("inside ContextParallel there is no dropout of weights, and dropout_p is ", dropout),
+         "pass 0 and drop out elements of the result instead"});
   }
   if (!mask.defined()) return;
   if (is_causal) {
@@ -120,7 +119,8 @@ void check_options(const SequenceScope& scope, const at::Tensor& mask, double dr
                                      "put the documents into the mask and leave .documents out"});
   }
   if (mask.requires_grad()) {
-    raise<c10::NotImplementedError>({kAttention, "inside ContextParallel a mask has no gradient", "pass mask.detach()"});
+    raise<c10::NotImplementedError>(
+        {kAttention, "inside ContextParallel a mask has no gradient", "pass mask.detach()"});
   }
 }
 

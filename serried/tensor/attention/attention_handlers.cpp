@@ -58,7 +58,8 @@ bool mask_fits(const at::Tensor& mask, const at::Tensor& query, const at::Tensor
 
 // What the kernel takes, and what ranges of it can stand for. All else goes by the rule, or is refused by the op.
 bool is_supported(const OpCall& call) {
-  const at::Tensor query = call.tensor_value("query"), key = call.tensor_value("key"), value = call.tensor_value("value");
+  const at::Tensor query = call.tensor_value("query"), key = call.tensor_value("key"),
+                   value = call.tensor_value("value");
   if (query.dim() != 4 || key.dim() != 4 || value.sizes() != key.sizes() || !query.is_floating_point()) return false;
   if (query.size(0) != key.size(0) || query.size(3) != key.size(3) || query.numel() == 0 || key.numel() == 0) {
     return false;

@@ -80,7 +80,7 @@ std::vector<at::Tensor> to_heads(const SequenceAttention& call, const std::vecto
       const Sizes sizes = with(wholes[i].sizes(), wholes[i].size(kHeadsDim), travellers[i].cut.size(peer));
       const int64_t count = c10::multiply_integers(sizes);
       for_each_run(travellers[i].cut, peer, wholes[i], flat.narrow(0, begin, count).view(sizes),
-                     [](const at::Tensor& whole, const at::Tensor& part) { whole.copy_(part); });
+                   [](const at::Tensor& whole, const at::Tensor& part) { whole.copy_(part); });
       begin += count;
     }
   }
@@ -99,7 +99,7 @@ std::vector<at::Tensor> from_heads(const SequenceAttention& call, const std::vec
       const at::Tensor piece =
           at::empty(with(whole.sizes(), whole.size(kHeadsDim), traveller.cut.size(peer)), whole.options());
       for_each_run(traveller.cut, peer, whole, piece,
-                     [](const at::Tensor& from, const at::Tensor& to) { to.copy_(from); });
+                   [](const at::Tensor& from, const at::Tensor& to) { to.copy_(from); });
       pieces.push_back(piece.view({-1}));
       out += piece.numel();
       in += elements_of(whole, whole.size(kHeadsDim), traveller.cut.size(call.rank()));
@@ -110,7 +110,8 @@ std::vector<at::Tensor> from_heads(const SequenceAttention& call, const std::vec
   const at::Tensor flat = exchanged(pieces, call, sent, received, hash_of(travellers, ranks));
   std::vector<at::Tensor> parts;
   for (const Traveller& t : travellers) {
-    parts.push_back(at::empty(with(t.part.sizes(), t.part.size(kHeadsDim) * ranks, t.cut.size(call.rank())), t.part.options()));
+    parts.push_back(
+        at::empty(with(t.part.sizes(), t.part.size(kHeadsDim) * ranks, t.cut.size(call.rank())), t.part.options()));
   }
   int64_t begin = 0;
   for (int64_t peer = 0; peer < ranks; ++peer) {
@@ -131,8 +132,7 @@ std::vector<AttentionCall> whole_calls(const SequenceAttention& call) {
 
 AttentionResult attend_by_heads(const SequenceAttention& call, const at::Tensor& query, const at::Tensor& key,
                                 const at::Tensor& value) {
-  const std::vector<at::Tensor> whole =
-      to_heads(call, {{query, call.queries}, {key, call.keys}, {value, call.keys}});
+  const std::vector<at::Tensor> whole = to_heads(call, {{query, call.queries}, {key, call.keys}, {value, call.keys}});
   MergedAttention merged(whole[0], call.scale);
   for (const AttentionCall& each : whole_calls(call)) merged.add(each, whole[1], whole[2]);
   const AttentionResult result = merged.result();
@@ -148,8 +148,11 @@ AttentionResult attend_by_heads(const SequenceAttention& call, const at::Tensor&
 AttentionGradients attend_by_heads_backward(const SequenceAttention& call, const at::Tensor& grad_out,
                                             const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                                             const AttentionResult& forward) {
-  std::vector<Traveller> travellers = {{grad_out, call.queries},    {query, call.queries}, {key, call.keys},
-                                       {value, call.keys}, {forward.out, call.queries}};
+  std::vector<Traveller> travellers = {{grad_out, call.queries},
+                                       {query, call.queries},
+                                       {key, call.keys},
+                                       {value, call.keys},
+                                       {forward.out, call.queries}};
   const Traveller logarithms{forward.lse.unsqueeze(-1), call.queries};
   const bool together = forward.lse.scalar_type() == query.scalar_type();
   if (together) travellers.push_back(logarithms);

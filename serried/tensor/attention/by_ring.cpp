@@ -124,7 +124,8 @@ AttentionGradients attend_by_ring_backward(const SequenceAttention& call, const 
   std::optional<Pending> coming = ring.receive(home, kGradientsTag);
   wait(coming);
   wait(going);
-  return {backward.grad_query(), home[0].to(key.scalar_type(), false, true), home[1].to(value.scalar_type(), false, true)};
+  return {backward.grad_query(), home[0].to(key.scalar_type(), false, true),
+          home[1].to(value.scalar_type(), false, true)};
 }
 
 }  // namespace serried::detail

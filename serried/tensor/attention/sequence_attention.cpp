@@ -43,8 +43,7 @@ double cost_of_heads(const AttentionSizes& sizes, const SequenceAttention& call,
 
 double cost_of_gather(const AttentionSizes& sizes, const SequenceAttention& call, const spmd::CostModel& model) {
   const double ranks = double(call.keys.num_ranks());
-  return model.latency +
-         double(bytes_of_keys(sizes, call.keys.length())) * (ranks - 1) / ranks / model.bandwidth;
+  return model.latency + double(bytes_of_keys(sizes, call.keys.length())) * (ranks - 1) / ranks / model.bandwidth;
 }
 
 // Ranks that cut the sequence have the same batch and heads: none where other axes cut them into more parts than there
@@ -61,11 +60,10 @@ void check_asked(AttentionWay asked, const AttentionSizes& sizes, const Sequence
   }
   const int64_t ranks = call.keys.num_ranks();
   if (asked == AttentionWay::heads && !heads_divide(sizes, ranks)) {
-    raise<c10::NotImplementedError>(
-        {kAttend,
-         c10::str("rotate is heads, and ", ranks, " ranks do not divide ", sizes.query_heads, " heads of queries and ",
-                  sizes.key_heads, " of keys"),
-         "leave rotate out, or pass AttentionWay::gather or ring"});
+    raise<c10::NotImplementedError>({kAttend,
+                                     c10::str("rotate is heads, and ", ranks, " ranks do not divide ",
+                                              sizes.query_heads, " heads of queries and ", sizes.key_heads, " of keys"),
+                                     "leave rotate out, or pass AttentionWay::gather or ring"});
   }
 }
 

@@ -168,7 +168,8 @@ TEST(ContextParallel, UnshardUndoesShard) {
         for (int64_t length : {14, 1, 3}) {
           if (!documents.empty() && length != 14) continue;
           const at::Tensor whole = iota({2, length, 3});
-          at::Tensor part = context_parallel_shard(mesh, whole, {.seq_dim = 1, .documents = documents}).requires_grad_();
+          at::Tensor part =
+              context_parallel_shard(mesh, whole, {.seq_dim = 1, .documents = documents}).requires_grad_();
           const at::Tensor back = context_parallel_unshard(mesh, part, {.seq_dim = -2, .documents = documents});
           expect_equal(back.detach(), whole);
           // Every rank's loss reads the whole: gradients add up over ranks.
@@ -210,7 +211,8 @@ std::vector<at::Tensor> attended_whole(const std::vector<at::Tensor>& qkv, const
 }
 
 TEST(ContextParallel, KeepsDocumentsApart) {
-  const std::vector<at::Tensor> qkv = {iota({2, 6, 15, 4}).sin(), iota({2, 6, 15, 4}).cos(), iota({2, 6, 15, 4}).mul(0.3).sin()};
+  const std::vector<at::Tensor> qkv = {iota({2, 6, 15, 4}).sin(), iota({2, 6, 15, 4}).cos(),
+                                       iota({2, 6, 15, 4}).mul(0.3).sin()};
   const at::Tensor grad_out = iota({2, 6, 15, 4}).mul(0.7).sin();
   const std::vector<int64_t> documents = {4, 1, 7, 3};
   for (const bool causal : {true, false}) {
@@ -232,7 +234,8 @@ TEST(ContextParallel, KeepsDocumentsApart) {
 }
 
 TEST(ContextParallel, TakesMasks) {
-  const std::vector<at::Tensor> qkv = {iota({2, 3, 13, 4}).sin(), iota({2, 3, 13, 4}).cos(), iota({2, 3, 13, 4}).mul(0.3).sin()};
+  const std::vector<at::Tensor> qkv = {iota({2, 3, 13, 4}).sin(), iota({2, 3, 13, 4}).cos(),
+                                       iota({2, 3, 13, 4}).mul(0.3).sin()};
   const at::Tensor grad_out = iota({2, 3, 13, 4}).mul(0.7).sin();
   const at::Tensor wave = iota({13, 13}).mul(0.61).sin();
   const at::Tensor window = at::ones({13, 13}, at::kBool).tril().logical_and(at::ones({13, 13}, at::kBool).triu(-3));

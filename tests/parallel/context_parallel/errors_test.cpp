@@ -88,7 +88,8 @@ TEST(ContextParallelErrors, OfLists) {
               "[ContextParallel] buffer 0 is distributed already\n"
               "  fix: leave it out: DTensors are cut by distribute_tensor(x, mesh, {BalancedShard(dim)}), and need no "
               "scope");
-    EXPECT_EQ(error_text_of_any_rank<c10::ValueError>([&] { context_parallel_shard(mesh, x, {.seq_dim = 1, .documents = {3}}); }),
+    EXPECT_EQ(error_text_of_any_rank<c10::ValueError>(
+                  [&] { context_parallel_shard(mesh, x, {.seq_dim = 1, .documents = {3}}); }),
               "[context_parallel_shard] lengths differ: documents add up to 3, dim 1 is 10\n"
               "  fix: pass the lengths of all documents");
   });
@@ -96,7 +97,8 @@ TEST(ContextParallelErrors, OfLists) {
 
 TEST(ContextParallelErrors, UnshardTakesWhatWasCut) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
-    EXPECT_EQ(error_text_of_any_rank<c10::ValueError>([&] { context_parallel_unshard(mesh, iota({mesh.get_rank() == 0 ? 1 : 5})); }),
+    EXPECT_EQ(error_text_of_any_rank<c10::ValueError>(
+                  [&] { context_parallel_unshard(mesh, iota({mesh.get_rank() == 0 ? 1 : 5})); }),
               mesh.get_rank() == 0
                   ? "[context_parallel_unshard] rank 0 of mesh 2 has 1 of 6 positions, and its part of 6 is 3\n"
                     "  fix: pass what was cut by ContextParallel or context_parallel_shard, with the same documents"
@@ -121,12 +123,13 @@ TEST(ContextParallelErrors, OfAttention) {
                 "  fix: pass .buffers, or .length where the parts are there already");
     }
     const ContextParallel scope(mesh, {.length = 10});
-    EXPECT_EQ(error_of_attention<c10::ValueError>(q, other, other),
-              "[scaled_dot_product_attention] keys are f64[1,2,6,4], with 6 positions, but inside ContextParallel rank " +
-                  rank +
-                  " of mesh 2 holds 5 of 10\n"
-                  "  fix: pass all tensors that have the sequence as .buffers, or call attention to other sequences "
-                  "outside of the scope");
+    EXPECT_EQ(
+        error_of_attention<c10::ValueError>(q, other, other),
+        "[scaled_dot_product_attention] keys are f64[1,2,6,4], with 6 positions, but inside ContextParallel rank " +
+            rank +
+            " of mesh 2 holds 5 of 10\n"
+            "  fix: pass all tensors that have the sequence as .buffers, or call attention to other sequences "
+            "outside of the scope");
     EXPECT_EQ(error_of_attention<c10::ValueError>(q[0], q[0], q[0]),
               "[scaled_dot_product_attention] inside ContextParallel queries, keys and values have 4 dims, and these "
               "have 3, 3 and 3\n  fix: pass [batch, heads, length, size]");
@@ -152,10 +155,12 @@ TEST(ContextParallelErrors, OfMasks) {
                   " of mesh 2 has 5 rows of 10 keys\n"
                   "  fix: pass [rows, keys] or [batch, heads, rows, keys] with this rank's rows, all rows or one row, "
                   "and all keys");
-    EXPECT_EQ(error_of_attention<c10::ValueError>(q, q, q, std::optional(iota({5, 10})), 0.0, true),
-              "[scaled_dot_product_attention] there is a mask, and is_causal is set, too\n  fix: put both into the mask");
-    EXPECT_EQ(error_of_attention<c10::NotImplementedError>(q, q, q, std::optional(iota({5, 10}).requires_grad_())),
-              "[scaled_dot_product_attention] inside ContextParallel a mask has no gradient\n  fix: pass mask.detach()");
+    EXPECT_EQ(
+        error_of_attention<c10::ValueError>(q, q, q, std::optional(iota({5, 10})), 0.0, true),
+        "[scaled_dot_product_attention] there is a mask, and is_causal is set, too\n  fix: put both into the mask");
+    EXPECT_EQ(
+        error_of_attention<c10::NotImplementedError>(q, q, q, std::optional(iota({5, 10}).requires_grad_())),
+        "[scaled_dot_product_attention] inside ContextParallel a mask has no gradient\n  fix: pass mask.detach()");
     const ContextParallel documents(mesh, {.documents = {4, 6}});
     EXPECT_EQ(error_of_attention<c10::NotImplementedError>(q, q, q, std::optional(iota({5, 10}))),
               "[scaled_dot_product_attention] there is a mask, and ContextParallel was given documents, too\n"
@@ -168,9 +173,8 @@ TEST(ContextParallelErrors, SecondGradients) {
     const at::Tensor q = iota({1, 2, 5, 4}).sin().requires_grad_();
     const ContextParallel scope(mesh, {.length = 10});
     const at::Tensor loss = at::scaled_dot_product_attention(q, q, q).sum();
-    EXPECT_EQ(error_text_of_any_rank<c10::NotImplementedError>([&] {
-                torch::autograd::grad({loss}, {q}, {}, std::nullopt, /*create_graph=*/true);
-              }),
+    EXPECT_EQ(error_text_of_any_rank<c10::NotImplementedError>(
+                  [&] { torch::autograd::grad({loss}, {q}, {}, std::nullopt, /*create_graph=*/true); }),
               "[scaled_dot_product_attention] inside ContextParallel attention has no second gradient\n"
               "  fix: call backward without create_graph");
   });

@@ -55,7 +55,8 @@ inline Sequence sequence_of(int64_t length, int64_t step, int64_t batch = 2) {
 /// Summed over tokens of this rank, divided by those of all: parts add up to the mean.
 inline at::Tensor share_of_loss(const at::Tensor& logits, const at::Tensor& targets, int64_t all_tokens) {
   namespace F = torch::nn::functional;
-  return F::cross_entropy(logits.flatten(0, 1), targets.flatten(), F::CrossEntropyFuncOptions().reduction(torch::kSum)) /
+  return F::cross_entropy(logits.flatten(0, 1), targets.flatten(),
+                          F::CrossEntropyFuncOptions().reduction(torch::kSum)) /
          double(all_tokens);
 }
 

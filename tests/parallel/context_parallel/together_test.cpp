@@ -60,7 +60,8 @@ struct Training {
 };
 
 // One step on parts; what it gives is this rank's share of the loss.
-using StepFunction = std::function<at::Tensor(const at::Tensor& ids, const at::Tensor& targets, const at::Tensor& positions)>;
+using StepFunction =
+    std::function<at::Tensor(const at::Tensor& ids, const at::Tensor& targets, const at::Tensor& positions)>;
 
 // Losses averaged over `group`, then whole parameters.
 std::vector<at::Tensor> train(LongGpt& net, const DeviceMesh& cp, const Training& run, const StepFunction& forward,
@@ -77,9 +78,10 @@ std::vector<at::Tensor> train(LongGpt& net, const DeviceMesh& cp, const Training
   std::vector<at::Tensor> values;
   for (int step = 0; step < kSteps; ++step) {
     const Sequence s = batch(step);
-    const ContextParallel scope(
-        cp, {.buffers = {s.ids, s.targets, s.positions}, .seq_dims = {1, 1, 0}, .rotate = run.way});
-    const at::Tensor loss = run.is_captured ? captured(s.ids, s.targets, s.positions) : eager(s.ids, s.targets, s.positions);
+    const ContextParallel scope(cp,
+                                {.buffers = {s.ids, s.targets, s.positions}, .seq_dims = {1, 1, 0}, .rotate = run.way});
+    const at::Tensor loss =
+        run.is_captured ? captured(s.ids, s.targets, s.positions) : eager(s.ids, s.targets, s.positions);
     values.push_back(all_reduce(full(loss), group, c10d::ReduceOp::AVG));
   }
   if (run.is_captured) EXPECT_GE(captured.replays(), kSteps - 3) << captured.last_recapture_reason();
@@ -184,9 +186,9 @@ TEST(ContextParallelTogether, DTensorsOfTwoAxesNeedNoScope) {
     };
     const at::Tensor logits = net(cut(s.ids, 1), cut(s.positions, 0));
     EXPECT_EQ(DTensor(logits).placements(), (Placements{BalancedShard(1), Replicate()}));
-    const at::Tensor loss = torch::nn::functional::cross_entropy(
-        logits.transpose(1, 2), cut(s.targets, 1),
-        torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kMean));
+    const at::Tensor loss =
+        torch::nn::functional::cross_entropy(logits.transpose(1, 2), cut(s.targets, 1),
+                                             torch::nn::functional::CrossEntropyFuncOptions().reduction(torch::kMean));
     loss.backward();
     std::vector<at::Tensor> gradients;
     for (const at::Tensor& p : net->parameters()) gradients.push_back(full(p.grad()));

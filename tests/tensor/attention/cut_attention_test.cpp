@@ -78,9 +78,9 @@ TEST(CutAttention, EqualsOneProcessForALongSequence) {
   WholeOptions options{.length = 4096, .heads = 2, .key_heads = 2, .batch = 1, .size = 8, .dtype = at::kDouble};
   const WholeAttention exact = whole_attention(options);
   WholeAttention rounded;
-  for (const auto member : {&WholeAttention::query, &WholeAttention::key, &WholeAttention::value,
-                            &WholeAttention::grad_out, &WholeAttention::out, &WholeAttention::grad_query,
-                            &WholeAttention::grad_key, &WholeAttention::grad_value}) {
+  for (const auto member :
+       {&WholeAttention::query, &WholeAttention::key, &WholeAttention::value, &WholeAttention::grad_out,
+        &WholeAttention::out, &WholeAttention::grad_query, &WholeAttention::grad_key, &WholeAttention::grad_value}) {
     rounded.*member = (exact.*member).to(at::kFloat);
   }
   WholeOptions in_float = options;
@@ -116,9 +116,12 @@ TEST(CutAttention, MasksGoByGather) {
   const at::Tensor wave = (at::arange(length * length, at::kDouble) * 0.61).sin().view({length, length});
   const at::Tensor allowed = at::ones({length, length}, at::kBool).tril();
   const std::vector<std::pair<at::Tensor, Placements>> masks = {
-      {wave, {Replicate()}},          {wave, {BalancedShard(0)}},
-      {allowed, {BalancedShard(0)}},  {wave.view({1, 1, length, length}), {BalancedShard(2)}},
-      {wave[0].view({1, length}), {Replicate()}}, {wave[0].view({1, 1, 1, length}), {Replicate()}},
+      {wave, {Replicate()}},
+      {wave, {BalancedShard(0)}},
+      {allowed, {BalancedShard(0)}},
+      {wave.view({1, 1, length, length}), {BalancedShard(2)}},
+      {wave[0].view({1, length}), {Replicate()}},
+      {wave[0].view({1, 1, 1, length}), {Replicate()}},
       {at::stack({wave, wave * 2, wave * 3, wave - 1}).unsqueeze(0), {Shard(2)}}};
   for (int64_t ranks : {2, 3}) {
     on_mesh({ranks}, [&](const DeviceMesh& mesh) {
@@ -134,7 +137,8 @@ TEST(CutAttention, MasksGoByGather) {
 TEST(CutAttention, OtherAxesCutBatchAndHeads) {
   run_ranks(4, [](const Group& group) {
     const DeviceMesh mesh = init_device_mesh("cpu", {2, 2}, {"cp", "tp"}, {.group = group});
-    for (const AttentionWay way : {AttentionWay::automatic, AttentionWay::heads, AttentionWay::gather, AttentionWay::ring}) {
+    for (const AttentionWay way :
+         {AttentionWay::automatic, AttentionWay::heads, AttentionWay::gather, AttentionWay::ring}) {
       const WholeOptions options{.length = 13, .dtype = at::kDouble};
       expect_like_one_process(mesh, {BalancedShard(2), Shard(1)}, options, way);
       expect_like_one_process(mesh, {BalancedShard(2), Shard(0)}, options, way);
@@ -249,9 +253,10 @@ TEST(CutAttention, RefusesAWayThatCannotBeGone) {
                 "keys\n  fix: leave rotate out, or pass AttentionWay::gather or ring");
     }
     const ContextParallel scope(mesh, {.rotate = AttentionWay::ring});
-    EXPECT_EQ(error_text_of_any_rank<c10::NotImplementedError>([&] { at::scaled_dot_product_attention(x, x, x, mask); }),
-              "[scaled_dot_product_attention] rotate is ring, and with a mask ranks gather keys and values\n"
-              "  fix: leave rotate out, or pass AttentionWay::gather");
+    EXPECT_EQ(
+        error_text_of_any_rank<c10::NotImplementedError>([&] { at::scaled_dot_product_attention(x, x, x, mask); }),
+        "[scaled_dot_product_attention] rotate is ring, and with a mask ranks gather keys and values\n"
+        "  fix: leave rotate out, or pass AttentionWay::gather");
   });
 }
 

@@ -100,7 +100,8 @@ int64_t busiest(const SequenceCut& cut) {
   int64_t most = 0;
   for (int64_t rank = 0; rank < cut.num_ranks(); ++rank) {
     int64_t pairs = 0;
-    for (const AttentionCall& call : attention_calls(cut.chunks(rank), cut.all_chunks(), true)) pairs += num_pairs(call);
+    for (const AttentionCall& call : attention_calls(cut.chunks(rank), cut.all_chunks(), true))
+      pairs += num_pairs(call);
     most = std::max(most, pairs);
   }
   return most;
