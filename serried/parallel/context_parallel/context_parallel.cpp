@@ -5,6 +5,7 @@
 #include <c10/util/hash.h>
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 
 #include "serried/base/error.h"
@@ -151,6 +152,22 @@ detail::SequenceScopePtr scope_of(const DeviceMesh& mesh, const std::optional<in
   return scope;
 }
 
+// From the order of ranks to that of the sequence.
+at::Tensor in_order(const at::Tensor& gathered, int64_t dim, const SequenceCut& cut) {
+  std::map<int64_t, at::Tensor> pieces;  // by where they begin
+  int64_t first = 0;
+  for (int64_t rank = 0; rank < cut.num_ranks(); ++rank) {
+    for (const detail::SequenceChunk& chunk : cut.chunks(rank)) {
+      pieces[chunk.begin] = gathered.narrow(dim, first + chunk.place, chunk.size);
+    }
+    first += cut.size(rank);
+  }
+  if (pieces.empty()) return gathered;
+  std::vector<at::Tensor> ascending;
+  for (const auto& [begin, piece] : pieces) ascending.push_back(piece);
+  return at::cat(ascending, dim);
+}
+
 // A replay would not know that the tensor its caller passes is another one inside.
 void refuse_in_capture() {
   if (!tape::is_replayed()) return;
@@ -218,24 +235,7 @@ at::Tensor context_parallel_unshard(const DeviceMesh& mesh, const at::Tensor& lo
                   " positions, and its part of ", cut.length(), " is ", cut.size(rank)),
          "pass what was cut by ContextParallel or context_parallel_shard, with the same documents"});
   }
-  // From the order of ranks to that of the sequence.
-  struct Piece {
-    int64_t begin;
-    at::Tensor data;
-  };
-  std::vector<Piece> pieces;
-  int64_t first = 0;
-  for (int64_t owner = 0; owner < mesh.size(); ++owner) {
-    for (const detail::SequenceChunk& chunk : cut.chunks(owner)) {
-      pieces.push_back({chunk.begin, gathered.narrow(dim, first + chunk.place, chunk.size)});
-    }
-    first += cut.size(owner);
-  }
-  if (pieces.empty()) return gathered;
-  std::sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) { return a.begin < b.begin; });
-  std::vector<at::Tensor> in_order;
-  for (const Piece& piece : pieces) in_order.push_back(piece.data);
-  return at::cat(in_order, dim);
+  return in_order(gathered, dim, cut);
 }
 
 }  // namespace serried

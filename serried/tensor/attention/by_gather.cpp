@@ -1,4 +1,6 @@
 // Every rank gets all keys and values by one all_gather; gradients of them are added up by one reduce_scatter.
+#include <algorithm>
+
 #include "serried/comm/collectives/ops.h"
 #include "serried/tensor/attention/key_parts.h"
 

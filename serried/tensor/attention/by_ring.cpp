@@ -1,5 +1,6 @@
 // Keys and values go round: a rank computes with those it has while they travel on to its right neighbour and the next
 // come from its left. In backward the sums of their gradients follow them, and come home last.
+#include <algorithm>
 #include <array>
 #include <optional>
 
