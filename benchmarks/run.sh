@@ -2,7 +2,7 @@
 # Runs the benchmarks beside their references and leaves <build>/bench/results.json: run.sh <build> [name|all]. A missed goal is shown, not an error.
 set -euo pipefail
 
-readonly names=(comm start dtensor redistribute ddp capture sharded experts checkpoint pipeline)
+readonly names=(comm start dtensor redistribute ddp capture sharded experts context checkpoint pipeline)
 readonly build=${1:?usage: run.sh <build> [name|all]; names: ${names[*]}}
 readonly wanted=${2:-all}
 readonly results=$build/bench/results.json
@@ -98,6 +98,19 @@ bench_sharded() {
 bench_experts() {
   say "experts: a mixture of experts on 2 ranks beside its raw all_to_alls and products"
   "$build/bin/serried" run -n 2 "$build/benchmarks/bench_experts" "$results"
+}
+
+bench_context() {
+  local -r lines=$build/bench/context_pytorch.jsonl run=("$build/bin/serried" run -n 2)
+  local way
+  say "context: causal attention of 4096 positions on 2 ranks beside one, and beside PyTorch where python3 has it"
+  rm -f "$lines"
+  if has_pytorch; then
+    for way in allgather alltoall; do
+      "${run[@]}" --master-port 29627 python3 "$(dirname "$0")/context_parallel/pytorch.py" $way "$lines" || say "PyTorch does not take $way here"
+    done
+  fi
+  "${run[@]}" "$build/benchmarks/bench_context_parallel" "$results" "$lines"
 }
 
 bench_checkpoint() {

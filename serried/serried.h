@@ -24,6 +24,7 @@
 #include "serried/optim/adam.h"
 #include "serried/optim/sgd.h"
 #include "serried/parallel/clip_grad.h"
+#include "serried/parallel/context_parallel/context_parallel.h"
 #include "serried/parallel/ddp/ddp.h"
 #include "serried/parallel/ddp/hooks/hooks.h"
 #include "serried/parallel/ddp/optimizer_in_backward.h"

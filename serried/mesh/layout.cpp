@@ -2,6 +2,7 @@
 #include "serried/mesh/layout.h"
 
 #include <algorithm>
+#include <array>
 
 #include <c10/util/Exception.h>
 
@@ -12,24 +13,21 @@ int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
+// What a rank has of a balanced cut: one chunk from either end, ascending. Empty ones are there, too.
+std::array<Span, 2> balanced_chunks(int64_t size, int64_t parts, int64_t index) {
+  return {even_chunk(size, 2 * parts, index), even_chunk(size, 2 * parts, 2 * parts - 1 - index)};
+}
+
 // How many of `size` indices rank `index` of `parts` holds: of all full pieces the same, of the last one less.
 int64_t cut_size(int64_t size, const Placement& placement, int64_t parts, int64_t index) {
   if (!placement.is_strided()) return chunk(size, parts, index).size;
   if (size == 0) return 0;
+  if (placement.is_balanced()) {
+    const auto [front, back] = balanced_chunks(size, parts, index);
+    return front.size + back.size;
+  }
   const int64_t piece = ceil_div(size, placement.split_factor());
   return size / piece * chunk(piece, parts, index).size + chunk(size % piece, parts, index).size;
-}
-
-// The same as spans within [0, size).
-std::vector<Span> cut_spans(int64_t size, const Placement& placement, int64_t parts, int64_t index) {
-  std::vector<Span> spans;
-  for (int64_t i = 0; i < placement.split_factor(); ++i) {
-    const Span piece = chunk(size, placement.split_factor(), i);
-    if (piece.size == 0) break;
-    const Span part = chunk(piece.size, parts, index);
-    if (part.size != 0) spans.push_back({piece.begin + part.begin, part.size});
-  }
-  return spans;
 }
 
 // Appends, or lengthens the last span where `span` follows it.
@@ -39,6 +37,24 @@ void append(std::vector<Span>& spans, const Span& span) {
   } else {
     spans.push_back(span);
   }
+}
+
+// The same as spans within [0, size).
+std::vector<Span> cut_spans(int64_t size, const Placement& placement, int64_t parts, int64_t index) {
+  std::vector<Span> spans;
+  if (placement.is_balanced()) {
+    for (const Span& chunk : balanced_chunks(size, parts, index)) {
+      if (chunk.size != 0) append(spans, chunk);
+    }
+    return spans;
+  }
+  for (int64_t i = 0; i < placement.split_factor(); ++i) {
+    const Span piece = chunk(size, placement.split_factor(), i);
+    if (piece.size == 0) break;
+    const Span part = chunk(piece.size, parts, index);
+    if (part.size != 0) spans.push_back({piece.begin + part.begin, part.size});
+  }
+  return spans;
 }
 
 // `picked`, which counts along the concatenation of `held`, in the indices of `held`. Both ascend: one pass.
@@ -80,6 +96,9 @@ int64_t strided_offset(int64_t size, int64_t dim, c10::ArrayRef<Placement> place
     if (!placements[axis].is_shard(dim)) continue;
     const int64_t extent = total(held);
     const auto picked = cut_spans(extent, placements[axis], at.mesh_shape[axis], at.coordinate[axis]);
+    if (picked.empty() && placements[axis].is_balanced()) {
+      return index_at(held, balanced_chunks(extent, at.mesh_shape[axis], at.coordinate[axis])[0].begin);
+    }
     if (picked.empty()) {
       const int64_t piece = chunk(extent, placements[axis].split_factor(), 0).size;
       return index_at(held, chunk(piece, at.mesh_shape[axis], at.coordinate[axis]).begin);
@@ -94,6 +113,11 @@ bool has_strided(c10::ArrayRef<Placement> placements) {
 }
 
 }  // namespace
+
+Span even_chunk(int64_t size, int64_t chunks, int64_t index) {
+  const int64_t longer = size % chunks;  // so many have one more
+  return {index * (size / chunks) + std::min(index, longer), size / chunks + (index < longer ? 1 : 0)};
+}
 
 Span chunk(int64_t size, int64_t parts, int64_t index) {
   const int64_t full = ceil_div(size, parts);
@@ -186,7 +210,8 @@ bool is_even(c10::IntArrayRef global, c10::ArrayRef<Placement> placements, c10::
     if (!placements[axis].is_shard()) continue;
     const int64_t dim = placements[axis].dim();
     const int64_t shards = num_shards(dim, placements.slice(0, axis + 1), mesh_shape);
-    if (global[size_t(dim)] % (shards * placements[axis].split_factor()) != 0) return false;
+    const int64_t pieces = placements[axis].is_balanced() ? 1 : placements[axis].split_factor();
+    if (global[size_t(dim)] % (shards * pieces) != 0) return false;
   }
   return true;
 }

@@ -35,6 +35,10 @@ struct Span {
   bool operator==(const Span&) const = default;
 };
 
+/// Chunk `index` of `size` cut in `chunks` that differ by at most one in length, longer ones first.
+///     even_chunk(6, 4, 0..3)  ->  [0,2) [2,4) [4,5) [5,6)
+Span even_chunk(int64_t size, int64_t chunks, int64_t index);
+
 /// Part `index` of `size` cut in `parts`: ceil(size / parts) each, the last ones less or nothing.
 ///     chunk(5, 4, 0..3)  ->  [0,2) [2,4) [4,5) [5,5)
 Span chunk(int64_t size, int64_t parts, int64_t index);
@@ -45,8 +49,8 @@ struct Position {
   c10::IntArrayRef coordinate;  // one per axis
 };
 
-/// The indices of a dim of `size` that the rank holds, ascending: several spans where a cut is strided. Axes cut left
-/// to right. Empty spans are left out, so a rank without elements gets none.
+/// The indices of a dim of `size` that the rank holds, ascending: several spans where a cut is strided or balanced.
+/// Axes cut left to right. Empty spans are left out, so a rank without elements gets none.
 std::vector<Span> owned_spans(int64_t size, int64_t dim, c10::ArrayRef<Placement> placements, const Position& at);
 
 /// How many of them.
@@ -56,7 +60,8 @@ int64_t local_size(int64_t size, int64_t dim, c10::ArrayRef<Placement> placement
 ///     local_sizes({10, 4}, S0 over 4 ranks)  ->  {3,4} {3,4} {3,4} {1,4}
 c10::DimVector local_sizes(c10::IntArrayRef global, c10::ArrayRef<Placement> placements, const Position& at);
 
-/// The first global index of each dim; of an empty part the place where it would begin. Strided cuts: the first span's.
+/// The first global index of each dim; of an empty part the place where it would begin. Several spans: the
+/// first one's.
 c10::DimVector local_offsets(c10::IntArrayRef global, c10::ArrayRef<Placement> placements, const Position& at);
 
 /// Dense strides that keep the memory order of `strides`; a stride of 0 stays where the size is not 1.

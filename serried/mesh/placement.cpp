@@ -40,6 +40,7 @@ std::optional<Placement> parse_shard(std::string_view text) {
   int64_t split = 1;
   if (!take(text, dim)) return std::nullopt;
   if (text.empty()) return Shard(dim);
+  if (text == "~") return BalancedShard(dim);
   if (text.front() != '/') return std::nullopt;
   text.remove_prefix(1);
   if (!take(text, split) || !text.empty() || split < 2) return std::nullopt;
@@ -69,9 +70,10 @@ std::optional<Placement> parse_word(std::string_view word) {
       c10::str("\n  ", text, "\n  ", std::string(begin, ' '), std::string(std::max<size_t>(word.size(), 1), '^'));
   const std::string what = word.empty() ? c10::str("placement ", index + 1, " is empty")
                                         : c10::str("placement ", index + 1, " is \"", word, "\", which is none");
-  raise<c10::ValueError>({"parse_placements", what + marked,
-                          "separate by one space: R, S0 (cut along dim 0), S0/2 (strided), P (sum), P(max); in the "
-                          "brackets one of avg min max product band bor bxor"});
+  raise<c10::ValueError>(
+      {"parse_placements", what + marked,
+       "separate by one space: R, S0 (cut along dim 0), S0/2 (strided), S0~ (balanced), P (sum), P(max); in the "
+       "brackets one of avg min max product band bor bxor"});
 }
 
 void check_count(std::string_view where, const Placements& placements, int64_t mesh_ndim) {
@@ -93,7 +95,7 @@ int64_t checked_dim(std::string_view where, const Placements& placements, size_t
 }
 
 void check_split(std::string_view where, const Placement& placement) {
-  if (placement.split_factor() >= 1) return;
+  if (placement.split_factor() >= 1 || placement.is_balanced()) return;
   raise<c10::ValueError>(
       {where,
        c10::str("StridedShard(", placement.dim(), ", ", placement.split_factor(), ") cuts in less than one piece"),
@@ -135,6 +137,7 @@ std::string to_string(const Placement& placement) {
   if (placement.is_partial(ReduceKind::sum)) return "P";
   if (placement.is_partial()) return c10::str("P(", to_string(placement.reduce()), ")");
   const std::string text = c10::str("S", placement.dim());
+  if (placement.is_balanced()) return text + "~";
   return placement.is_strided() ? c10::str(text, "/", placement.split_factor()) : text;
 }
 
@@ -179,7 +182,7 @@ Placements checked_placements(std::string_view where, Placements placements, int
   check_partials(where, placements);
   for (size_t i = 0; i < placements.size(); ++i) {
     if (!placements[i].is_shard()) continue;
-    placements[i] = StridedShard(checked_dim(where, placements, i, tensor_ndim), placements[i].split_factor());
+    placements[i] = placements[i].along(checked_dim(where, placements, i, tensor_ndim));
   }
   return placements;
 }

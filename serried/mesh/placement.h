@@ -16,25 +16,30 @@ enum class ReduceKind : uint8_t { sum, avg, min, max, product, band, bor, bxor }
 std::string_view to_string(ReduceKind kind);
 
 /// One axis' placement; a small value, compared by content. Made by Replicate(), Shard(dim), StridedShard(dim, n),
-/// Partial(kind).
+/// BalancedShard(dim), Partial(kind).
 class Placement {
  public:
   constexpr Placement() = default;
 
   constexpr bool is_replicate() const { return kind_ == Kind::replicate; }
-  /// Cut along a dim, strided or not.
+  /// Cut along a dim, in whatever order.
   constexpr bool is_shard() const { return kind_ == Kind::shard; }
   constexpr bool is_shard(int64_t dim) const { return kind_ == Kind::shard && dim_ == dim; }
-  /// Cut in the order that lets a later axis come first: see StridedShard.
+  /// Cut in another order than Shard: a rank may hold several runs of indices. See StridedShard and BalancedShard.
   constexpr bool is_strided() const { return split_ != 1; }
+  /// Cut from both ends: see BalancedShard.
+  constexpr bool is_balanced() const { return split_ == kBalanced; }
   constexpr bool is_partial() const { return kind_ == Kind::partial; }
   constexpr bool is_partial(ReduceKind kind) const { return kind_ == Kind::partial && reduce_ == kind; }
 
   /// The cut dim; -1 where there is none.
   constexpr int64_t dim() const { return dim_; }
-  /// Into how many pieces the dim is cut before each piece is cut over the ranks; 1 for Shard.
+  /// Into how many pieces the dim is cut before each piece is cut over the ranks; 1 for Shard, -1 for BalancedShard,
+  /// whose pieces depend on the number of ranks.
   constexpr int64_t split_factor() const { return split_; }
   constexpr ReduceKind reduce() const { return reduce_; }
+  /// The same cut along another dim.
+  constexpr Placement along(int64_t dim) const { return make_shard(dim, split_); }
 
   constexpr bool operator==(const Placement&) const = default;
 
@@ -44,10 +49,12 @@ class Placement {
   }
 
   static constexpr Placement make_shard(int64_t dim, int64_t split) { return {Kind::shard, {}, dim, split}; }
+  static constexpr Placement make_balanced_shard(int64_t dim) { return make_shard(dim, kBalanced); }
   static constexpr Placement make_partial(ReduceKind kind) { return {Kind::partial, kind, -1, 1}; }
 
  private:
   enum class Kind : uint8_t { replicate, shard, partial };
+  static constexpr int32_t kBalanced = -1;
   constexpr Placement(Kind kind, ReduceKind reduce, int64_t dim, int64_t split)
       : kind_(kind), reduce_(reduce), dim_(int16_t(dim)), split_(int32_t(split)) {}
 
@@ -74,7 +81,16 @@ constexpr Placement Shard(int64_t dim) {
 /// Cut along `dim` after a cut into `split_factor` pieces: rank r holds part r of every piece. Says that an axis
 /// further right cuts the dim first, or that the dim was merged from (split_factor, sharded).
 constexpr Placement StridedShard(int64_t dim, int64_t split_factor) {
-  return Placement::make_shard(dim, split_factor);
+  // Less than one is refused where the placement is used; -1 must not pass for a balanced cut.
+  return Placement::make_shard(dim, split_factor < 1 ? 0 : split_factor);
+}
+
+/// Cut along `dim` into 2n chunks over n ranks, which differ by at most one in length; rank r holds chunks r and
+/// 2n-1-r. Under a causal mask every rank then has as much to do, for any length. Where there are fewer indices than
+/// chunks, some chunks are empty.
+///     10 over 2 ranks  ->  [0,3) and [8,10), [3,6) and [6,8)
+constexpr Placement BalancedShard(int64_t dim) {
+  return Placement::make_balanced_shard(dim);
 }
 
 /// The value is the reduction of what the ranks hold.
@@ -85,7 +101,7 @@ constexpr Placement Partial(ReduceKind kind) {
 /// By name: sum avg min max product band bor bxor; ValueError that lists them for any other.
 Placement Partial(std::string_view kind = "sum");
 
-/// "R", "S0", "S0/2" (strided), "P", "P(max)"
+/// "R", "S0", "S0/2" (strided), "S0~" (balanced), "P", "P(max)"
 std::string to_string(const Placement& placement);
 
 /// "S0 R": the same text in logs, errors, docs and on the command line.

@@ -43,6 +43,7 @@ class Planner {
   std::string why_not(const Row& row, size_t axis) const;
   int64_t bytes_on_axis(size_t input, size_t axis) const;
   bool cuts_something_new(const Row& row, size_t axis) const;
+  bool counts_from_offset(int16_t factor) const;
   double put_off_cost(const Row& row, size_t axis) const;
   bool keeps_written(const Row& row, size_t axis) const;
 
@@ -71,7 +72,7 @@ Row Planner::instantiate(const Row& row, const Placement& split_like) const {
     if (placement.is_strided()) {
       placement = StridedShard(placement.dim(), split_before(tensor, placement.dim(), row.factor));
     } else if (split_like.is_strided()) {
-      placement = StridedShard(placement.dim(), split_like.split_factor());
+      placement = split_like.along(placement.dim());
     }
   };
   for (size_t i = 0; i < result.inputs.size(); ++i) adjust(result.inputs[i], bound_.inputs[i]);
@@ -192,16 +193,24 @@ void Planner::add(std::vector<Candidate>& found, Row row, size_t axis) const {
   found.push_back(std::move(candidate));
 }
 
+// Whether a fix-up asks where a part of the factor begins, as if it were one run.
+bool Planner::counts_from_offset(int16_t factor) const {
+  for (const FixupPattern& fixup : bound_.rule.fixups) {
+    if (fixup.name == "diagonal") return true;
+    const bool is_named = fixup.letters.find(bound_.factors[size_t(factor)].letter) != fixup.letters.npos;
+    if (is_named && (fixup.name == "pick" || fixup.name == "target")) return true;
+  }
+  return false;
+}
+
 std::vector<Candidate> Planner::candidates(size_t axis) const {
   std::vector<Candidate> found;
-  const bool offsets_matter = bound_.rule.has("pick") || bound_.rule.has("target") || bound_.rule.has("diagonal");
   for (const Row& row : rows_) {
     // One rank has all of a dim of one element: nothing is cut so that is not already, like the bias of one output.
     const bool is_single = row.factor >= 0 && bound_.factors[row.factor].size == 1;
-    if (is_single && cuts_something_new(row, axis)) continue;
-    add(found, instantiate(row, Replicate()), axis);
+    if (!is_single || !cuts_something_new(row, axis)) add(found, instantiate(row, Replicate()), axis);
     // Only a dim of one factor can be cut in another order: a merged or split one means another factor then.
-    if (row.factor < 0 || offsets_matter || bound_.factors[row.factor].must_divide) continue;
+    if (row.factor < 0 || bound_.factors[row.factor].must_divide || counts_from_offset(row.factor)) continue;
     // The same cut in the strided order that an input already has.
     for (size_t i = 0; i < row.inputs.size(); ++i) {
       const Placement& now = request_.current[i][axis];

@@ -266,6 +266,8 @@ std::vector<Way> ways() {
           {{2, 2}, {Shard(0), Shard(0)}},
           {{2, 2}, {Shard(1), Shard(0)}},
           {{2, 2}, {Replicate(), Shard(1)}},
+          {{3}, {BalancedShard(0)}},
+          {{2, 2}, {BalancedShard(0), Shard(1)}},
           {{3, 2}, {StridedShard(0, 2), Shard(0)}}};
 }
 

@@ -22,6 +22,13 @@ at::Tensor oracle(at::Tensor x, const Placements& placements, const Position& at
     const Placement& placement = placements[axis];
     if (!placement.is_shard()) continue;
     std::vector<at::Tensor> parts;
+    if (placement.is_balanced()) {
+      // tensor_split's chunks differ by at most one, too.
+      const auto chunks = x.tensor_split(2 * at.mesh_shape[axis], placement.dim());
+      const size_t rank = size_t(at.coordinate[axis]);
+      x = at::cat({chunks[rank], chunks[chunks.size() - 1 - rank]}, placement.dim());
+      continue;
+    }
     for (const at::Tensor& piece : x.chunk(placement.split_factor(), placement.dim())) {
       parts.push_back(oracle_chunk(piece, at.mesh_shape[axis], at.coordinate[axis], placement.dim()));
     }
@@ -87,13 +94,15 @@ TEST(Layout, OneAxisEqualsChunk) {
   for (int64_t ranks : {1, 2, 3, 4, 7}) {
     check_line({Shard(0)}, {ranks});
     check_line({Replicate()}, {ranks});
+    check_line({BalancedShard(0)}, {ranks});
     for (int64_t split : {2, 3, 5}) check_line({StridedShard(0, split)}, {ranks});
   }
 }
 
 TEST(Layout, SeveralAxesCutOneDimFromLeftToRight) {
   for (const Sizes& shape : std::vector<Sizes>{{2, 2}, {2, 3}, {3, 2}, {4, 1}, {1, 4}}) {
-    for (const char* text : {"S0 S0", "S0 R", "P S0", "S0/2 S0", "S0 S0/3", "S0/3 S0/2"}) {
+    for (const char* text :
+         {"S0 S0", "S0 R", "P S0", "S0/2 S0", "S0 S0/3", "S0/3 S0/2", "S0~ S0", "S0 S0~", "S0~ S0~", "S0/2 S0~"}) {
       check_line(parse_placements(text), shape);
     }
   }
@@ -118,7 +127,7 @@ TEST(Layout, NestedCutsOfFiveRowsOnTwoByTwo) {
 
 TEST(Layout, SeveralDimsAreCutIndependently) {
   const Sizes shape = {2, 3, 2};
-  for (const char* text : {"S0 S1 S2", "S2 S0 S0", "S1 R S1", "S1/2 S0 S1", "P S2 S2/3"}) {
+  for (const char* text : {"S0 S1 S2", "S2 S0 S0", "S1 R S1", "S1/2 S0 S1", "P S2 S2/3", "S1~ S0 S1", "S2~ S1~ S0~"}) {
     const Placements placements = parse_placements(text);
     for (const Sizes& global : std::vector<Sizes>{{5, 7, 3}, {0, 4, 1}, {1, 13, 6}}) {
       const at::Tensor x = at::arange(global[0] * global[1] * global[2]).view(global);
@@ -146,12 +155,41 @@ TEST(Layout, AStridedShardLetsALaterAxisCutFirst) {
   }
 }
 
+TEST(Layout, ABalancedShardHoldsAChunkFromEitherEnd) {
+  const Sizes shape = {2};
+  EXPECT_EQ(owned_spans(10, 0, {BalancedShard(0)}, {shape, Sizes{0}}), (std::vector<Span>{{0, 3}, {8, 2}}));
+  EXPECT_EQ(owned_spans(10, 0, {BalancedShard(0)}, {shape, Sizes{1}}), (std::vector<Span>{{3, 5}}));
+  for (int64_t size : {1, 3, 37, 64, 4096}) {
+    for (int64_t ranks : {1, 2, 3, 4}) {
+      const Sizes line = {ranks};
+      int64_t all = 0, least = size, most = 0;
+      for (int64_t rank = 0; rank < ranks; ++rank) {
+        const int64_t part = local_size(size, 0, {BalancedShard(0)}, {line, Sizes{rank}});
+        all += part;
+        least = std::min(least, part);
+        most = std::max(most, part);
+      }
+      EXPECT_EQ(all, size);
+      EXPECT_LE(most - least, 1) << size << " over " << ranks;
+    }
+  }
+}
+
+TEST(Layout, EvenChunksDifferByAtMostOne) {
+  const std::vector<Span> expected = {{0, 2}, {2, 2}, {4, 1}, {5, 1}};
+  for (int64_t i = 0; i < 4; ++i) EXPECT_EQ(even_chunk(6, 4, i), expected[size_t(i)]);
+  EXPECT_EQ(even_chunk(1, 4, 3), (Span{1, 0}));
+  EXPECT_EQ(even_chunk(0, 4, 2), (Span{0, 0}));
+}
+
 TEST(Layout, AnEmptyPartBeginsWhereItWould) {
   const Sizes line = {4};
   EXPECT_EQ(local_offsets({5}, {Shard(0)}, {line, Sizes{3}}), c10::DimVector({5}));
   EXPECT_EQ(local_offsets({0}, {Shard(0)}, {line, Sizes{2}}), c10::DimVector({0}));
   EXPECT_EQ(local_offsets({2}, {StridedShard(0, 2)}, {line, Sizes{3}}), c10::DimVector({1}));
   EXPECT_EQ(local_offsets({0}, {StridedShard(0, 2)}, {line, Sizes{3}}), c10::DimVector({0}));
+  EXPECT_EQ(local_offsets({1}, {BalancedShard(0)}, {line, Sizes{3}}), c10::DimVector({1}));
+  EXPECT_EQ(local_offsets({0}, {BalancedShard(0)}, {line, Sizes{3}}), c10::DimVector({0}));
   EXPECT_TRUE(owned_spans(5, 0, {Shard(0)}, {line, Sizes{3}}).empty());
 }
 
@@ -196,6 +234,9 @@ TEST(Layout, CountsShardsAndSaysWhetherTheyAreEqual) {
   EXPECT_TRUE(is_even({0}, {Shard(0), Shard(0)}, shape));
   EXPECT_FALSE(is_even({6}, {StridedShard(0, 2), Replicate()}, shape));
   EXPECT_TRUE(is_even({5}, {Replicate(), Partial()}, shape));
+  EXPECT_TRUE(is_even({6}, {BalancedShard(0), Replicate()}, shape));
+  EXPECT_FALSE(is_even({7}, {BalancedShard(0), Replicate()}, shape));
+  EXPECT_TRUE(is_even({12}, {Shard(0), BalancedShard(0)}, shape));
 }
 
 TEST(Layout, CoordinatesAreRowMajor) {

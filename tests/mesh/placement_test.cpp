@@ -17,6 +17,7 @@ std::vector<Placement> all_placements() {
   std::vector<Placement> all = {Replicate()};
   for (int64_t dim = -4; dim <= 12; ++dim) {
     all.push_back(Shard(dim));
+    all.push_back(BalancedShard(dim));
     for (int64_t split : {2, 3, 16, 100000}) all.push_back(StridedShard(dim, split));
   }
   for (int kind = 0; kind < 8; ++kind) all.push_back(Partial(ReduceKind(kind)));
@@ -29,6 +30,7 @@ TEST(Placement, HasOneText) {
   EXPECT_EQ(to_string(Shard(-1)), "S-1");
   EXPECT_EQ(to_string(StridedShard(1, 4)), "S1/4");
   EXPECT_EQ(to_string(StridedShard(1, 1)), "S1");
+  EXPECT_EQ(to_string(BalancedShard(2)), "S2~");
   EXPECT_EQ(to_string(Partial()), "P");
   EXPECT_EQ(to_string(Partial("max")), "P(max)");
   EXPECT_EQ(to_string({Partial(), Partial("max"), Shard(1)}), "P P(max) S1");
@@ -60,6 +62,14 @@ TEST(Placement, KnowsItsKind) {
   EXPECT_TRUE(StridedShard(1, 2).is_strided());
   EXPECT_TRUE(StridedShard(1, 2).is_shard(1));
   EXPECT_NE(StridedShard(1, 2), Shard(1));
+  EXPECT_FALSE(StridedShard(1, 2).is_balanced());
+  EXPECT_TRUE(BalancedShard(1).is_balanced());
+  EXPECT_TRUE(BalancedShard(1).is_strided());
+  EXPECT_TRUE(BalancedShard(1).is_shard(1));
+  EXPECT_NE(BalancedShard(1), Shard(1));
+  EXPECT_NE(BalancedShard(1), StridedShard(1, -1));
+  EXPECT_EQ(BalancedShard(1).along(3), BalancedShard(3));
+  EXPECT_EQ(StridedShard(1, 2).along(0), StridedShard(0, 2));
   EXPECT_TRUE(Partial("max").is_partial(ReduceKind::max));
   EXPECT_FALSE(Partial("max").is_partial(ReduceKind::sum));
   EXPECT_EQ(Replicate().dim(), -1);
@@ -72,8 +82,9 @@ TEST(Placement, PartialOfAnUnknownNameIsAnError) {
 }
 
 constexpr const char* kParseFix =
-    "\n  fix: separate by one space: R, S0 (cut along dim 0), S0/2 (strided), P (sum), P(max); in the brackets one of "
-    "avg min max product band bor bxor";
+    "\n  fix: separate by one space: R, S0 (cut along dim 0), S0/2 (strided), S0~ (balanced), P (sum), P(max); in the "
+    "brackets "
+    "one of avg min max product band bor bxor";
 
 TEST(Placement, ParsingMarksTheWordItDoesNotKnow) {
   EXPECT_EQ(error_text<c10::ValueError>([] { parse_placements("S0 Shard R"); }),
@@ -98,6 +109,11 @@ TEST(Placement, ParsingRefusesEveryOtherSpelling) {
                            "S0/0",
                            "S0/-2",
                            "S0/2x",
+                           "S0/-1",
+                           "S0~~",
+                           "S0~2",
+                           "S0/2~",
+                           "S~",
                            "S0x",
                            "S(0)",
                            "S40000",
@@ -123,6 +139,7 @@ TEST(Placement, ParsingRefusesEveryOtherSpelling) {
 
 TEST(CheckedPlacements, CountNegativeDimsFromTheFront) {
   EXPECT_EQ(checked_placements("here", parse_placements("S-1 S0 S-3/2 P"), 3, 4), parse_placements("S2 S0 S0/2 P"));
+  EXPECT_EQ(checked_placements("here", {BalancedShard(-2)}, 3, 1), Placements{BalancedShard(1)});
   EXPECT_EQ(checked_placements("here", {Replicate()}, 0, 1), Placements{Replicate()});
 }
 

@@ -144,14 +144,14 @@ void expect_all_pairs_exact(const std::vector<Placement>& words, const Sizes& me
 }
 
 TEST(RedistributionPlan, EveryStepIsExactOnOneAxis) {
-  const std::vector<Placement> words{Replicate(), Shard(0), Shard(1), StridedShard(0, 2), Partial()};
+  const std::vector<Placement> words{Replicate(), Shard(0), Shard(1), StridedShard(0, 2), BalancedShard(0), Partial()};
   for (int64_t ranks : {2, 3, 4}) {
     expect_all_pairs_exact(words, {ranks}, {{8, 6}, {5, 3}, {1, 7}, {0, 3}});
   }
 }
 
 TEST(RedistributionPlan, EveryStepIsExactOnTwoAxes) {
-  const std::vector<Placement> words{Replicate(), Shard(0), Shard(1), StridedShard(0, 2), Partial()};
+  const std::vector<Placement> words{Replicate(), Shard(0), Shard(1), StridedShard(0, 2), BalancedShard(0), Partial()};
   expect_all_pairs_exact(words, {2, 2}, {{5, 3}, {8, 4}});
   expect_all_pairs_exact(words, {3, 2}, {{7, 3}});
 }
@@ -172,6 +172,9 @@ TEST(RedistributionPlan, OneAxisTakesOneCollective) {
   EXPECT_EQ(text("R", "S0", {2}), "R -> S0: slice over axis 0");
   EXPECT_EQ(text("R", "P", {2}), "R -> P: to_partial over axis 0");
   EXPECT_EQ(text("S0/2", "R", {2}), "S0/2 -> R: exchange over axis 0");
+  EXPECT_EQ(text("S0~", "R", {2}), "S0~ -> R: exchange over axis 0");
+  EXPECT_EQ(text("S0~", "S1", {2}), "S0~ -> S1: exchange over axis 0");
+  EXPECT_EQ(text("R", "S0~", {2}), "R -> S0~: slice over axis 0");
 }
 
 TEST(RedistributionPlan, ShardsBecomePartialThroughReplicate) {

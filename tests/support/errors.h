@@ -20,4 +20,11 @@ std::string error_text(Fn&& fn) {
   return "no error";
 }
 
+/// The same without the line that says which rank it was.
+template <class Exception, class Fn>
+std::string error_text_of_any_rank(Fn&& fn) {
+  const std::string text = error_text<Exception>(fn);
+  return text.substr(0, text.find("\n  at:  rank "));
+}
+
 }  // namespace serried::testing

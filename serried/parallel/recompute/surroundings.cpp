@@ -14,7 +14,8 @@ Surroundings::Surroundings()
       hidden_communication(ExplicitRedistribution::current()),
       class_gathers_forbidden(detail::class_gathers_forbidden()),
       mesh(current_mesh()),
-      group(current_process_group()) {
+      group(current_process_group()),
+      sequence_scope(detail::sequence_scope()) {
   for (size_t i = 0; i < autocast.size(); ++i) {
     autocast[i] = {at::autocast::is_autocast_enabled(kAutocastDevices[i]),
                    at::autocast::get_autocast_dtype(kAutocastDevices[i])};
@@ -44,6 +45,7 @@ void SurroundingsGuard::put(const Surroundings& surroundings) {
   }
   class_gathers_forbidden() = surroundings.class_gathers_forbidden;
   exchange_current_mesh(surroundings.mesh);
+  exchange_sequence_scope(surroundings.sequence_scope);
 }
 
 }  // namespace serried::detail

@@ -9,6 +9,7 @@
 
 #include "serried/comm/groups/group.h"
 #include "serried/mesh/mesh.h"
+#include "serried/tensor/attention/sequence_scope.h"
 #include "serried/tensor/guards.h"
 
 namespace serried::detail {
@@ -30,6 +31,7 @@ struct Surroundings {
   bool class_gathers_forbidden;
   std::optional<DeviceMesh> mesh;
   Group group;
+  SequenceScopePtr sequence_scope;
 };
 
 /// While alive the thread is in them, and records gradients. Casts are not cached: they would be found by a later

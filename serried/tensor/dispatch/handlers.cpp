@@ -12,9 +12,10 @@ namespace {
 const std::unordered_map<std::string_view, Handler>& index() {
   static const auto handlers = [] {
     std::unordered_map<std::string_view, Handler> map;
-    for (auto* table : {&random_handlers, &host_read_handlers, &reduction_handlers, &softmax_handlers, &loss_handlers,
-                        &batch_norm_handlers, &metadata_handlers, &own_tensor_handlers, &image_convolution_handlers,
-                        &image_pool_handlers, &image_adaptive_pool_handlers, &image_resize_handlers}) {
+    for (auto* table :
+         {&random_handlers, &host_read_handlers, &reduction_handlers, &softmax_handlers, &loss_handlers,
+          &batch_norm_handlers, &metadata_handlers, &own_tensor_handlers, &image_convolution_handlers,
+          &image_pool_handlers, &image_adaptive_pool_handlers, &image_resize_handlers, &attention_handlers}) {
       for (const HandlerEntry& entry : table()) map.emplace(entry.op, entry.run);
     }
     return map;

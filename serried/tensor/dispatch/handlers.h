@@ -38,6 +38,7 @@ std::vector<HandlerEntry> image_convolution_handlers();    // images/convolution
 std::vector<HandlerEntry> image_pool_handlers();           // images/pools.cpp
 std::vector<HandlerEntry> image_adaptive_pool_handlers();  // images/adaptive_pools.cpp
 std::vector<HandlerEntry> image_resize_handlers();         // images/resizes.cpp
+std::vector<HandlerEntry> attention_handlers();            // attention/attention_handlers.cpp: of cut sequences
 std::vector<HandlerEntry> own_tensor_handlers();           // handlers/own_tensors.cpp: linalg_matrix_rank, quantile
 
 namespace detail {

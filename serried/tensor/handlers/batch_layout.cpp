@@ -82,7 +82,7 @@ Placements BatchLayout::channel_placements(int64_t dim) const {
   for (size_t axis = 0; axis < placements.size(); ++axis) {
     const Placement& of_input = spec_->placements[axis];
     if (!of_input.is_shard(kChannels)) continue;
-    placements[axis] = of_input.is_strided() ? StridedShard(dim, of_input.split_factor()) : Shard(dim);
+    placements[axis] = of_input.along(dim);
   }
   return placements;
 }

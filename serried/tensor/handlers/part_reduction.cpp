@@ -58,7 +58,7 @@ at::Tensor PartReduction::wrapped(const at::Tensor& part, const Placements& plac
   }
   Placements moved = placements;
   for (Placement& p : moved) {
-    if (p.is_shard()) p = StridedShard(place[size_t(p.dim())], p.split_factor());
+    if (p.is_shard()) p = p.along(place[size_t(p.dim())]);
   }
   const at::Tensor local = part.reshape(local_sizes);
   return wrap(local, spec_of_result(local, mesh_, moved, sizes));
