@@ -23,7 +23,7 @@
 #include "serried/graph/record/handles.h"
 #include "serried/graph/record/hooks.h"
 #include "serried/graph/record/optimizer_steps.h"
-#include "serried/graph/stale_numbers.h"
+#include "serried/graph/record/stale_numbers.h"
 #include "serried/graph/text/report.h"
 #include "serried/graph/text/text.h"
 #include "serried/tape/facts.h"
@@ -354,7 +354,7 @@ void CaptureState::Impl::add(Entry& entry, Attempt call, HandleCounts handles, M
       ready->form = make_form();
       if (captures == 0) {
         warn_of_stale_numbers(call.recording);
-        warn_of_constant_rate(call.recording.graph, options);
+        if (options.optimizers.empty() && options.watch.empty()) warn_of_constant_rate(call.recording.graph);
       }
       return put_ready(entry, std::move(*ready));
     }

@@ -1,5 +1,5 @@
 // Finds reads on the host, and steps by a constant rate.
-#include "serried/graph/stale_numbers.h"
+#include "serried/graph/record/stale_numbers.h"
 
 #include <c10/util/StringUtil.h>
 
@@ -44,8 +44,7 @@ void warn_of_stale_numbers(const Recording& recording) {
 }
 
 // No op shows where the number comes from, and a scheduler is outside of the function.
-void warn_of_constant_rate(const Graph& graph, const CaptureOptions& options) {
-  if (!options.optimizers.empty() || !options.watch.empty()) return;
+void warn_of_constant_rate(const Graph& graph) {
   const auto& nodes = graph.nodes();
   const auto step =
       std::find_if(nodes.begin(), nodes.end(), [&](const Node& n) { return has_constant_rate(graph, n); });

@@ -1,7 +1,6 @@
 // Numbers that a graph holds still though the program may mean them to change: said once, when it is made.
 #pragma once
 
-#include "serried/graph/capture.h"
 #include "serried/graph/record/recorder.h"
 
 namespace serried::graph {
@@ -9,7 +8,7 @@ namespace serried::graph {
 /// Of tensors that the function reads on the host.
 void warn_of_stale_numbers(const Recording& recording);
 
-/// Of an optimizer that is not listed and steps by a constant.
-void warn_of_constant_rate(const Graph& graph, const CaptureOptions& options);
+/// Of an optimizer that steps by a constant.
+void warn_of_constant_rate(const Graph& graph);
 
 }  // namespace serried::graph
