@@ -16,8 +16,8 @@ namespace serried::checkpoint {
 struct SaveOptions {
   Group process_group = {};  // the ranks that save together; default: the current group, alone where there is none
   /// After this save, of checkpoints in the same folder whose names differ from this one's only in the number at the
-  /// end, as step100 and step200 do, the others are removed: all but the last `keep_last`, and those whose number
-  /// `keep_every` divides. 0: nothing is removed.
+  /// end, as step100 and step200 do, the others are removed: all but the `keep_last` that were saved last, and those
+  /// whose number `keep_every` divides. 0: nothing is removed. One that cannot be removed is a warning.
   int64_t keep_last = 0;
   int64_t keep_every = 0;
 };
@@ -27,7 +27,8 @@ struct SaveOptions {
 /// and what two ranks have under one name has to be the same. Tensors are written whole into safetensors files, each
 /// byte by one of the ranks that hold it; nothing is gathered. The folder appears when all of it is on the disk, and
 /// takes the place of an older checkpoint in one moment: whoever is killed, and whenever, the old one or the new one is
-/// there. If one rank cannot write, all raise.
+/// there. What is at the path and is no checkpoint, or has more in it than one, is a ValueError. If one rank cannot
+/// write, all raise.
 ///     checkpoint::save("ckpt/step100", {{"model", checkpoint::state_of(*net)}, {"optim", checkpoint::state_of(opt)},
 ///                                       {"step", 100}});
 void save(const std::string& path, const Contents& contents, SaveOptions options = {});
