@@ -46,16 +46,18 @@ std::optional<std::string> unmarked(const std::string& name, std::string_view ma
   return is_ours ? std::optional(name.substr(0, at)) : std::nullopt;
 }
 
+// Another job that saves beside this one may be removing it, too, which std::filesystem::remove_all is not made for: it
+// gets what is more than a flat folder.
 void remove_folder(const std::string& path) {
   std::error_code error;
-  // Another job that saves beside this one may be removing it, too.
-  for (int i = 0; i < 100; ++i) {
-    fs::remove_all(path, error);
-    if (error != std::errc::no_such_file_or_directory) break;
+  std::vector<std::string> files;
+  for (fs::directory_iterator item(path, error), end; !error && item != end; item.increment(error)) {
+    files.push_back(item->path().string());
   }
-  if (error && error != std::errc::no_such_file_or_directory) {
-    log::warn_once(c10::str("[checkpoint] cannot remove ", path, ": ", error.message()));
-  }
+  for (const std::string& file : files) ::unlink(file.c_str());
+  if (::rmdir(path.c_str()) == 0 || errno == ENOENT) return;
+  fs::remove_all(path, error);
+  if (error) log::warn_once(c10::str("[checkpoint] cannot remove ", path, ": ", error.message()));
 }
 
 // Whether a process that lives is writing into it.
@@ -78,8 +80,8 @@ void put_back_or_remove(const std::string& path) {
   const std::optional<std::string> before = name_before(path);
   if (!before || has_index(*before)) return remove_folder(path);
   if (index_of(path) && ::rename(path.c_str(), before->c_str()) != 0) {
-    log::warn_once(c10::str("[checkpoint] cannot put ", path, " back, which a save that was killed has set aside: ",
-                            std::strerror(errno)));
+    log::warn_once(c10::str("[checkpoint] cannot put ", path,
+                            " back, which a save that was killed has set aside: ", std::strerror(errno)));
   }
 }
 

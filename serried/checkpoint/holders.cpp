@@ -149,6 +149,7 @@ Shared shared_by_all(const Collected& mine, const std::vector<Said>& said) {
     const Item& item = mine.items[i].item;
     SharedItem& each = shared.items.emplace_back(
         SharedItem{mine.items[i].entry, item.name, item.tensor.scalar_type(), item.tensor.sizes().vec(), item.holder});
+    each.held.reserve(said.size());
     for (size_t rank = 0; rank < said.size(); ++rank) each.held.push_back({int(rank), i, said[rank].keys.at(i).part});
   }
   shared.aliases = mine.aliases;
@@ -309,11 +310,14 @@ void check_mesh_ranks(const std::map<std::vector<int64_t>, std::vector<int64_t>>
 
 void check_meshes(const Shared& shared, const std::vector<Said>& said) {
   std::set<std::vector<uint64_t>> seen;  // few items have a set of meshes that none before has had
+  std::vector<uint64_t> meshes, last;
   for (const SharedItem& item : shared.items) {
-    std::vector<uint64_t> meshes;
+    meshes.clear();
     for (const HeldBy& held : item.held) {
       meshes.insert(meshes.end(), {uint64_t(held.rank), said[size_t(held.rank)].keys[held.number].mesh});
     }
+    if (meshes == last) continue;
+    last = meshes;
     if (!seen.insert(meshes).second) continue;
     std::map<std::vector<int64_t>, std::vector<int64_t>> here;  // by the ranks of a mesh: who of them is here
     for (const HeldBy& held : item.held) {
@@ -328,7 +332,9 @@ void check_meshes(const Shared& shared, const std::vector<Said>& said) {
 }
 
 bool has_copies(const SharedItem& item) {
-  if (item.holder == Holder::first) return false;
+  if (item.holder == Holder::first || item.held.size() < 2) return false;
+  if (item.held[0].part == item.held[1].part && item.held[0].part != kHoldsNothing) return true;
+  if (item.held.size() == 2) return false;
   std::vector<uint64_t> parts;
   for (const HeldBy& held : item.held) parts.push_back(held.part);
   std::sort(parts.begin(), parts.end());
