@@ -76,7 +76,8 @@ struct LoadOptions {
 /// Reads a checkpoint into what `contents` names, which may be less than there is, under any mesh, placements and
 /// number of ranks: each rank reads the bytes that it holds. Writes into the tensors that are there, so that modules,
 /// optimizers and captured steps see it. Before anything is written, names, sizes and dtypes are compared: ValueError
-/// on all ranks with both sides. All ranks call it.
+/// on all ranks with both sides. One entry may go into several things, as into a model and its average. All ranks call
+/// it.
 ///     checkpoint::load("ckpt/step100", {{"model", checkpoint::state_of(*net)}, {"step", &step}});
 void load(const std::string& path, const Contents& contents, LoadOptions options = {});
 
@@ -117,7 +118,8 @@ struct LoadSafetensorsOptions {
   std::vector<checkpoint::Rename> rename = {};
 };
 
-/// Reads a safetensors file, whoever wrote it, into parameters and buffers of the same names.
+/// Reads a safetensors file, whoever wrote it, into parameters and buffers of the same names. Of DTensors, and of
+/// parameters that fully_shard has cut, each rank reads what it holds: all ranks of their meshes call it.
 void load_safetensors(const std::string& path, const torch::nn::Module& module, LoadSafetensorsOptions options = {});
 
 }  // namespace serried
