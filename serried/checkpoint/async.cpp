@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <thread>
 
 #include "serried/base/error.h"
@@ -33,13 +34,14 @@ struct Staging {
   std::vector<StagedPiece> pieces = {};
 };
 
+void reserve(const WriteOrder& order, Staging& staging) {
+  const int64_t total = std::accumulate(order.planned_bytes.begin(), order.planned_bytes.end(), int64_t(0));
+  if (staging.memory.defined() && staging.memory.numel() >= total) return;
+  staging.memory.reset();  // before the larger one is there
+  staging.memory = at::empty({total}, at::TensorOptions(at::kByte).device(at::kCPU));
+}
+
 void stage(const SavePlan& plan, const Ranks& ranks, Staging& staging) {
-  int64_t total = 0;
-  for (int64_t bytes : planned_bytes_of(plan, ranks.is_first())) total += bytes;
-  if (!staging.memory.defined() || staging.memory.numel() < total) {
-    staging.memory.reset();  // before the larger one is there
-    staging.memory = at::empty({total}, at::TensorOptions(at::kByte).device(at::kCPU));
-  }
   staging.pieces.clear();
   char* next = static_cast<char*>(staging.memory.mutable_data_ptr());
   for_each_piece(plan, ranks.is_first(), [&](size_t file, int64_t offset, const char* data, int64_t size) {
@@ -47,6 +49,15 @@ void stage(const SavePlan& plan, const Ranks& ranks, Staging& staging) {
     std::memcpy(next, data, size_t(size));
     next += size;
   });
+}
+
+// The working directory may be another one by the time it is written.
+std::string absolute_path(const std::string& path) {
+  if (path.empty()) return path;
+  std::error_code error;
+  const std::string absolute = std::filesystem::absolute(path, error).string();
+  if (error) fail_with_errno("find the working directory for", path, error.value());
+  return absolute;
 }
 
 }  // namespace
@@ -200,15 +211,19 @@ Saving async_save(const std::string& path, const Contents& contents, SaveOptions
   const std::lock_guard<std::mutex> lock(background->mutex);
   detail::wait_for_job(*background);
   auto order = std::make_shared<detail::WriteOrder>();
+  std::string place;
   try {
     const detail::SavePlan plan = detail::make_plan(contents, ranks);
+    ranks.together([&] {
+      place = detail::absolute_path(path);
+      *order = detail::order_of(plan, ranks.is_first());
+      detail::reserve(*order, background->staging);
+      return std::string();
+    });
     detail::stage(plan, ranks, background->staging);
-    *order = detail::order_of(plan, ranks.is_first());
   } catch (const detail::Failure& failure) {
     detail::raise_failure("checkpoint::async_save", failure);
   }
-  // The working directory may be another one by the time it is written.
-  const std::string place = path.empty() ? path : std::filesystem::absolute(path).string();
   auto job = std::make_shared<Saving::Job>([path = place, options, order, background] {
     const detail::Ranks together(background->group);
     detail::write_checkpoint(path, std::move(*order), together, [&](detail::Writer& writer) {

@@ -16,8 +16,8 @@ namespace serried::checkpoint {
 struct SaveOptions {
   Group process_group = {};  // the ranks that save together; default: the current group, alone where there is none
   /// After this save, of checkpoints in the same folder whose names differ from this one's only in the number at the
-  /// end, as step100 and step200 do, the others are removed: all but the last `keep_last`, and those whose number
-  /// `keep_every` divides. 0: nothing is removed.
+  /// end, as step100 and step200 do, the others are removed: all but the `keep_last` that were saved last, and those
+  /// whose number `keep_every` divides. 0: nothing is removed. One that cannot be removed is a warning.
   int64_t keep_last = 0;
   int64_t keep_every = 0;
 };
@@ -27,7 +27,8 @@ struct SaveOptions {
 /// and what two ranks have under one name has to be the same. Tensors are written whole into safetensors files, each
 /// byte by one of the ranks that hold it; nothing is gathered. The folder appears when all of it is on the disk, and
 /// takes the place of an older checkpoint in one moment: whoever is killed, and whenever, the old one or the new one is
-/// there. If one rank cannot write, all raise.
+/// there. What is at the path and is no checkpoint, or has more in it than one, is a ValueError. If one rank cannot
+/// write, all raise.
 ///     checkpoint::save("ckpt/step100", {{"model", checkpoint::state_of(*net)}, {"optim", checkpoint::state_of(opt)},
 ///                                       {"step", 100}});
 void save(const std::string& path, const Contents& contents, SaveOptions options = {});
@@ -75,7 +76,8 @@ struct LoadOptions {
 /// Reads a checkpoint into what `contents` names, which may be less than there is, under any mesh, placements and
 /// number of ranks: each rank reads the bytes that it holds. Writes into the tensors that are there, so that modules,
 /// optimizers and captured steps see it. Before anything is written, names, sizes and dtypes are compared: ValueError
-/// on all ranks with both sides. All ranks call it.
+/// on all ranks with both sides. One entry may go into several things, as into a model and its average. All ranks call
+/// it.
 ///     checkpoint::load("ckpt/step100", {{"model", checkpoint::state_of(*net)}, {"step", &step}});
 void load(const std::string& path, const Contents& contents, LoadOptions options = {});
 
@@ -116,7 +118,8 @@ struct LoadSafetensorsOptions {
   std::vector<checkpoint::Rename> rename = {};
 };
 
-/// Reads a safetensors file, whoever wrote it, into parameters and buffers of the same names.
+/// Reads a safetensors file, whoever wrote it, into parameters and buffers of the same names. Of DTensors, and of
+/// parameters that fully_shard has cut, each rank reads what it holds: all ranks of their meshes call it.
 void load_safetensors(const std::string& path, const torch::nn::Module& module, LoadSafetensorsOptions options = {});
 
 }  // namespace serried

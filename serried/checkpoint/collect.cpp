@@ -26,24 +26,6 @@ void check_placements(const std::string& entry, const std::string& name, const S
   }
 }
 
-void check_can_save(const std::string& entry, const std::string& name, const at::Tensor& tensor) {
-  // Made only where it is needed: there may be many thousands.
-  const auto what = [&] { return c10::str("\"", entry, ".", name, "\", ", watch::describe_tensor(tensor), ","); };
-  const DistMeta* meta = dist_meta(tensor.unsafeGetTensorImpl());
-  if (meta != nullptr && dtensor_meta(tensor) == nullptr) {
-    fail(c10::str(what(), " is a ", meta->kind->name), c10::str("save ", meta->kind->to_plain, " of it"));
-  }
-  if (tensor.layout() != at::kStrided) {
-    fail(c10::str(what(), " has the layout ", tensor.layout()), "save it dense: x.to_dense()");
-  }
-  if (tensor.device().is_meta()) fail(what() + " is on the meta device and has no data", "give it memory first");
-  if (!safetensors_dtype(tensor.scalar_type())) {
-    fail(c10::str(what(), " has the dtype ", tensor.scalar_type(), ", which safetensors does not have"),
-         "save it in another one, a complex one as at::view_as_real(x)");
-  }
-  if (const SpecPtr spec = spec_of(tensor)) check_placements(entry, name, *spec);
-}
-
 size_t number_of(const DeviceMesh& mesh, std::vector<DeviceMesh>& meshes) {
   const auto found = std::find(meshes.begin(), meshes.end(), mesh);
   if (found != meshes.end()) return size_t(found - meshes.begin());
@@ -67,6 +49,26 @@ void add(Collected& all, const std::string& entry, Part part) {
 }
 
 }  // namespace
+
+void check_can_save(const std::string& entry, const std::string& name, const at::Tensor& tensor) {
+  // Made only where it is needed: there may be many thousands.
+  const auto what = [&] {
+    return c10::str("\"", entry, entry.empty() ? "" : ".", name, "\", ", watch::describe_tensor(tensor), ",");
+  };
+  const DistMeta* meta = dist_meta(tensor.unsafeGetTensorImpl());
+  if (meta != nullptr && dtensor_meta(tensor) == nullptr) {
+    fail(c10::str(what(), " is a ", meta->kind->name), c10::str("save ", meta->kind->to_plain, " of it"));
+  }
+  if (tensor.layout() != at::kStrided) {
+    fail(c10::str(what(), " has the layout ", tensor.layout()), "save it dense: x.to_dense()");
+  }
+  if (tensor.device().is_meta()) fail(what() + " is on the meta device and has no data", "give it memory first");
+  if (!safetensors_dtype(tensor.scalar_type())) {
+    fail(c10::str(what(), " has the dtype ", tensor.scalar_type(), ", which safetensors does not have"),
+         "save it in another one, a complex one as at::view_as_real(x)");
+  }
+  if (const SpecPtr spec = spec_of(tensor)) check_placements(entry, name, *spec);
+}
 
 ParameterNames parameter_names(const Contents& contents) {
   ParameterNames names;

@@ -40,6 +40,9 @@ struct Collected {
 /// Communicates nothing. Failure for what cannot be saved.
 Collected collect(const Contents& contents, const Ranks& ranks);
 
+/// Failure for a tensor that no file can have; `entry` may be empty.
+void check_can_save(const std::string& entry, const std::string& name, const at::Tensor& tensor);
+
 /// Names that the modules of a call have for their parameters.
 ParameterNames parameter_names(const Contents& contents);
 

@@ -8,32 +8,54 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <random>
 #include <vector>
 
 #include "serried/base/log.h"
+#include "serried/base/text.h"
 #include "serried/checkpoint/failure.h"
 #include "serried/checkpoint/index.h"
+#include "serried/checkpoint/load_names.h"
 
 namespace serried::checkpoint::detail {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kPartial = ".partial-";
+constexpr std::string_view kPartial = ".partial-";    // was never finished, or is being removed
+constexpr std::string_view kReplaced = ".replaced-";  // whole; goes as soon as another one has its name
 constexpr size_t kNonceLetters = 16;
 constexpr const char* kLockName = "/.lock";
 
-std::string partial_name(const std::string& target) {
+std::string marked(const std::string& target, std::string_view mark) {
   std::random_device random;
   char nonce[kNonceLetters + 1];
   std::snprintf(nonce, sizeof nonce, "%08x%08x", random(), random());
-  return target + std::string(kPartial) + nonce;
+  return target + std::string(mark) + nonce;
 }
 
+// What `marked` was given; none for other names.
+std::optional<std::string> unmarked(const std::string& name, std::string_view mark) {
+  const size_t at = name.rfind(mark);
+  if (at == std::string::npos || at == 0) return std::nullopt;
+  const std::string nonce = name.substr(at + mark.size());
+  const bool is_ours =
+      nonce.size() == kNonceLetters && nonce.find_first_not_of("0123456789abcdef") == std::string::npos;
+  return is_ours ? std::optional(name.substr(0, at)) : std::nullopt;
+}
+
+// Another job that saves beside this one may be removing it, too, which std::filesystem::remove_all is not made for: it
+// gets what is more than a flat folder.
 void remove_folder(const std::string& path) {
   std::error_code error;
+  std::vector<std::string> files;
+  for (fs::directory_iterator item(path, error), end; !error && item != end; item.increment(error)) {
+    files.push_back(item->path().string());
+  }
+  for (const std::string& file : files) ::unlink(file.c_str());
+  if (::rmdir(path.c_str()) == 0 || errno == ENOENT) return;
   fs::remove_all(path, error);
   if (error) log::warn_once(c10::str("[checkpoint] cannot remove ", path, ": ", error.message()));
 }
@@ -53,6 +75,16 @@ void rename_or_fail(const std::string& from, const std::string& to) {
   if (::rename(from.c_str(), to.c_str()) != 0) fail_with_errno("rename a folder to", to, errno);
 }
 
+// One that was set aside and that no other has taken the place of is the only one of its name.
+void put_back_or_remove(const std::string& path) {
+  const std::optional<std::string> before = name_before(path);
+  if (!before || has_index(*before)) return remove_folder(path);
+  if (index_of(path) && ::rename(path.c_str(), before->c_str()) != 0) {
+    log::warn_once(c10::str("[checkpoint] cannot put ", path,
+                            " back, which a save that was killed has set aside: ", std::strerror(errno)));
+  }
+}
+
 void check_nobody_saves(const std::string& target, const fs::path& partial) {
   const std::string name = fs::path(target).filename().string() + std::string(kPartial);
   if (!partial.filename().string().starts_with(name)) return;
@@ -70,6 +102,9 @@ std::string without_end_slashes(std::string path) {
 }
 
 std::string clean_path(const std::string& path) {
+  if (path.find('\0') != std::string::npos) {
+    fail(c10::str("the path \"", serried::detail::printable(path), "\" has a NUL byte in it"), "pass one without");
+  }
   std::string clean = without_end_slashes(path);
   if (clean.empty() || clean == "/" || clean == "." || clean == ".." || clean.ends_with("/.") ||
       clean.ends_with("/..")) {
@@ -84,14 +119,28 @@ std::string parent_of(const std::string& path) {
 }
 
 bool is_partial_name(const std::string& name) {
-  const size_t at = name.rfind(kPartial);
-  if (at == std::string::npos || at == 0) return false;
-  const std::string nonce = name.substr(at + kPartial.size());
-  return nonce.size() == kNonceLetters && nonce.find_first_not_of("0123456789abcdef") == std::string::npos;
+  return unmarked(name, kPartial).has_value();
+}
+
+std::optional<std::string> name_before(const std::string& name) {
+  return unmarked(name, kReplaced);
+}
+
+std::string place_of(const std::string& path) {
+  const std::string target = without_end_slashes(path);
+  if (target.empty() || has_index(target)) return path;
+  const std::string name = fs::path(target).filename().string();
+  std::error_code error;
+  for (fs::directory_iterator item(parent_of(target), error), end; !error && item != end; item.increment(error)) {
+    if (name_before(item->path().filename().string()) == name && has_index(item->path().string())) {
+      return item->path().string();
+    }
+  }
+  return path;
 }
 
 PartialFolder::PartialFolder(const std::string& path)
-    : target_(clean_path(path)), parent_(parent_of(target_)), partial_(partial_name(target_)) {
+    : target_(clean_path(path)), parent_(parent_of(target_)), partial_(marked(target_, kPartial)) {
   std::error_code error;
   const bool is_new = fs::create_directories(parent_, error);
   if (error) fail_with_errno("make the folder", parent_, error.value());
@@ -106,11 +155,21 @@ PartialFolder::~PartialFolder() {
 
 void PartialFolder::check_target() const {
   std::error_code error;
+  if (fs::is_symlink(target_, error)) {
+    fail(c10::str(target_, " is a symbolic link to ", fs::read_symlink(target_, error).string()),
+         "save to what it leads to: a save replaces what is at the path, here the link");
+  }
   const fs::file_status status = fs::status(target_, error);
   if (!fs::exists(status)) return;
-  const bool is_free = fs::is_directory(status) && (is_checkpoint(target_) || fs::is_empty(target_, error));
-  if (is_free) return;
-  fail(c10::str(target_, " is there and is no checkpoint"), "pass a path of its own: a save replaces what is there");
+  if (fs::is_directory(status) && fs::is_empty(target_, error)) return;
+  const std::optional<Index> index = index_of(target_);
+  if (!index) {
+    fail(c10::str(target_, " is there and is no checkpoint"), "pass a path of its own: a save replaces what is there");
+  }
+  const std::vector<std::string> others = other_things_in(target_, *index);
+  if (others.empty()) return;
+  fail(c10::str(target_, " has more in it than its checkpoint: ", list_of_names(others)),
+       "move it elsewhere, or save to another path: a save replaces the whole folder");
 }
 
 // Under a lock on the parent, for the moment that it takes: nobody sees a new folder before its lock is held.
@@ -119,15 +178,22 @@ void PartialFolder::lock_and_make() {
   parent.lock();
   std::vector<std::string> leftovers;
   for (const auto& item : fs::directory_iterator(parent_)) {
-    if (!is_partial_name(item.path().filename().string())) continue;
+    const std::string name = item.path().filename().string();
+    if (name_before(name)) leftovers.push_back(item.path().string());
+    if (!is_partial_name(name)) continue;
     is_in_use(item.path().string()) ? check_nobody_saves(target_, item.path())
                                     : leftovers.push_back(item.path().string());
   }
-  for (const std::string& path : leftovers) remove_folder(path);
+  for (const std::string& path : leftovers) put_back_or_remove(path);
   if (::mkdir(partial_.c_str(), 0777) != 0) fail_with_errno("make the folder", partial_, errno);
   is_there_ = true;
-  lock_.emplace(File::create(partial_ + kLockName));
-  lock_->try_lock();
+  try {
+    lock_.emplace(File::create(partial_ + kLockName));
+    lock_->try_lock();
+  } catch (const Failure&) {
+    remove_folder(partial_);  // without a constructor that ends nothing is destroyed
+    throw;
+  }
 }
 
 void PartialFolder::commit() {
@@ -156,21 +222,23 @@ bool PartialFolder::swap_in() {
   if (errno != EINVAL && errno != ENOSYS) fail_with_errno("rename a folder to", target_, errno);
   // A file system that cannot exchange two folders: for a moment there is none of that name.
   log::warn_once(c10::str("[checkpoint] the file system of ", parent_,
-                          " cannot exchange two folders: a kill between two renames leaves the old checkpoint under "
-                          "another name"));
-  const std::string aside = partial_name(target_);
+                          " cannot exchange two folders: a kill between two renames leaves the old checkpoint as ",
+                          fs::path(target_).filename().string(), kReplaced,
+                          "..., where a load finds it and whence the next save puts it back"));
+  const std::string aside = marked(target_, kReplaced);
   rename_or_fail(target_, aside);
   if (::rename(partial_.c_str(), target_.c_str()) != 0) {
     const int error = errno;
     rename_or_fail(aside, target_);
     fail_with_errno("rename a folder to", target_, error);
   }
-  partial_ = aside;
+  partial_ = marked(target_, kPartial);  // a name of what is not whole any more
+  if (::rename(aside.c_str(), partial_.c_str()) != 0) partial_ = aside;
   return true;
 }
 
 void remove_checkpoint(const std::string& path) {
-  const std::string aside = partial_name(path);
+  const std::string aside = marked(path, kPartial);
   rename_or_fail(path, aside);
   File::open_folder(parent_of(path)).sync();
   remove_folder(aside);

@@ -12,9 +12,12 @@ namespace serried::checkpoint::detail {
 /// `path.partial-<16 hex digits>` until commit(). One rank makes it. Removed at the end where it was not committed; one
 /// whose process was killed is removed by the next save into the same parent. The process that makes it holds a lock
 /// inside, so that others tell it from such a one: Failure where another job is saving to the same path.
+///
+/// Where two folders cannot be exchanged, the older one is `path.replaced-<16 hex digits>` between two renames. A kill
+/// then leaves it whole: `place_of` finds it, and the next save into the same parent puts it back.
 class PartialFolder {
  public:
-  /// Makes parents that do not exist. Failure where `path` is there and is no checkpoint.
+  /// Makes parents that do not exist. Failure where `path` is there and is no checkpoint, or has more in it than one.
   explicit PartialFolder(const std::string& path);
   ~PartialFolder();
   PartialFolder(const PartialFolder&) = delete;
@@ -49,5 +52,11 @@ void remove_checkpoint(const std::string& path);
 
 /// Whether `name` is that of a folder that was never finished.
 bool is_partial_name(const std::string& name);
+
+/// The name that a checkpoint had before a save set it aside; none for all other names.
+std::optional<std::string> name_before(const std::string& name);
+
+/// Where the checkpoint of this path is: there, or where a save that was killed has set it aside.
+std::string place_of(const std::string& path);
 
 }  // namespace serried::checkpoint::detail

@@ -149,6 +149,7 @@ Shared shared_by_all(const Collected& mine, const std::vector<Said>& said) {
     const Item& item = mine.items[i].item;
     SharedItem& each = shared.items.emplace_back(
         SharedItem{mine.items[i].entry, item.name, item.tensor.scalar_type(), item.tensor.sizes().vec(), item.holder});
+    each.held.reserve(said.size());
     for (size_t rank = 0; rank < said.size(); ++rank) each.held.push_back({int(rank), i, said[rank].keys.at(i).part});
   }
   shared.aliases = mine.aliases;
@@ -191,21 +192,62 @@ class NameJoiner {
     for (const auto& [entry, values] : names["entry_values"].items()) values_[entry].emplace_back(rank, values);
     for (const auto& [entry, aliases] : names["aliases"].items()) {
       for (const auto& [alias, name] : aliases.items()) {
-        const auto [known, is_new] = shared_.aliases[entry].emplace(alias, name.get<std::string>());
-        if (is_new || known->second == name) continue;
-        fail(c10::str("\"", entry, ".", alias, "\" is \"", known->second, "\" on one rank and ", name, " on rank ",
-                      rank),
-             kFixNames);
+        aliases_[{entry, alias}].push_back({rank, name.get<std::string>()});
       }
     }
   }
 
   Shared result() && {
+    for (const auto& [name, said] : aliases_) {
+      const auto item = places_.find(name);
+      item == places_.end() ? add_alias(name, said) : hold_by_alias(item->second, said);
+    }
     for (const auto& [entry, of_ranks] : values_) shared_.entry_values[entry] = joined_values(entry, of_ranks);
     return std::move(shared_);
   }
 
  private:
+  using EntryAndName = std::pair<std::string, std::string>;
+  struct AliasOf {
+    int rank;
+    std::string name;
+  };
+
+  void add_alias(const EntryAndName& alias, const std::vector<AliasOf>& said) {
+    for (const AliasOf& each : said) {
+      if (each.name == said[0].name) continue;
+      fail(c10::str("\"", alias.first, ".", alias.second, "\" is \"", said[0].name, "\" on rank ", said[0].rank,
+                    ", and \"", each.name, "\" on rank ", each.rank),
+           kFixNames);
+    }
+    shared_.aliases[alias.first][alias.second] = said[0].name;
+  }
+
+  // What one rank has under another name is the only name of it elsewhere, as of an embedding that the last stage of a
+  // pipeline has as well: then the ranks hold it together.
+  void hold_by_alias(size_t place, const std::vector<AliasOf>& said) {
+    SharedItem& item = shared_.items[place];
+    for (const AliasOf& each : said) {
+      const size_t theirs = places_.at({item.entry, each.name});
+      compare_looks(place, item.held[0].rank, theirs, each.rank);
+      const auto is_theirs = [&](const HeldBy& held) { return held.rank == each.rank; };
+      const std::vector<HeldBy>& held = shared_.items[theirs].held;
+      item.held.push_back(*std::find_if(held.begin(), held.end(), is_theirs));
+    }
+    std::sort(item.held.begin(), item.held.end(), [](const HeldBy& a, const HeldBy& b) { return a.rank < b.rank; });
+  }
+
+  void compare_looks(size_t place, int first, size_t other, int rank) const {
+    if (looks_[place] != looks_[other]) fail_for_looks(shared_.items[place], looks_[place], first, looks_[other], rank);
+  }
+
+  [[noreturn]] static void fail_for_looks(const SharedItem& item, const std::string& looks, int first,
+                                          const std::string& others, int rank) {
+    fail(c10::str("ranks save different things: \"", item.entry, ".", item.name, "\" is ", looks, " on rank ", first,
+                  ", and ", others, " on rank ", rank),
+         kFixNames);
+  }
+
   void add_item(const HeldBy& held, const json& item) {
     const auto entry = item[0].get<std::string>(), name = item[1].get<std::string>(),
                looks = item[5].get<std::string>();
@@ -215,10 +257,8 @@ class NameJoiner {
                                Holder(item[4].get<int>())});
       looks_.push_back(looks);
     } else if (looks_[place->second] != looks) {
-      const int first = shared_.items[place->second].held[0].rank;
-      fail(c10::str("ranks save different things: \"", entry, ".", name, "\" is ", looks_[place->second], " on rank ",
-                    first, ", and ", looks, " on rank ", held.rank),
-           kFixNames);
+      const SharedItem& first = shared_.items[place->second];
+      fail_for_looks(first, looks_[place->second], first.held[0].rank, looks, held.rank);
     }
     std::vector<HeldBy>& all = shared_.items[place->second].held;
     if (!all.empty() && all.back().rank == held.rank) fail_for_names(entry, name);
@@ -226,7 +266,8 @@ class NameJoiner {
   }
 
   Shared shared_;
-  std::map<std::pair<std::string, std::string>, size_t> places_;
+  std::map<EntryAndName, size_t> places_;
+  std::map<EntryAndName, std::vector<AliasOf>> aliases_;
   std::vector<std::string> looks_;
   std::map<std::string, std::vector<std::pair<int, json>>> values_;
 };
@@ -269,11 +310,14 @@ void check_mesh_ranks(const std::map<std::vector<int64_t>, std::vector<int64_t>>
 
 void check_meshes(const Shared& shared, const std::vector<Said>& said) {
   std::set<std::vector<uint64_t>> seen;  // few items have a set of meshes that none before has had
+  std::vector<uint64_t> meshes, last;
   for (const SharedItem& item : shared.items) {
-    std::vector<uint64_t> meshes;
+    meshes.clear();
     for (const HeldBy& held : item.held) {
       meshes.insert(meshes.end(), {uint64_t(held.rank), said[size_t(held.rank)].keys[held.number].mesh});
     }
+    if (meshes == last) continue;
+    last = meshes;
     if (!seen.insert(meshes).second) continue;
     std::map<std::vector<int64_t>, std::vector<int64_t>> here;  // by the ranks of a mesh: who of them is here
     for (const HeldBy& held : item.held) {
@@ -288,7 +332,9 @@ void check_meshes(const Shared& shared, const std::vector<Said>& said) {
 }
 
 bool has_copies(const SharedItem& item) {
-  if (item.holder == Holder::first) return false;
+  if (item.holder == Holder::first || item.held.size() < 2) return false;
+  if (item.held[0].part == item.held[1].part && item.held[0].part != kHoldsNothing) return true;
+  if (item.held.size() == 2) return false;
   std::vector<uint64_t> parts;
   for (const HeldBy& held : item.held) parts.push_back(held.part);
   std::sort(parts.begin(), parts.end());

@@ -4,19 +4,24 @@
 #include <c10/util/StringUtil.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <set>
 
 #include "serried/base/text.h"
 #include "serried/checkpoint/blocks.h"
+#include "serried/checkpoint/commit.h"
 #include "serried/checkpoint/failure.h"
 #include "serried/checkpoint/files.h"
+#include "serried/checkpoint/load_names.h"
 #include "serried/checkpoint/values.h"
 
 namespace serried::checkpoint::detail {
 namespace {
 
 using nlohmann::json;
+namespace fs = std::filesystem;
 
 constexpr const char* kFormat = "serried checkpoint";
 constexpr int64_t kMaxIndexBytes = int64_t(1) << 30;
@@ -81,21 +86,51 @@ void check_checksum(const std::string& text, const std::string& path) {
        "use another checkpoint; a file that was changed by hand cannot be loaded");
 }
 
+std::vector<std::string> checkpoints_in(const std::string& folder) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (fs::directory_iterator item(folder, error), end; !error && item != end; item.increment(error)) {
+    const std::string name = item->path().filename().string();
+    if (!is_partial_name(name) && has_index(item->path().string())) names.push_back(name);
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+// What is there instead of a checkpoint.
+[[noreturn]] void fail_for_path(const std::string& path) {
+  constexpr const char* kFix = "pass the folder of a checkpoint; one that ends with .partial-... was never finished";
+  std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  if (!fs::exists(status)) fail(path + " does not exist", kFix);
+  if (!fs::is_directory(status)) {
+    fail(path + " is a single file, and a checkpoint is a folder",
+         "load a safetensors file with load_safetensors(path, module)");
+  }
+  const std::vector<std::string> inside = checkpoints_in(path);
+  if (inside.empty()) fail(path + " has no index.json: it is no checkpoint", kFix);
+  fail(c10::str(path, " has no index.json: it is no checkpoint; there are some in it: ", list_of_names(inside)),
+       "pass the folder of one of these; checkpoint::latest names the newest");
+}
+
+json json_of_file(const IndexedFile& file) {
+  json hashes = json::array();
+  for (uint64_t hash : file.hashes) hashes.push_back(hash_text(hash));
+  return {{"bytes", file.num_bytes}, {"blocks", std::move(hashes)}};
+}
+
 }  // namespace
 
 std::string index_text(const Index& index) {
   json object = {{"format", kFormat},          {"version", kFormatVersion},        {"world_size", index.world_size},
                  {"saved_at", index.saved_at}, {"block_bytes", index.block_bytes}, {"values", index.values},
-                 {"entries", json::object()},  {"files", json::object()}};
+                 {"entries", json::object()},  {"files", json::object()},          {"weight_maps", json::object()}};
   for (const auto& [name, entry] : index.entries) {
     object["entries"][name] = {
         {"files", entry.files}, {"aliases", entry.aliases}, {"values", entry.values}, {"per_rank", entry.per_rank}};
   }
-  for (const IndexedFile& file : index.files) {
-    json hashes = json::array();
-    for (uint64_t hash : file.hashes) hashes.push_back(hash_text(hash));
-    object["files"][file.name] = {{"bytes", file.num_bytes}, {"blocks", std::move(hashes)}};
-  }
+  for (const IndexedFile& file : index.files) object["files"][file.name] = json_of_file(file);
+  for (const IndexedFile& file : index.weight_maps) object["weight_maps"][file.name] = json_of_file(file);
   return with_checksum(object.dump(1) + "\n");
 }
 
@@ -123,6 +158,10 @@ Index parse_index(const std::string& text, const std::string& path) {
     for (const auto& [name, file] : object.at("files").items()) {
       index.files.push_back(parse_file(name, file, index.block_bytes));
     }
+    const json weight_maps = object.value("weight_maps", json::object());  // older checkpoints lack it
+    for (const auto& [name, file] : weight_maps.items()) {
+      index.weight_maps.push_back(parse_file(name, file, index.block_bytes));
+    }
     return index;
   } catch (const Failure&) {
     throw;
@@ -133,22 +172,34 @@ Index parse_index(const std::string& text, const std::string& path) {
 
 Index read_index(const std::string& folder) {
   const std::string path = folder + "/" + kIndexName;
-  if (!has_index(folder)) {
-    const bool is_there = std::filesystem::is_directory(folder);
-    fail(c10::str(folder, is_there ? " has no index.json: it is no checkpoint" : " does not exist"),
-         "pass the folder of a checkpoint; one that ends with .partial-... was never finished");
-  }
+  if (!has_index(folder)) fail_for_path(folder);
   return parse_index(read_file(path, kMaxIndexBytes), path);
 }
 
-bool is_checkpoint(const std::string& folder) {
-  if (!has_index(folder)) return false;
+std::optional<Index> index_of(const std::string& folder) {
+  if (!has_index(folder)) return std::nullopt;
   try {
-    read_index(folder);
-    return true;
+    return read_index(folder);
   } catch (const Failure&) {
-    return false;
+    return std::nullopt;
   }
+}
+
+std::string weight_map_name(const std::string& entry) {
+  return entry + ".safetensors.index.json";
+}
+
+std::vector<std::string> other_things_in(const std::string& folder, const Index& index) {
+  std::set<std::string> known = {kIndexName};
+  for (const IndexedFile& file : index.files) known.insert(file.name);
+  for (const auto& [entry, indexed] : index.entries) known.insert(weight_map_name(entry));
+  std::vector<std::string> others;
+  for (const auto& item : fs::directory_iterator(folder)) {
+    const std::string name = item.path().filename().string();
+    if (known.count(name) == 0) others.push_back(name);
+  }
+  std::sort(others.begin(), others.end());
+  return others;
 }
 
 bool has_index(const std::string& folder) {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -35,7 +36,11 @@ struct Index {
   std::map<std::string, IndexedEntry> entries = {};
   nlohmann::json values = nlohmann::json::object();  // the user's
   std::vector<IndexedFile> files = {};
+  std::vector<IndexedFile> weight_maps = {};  // which nobody but other readers and `verify` looks at
 };
+
+/// "model.safetensors.index.json", as Hugging Face's readers want it.
+std::string weight_map_name(const std::string& entry);
 
 std::string index_text(const Index& index);
 
@@ -51,8 +56,11 @@ Index read_index(const std::string& folder);
 /// Whether the folder has one, good or bad.
 bool has_index(const std::string& folder);
 
-/// Whether it has an index that checkpoint::save wrote: what may be replaced or removed.
-bool is_checkpoint(const std::string& folder);
+/// The index, if it is one that checkpoint::save wrote: what may be replaced or removed.
+std::optional<Index> index_of(const std::string& folder);
+
+/// Names of what is in its folder and is no part of it, sorted.
+std::vector<std::string> other_things_in(const std::string& folder, const Index& index);
 
 /// Failure for a name that cannot be part of a file's.
 void check_entry_name(const std::string& name);

@@ -8,11 +8,13 @@
 #include <atomic>
 #include <iomanip>
 #include <mutex>
+#include <numeric>
 #include <set>
 #include <sstream>
 #include <thread>
 
 #include "serried/base/text.h"
+#include "serried/checkpoint/commit.h"
 #include "serried/checkpoint/failure.h"
 #include "serried/checkpoint/load_names.h"
 #include "serried/checkpoint/values.h"
@@ -57,17 +59,18 @@ class Findings {
   std::vector<std::string> texts_;
 };
 
-void check_blocks(const Index& index, const std::vector<std::shared_ptr<File>>& files,
-                  const std::vector<BlockToCheck>& blocks, const OnBytes& on_bytes, Findings& findings) {
+void check_blocks(const std::vector<IndexedFile>& indexed, int64_t block_bytes,
+                  const std::vector<std::shared_ptr<File>>& files, const std::vector<BlockToCheck>& blocks,
+                  const OnBytes& on_bytes, Findings& findings) {
   std::atomic<size_t> next = 0;
   std::atomic<int64_t> done = 0;
   int64_t total = 0;
-  for (const IndexedFile& file : index.files) total += file.num_bytes;
+  for (const IndexedFile& file : indexed) total += file.num_bytes;
   const auto work = [&] {
-    std::string bytes(size_t(index.block_bytes), '\0');
+    std::string bytes(size_t(block_bytes), '\0');
     for (size_t i = next++; i < blocks.size(); i = next++) {
-      const IndexedFile& file = index.files[blocks[i].file];
-      const BlockGrid grid{file.num_bytes, index.block_bytes};
+      const IndexedFile& file = indexed[blocks[i].file];
+      const BlockGrid grid{file.num_bytes, block_bytes};
       const int64_t begin = grid.begin(blocks[i].block), end = grid.end(blocks[i].block);
       try {
         files[blocks[i].file]->read(begin, bytes.data(), end - begin);
@@ -129,13 +132,57 @@ void compare_values(const std::string& name, const json& first, const json& seco
   lines.push_back(c10::str(printable(name), ": ", shown(first), " and ", shown(second)));
 }
 
+// Random states, of each rank or of one for all.
+void compare_ranks(const std::string& name, const json& first, const json& second, std::vector<std::string>& lines) {
+  if (first == second || !first.is_array() || !second.is_array()) return;
+  const auto whose = [](const json& list) {
+    return list.size() == 1 ? std::string("of one rank for all") : c10::str("of each of ", list.size(), " ranks");
+  };
+  if (first.size() != second.size()) {
+    lines.push_back(c10::str(printable(name), ": ", whose(first), ", and ", whose(second)));
+    return;
+  }
+  const auto rank = std::mismatch(first.begin(), first.end(), second.begin()).first - first.begin();
+  lines.push_back(c10::str(printable(name), ": what each rank has differs first on rank ", rank));
+}
+
+// Which elements have other bytes.
+at::Tensor elements_that_differ(const at::Tensor& a, const at::Tensor& b) {
+  const auto bytes = [](const at::Tensor& t) {
+    return at::from_blob(t.mutable_data_ptr(), {t.numel(), t.element_size()}, at::kByte);
+  };
+  return bytes(a).ne(bytes(b)).any(1);
+}
+
 std::string compare_contents(const Found& first, const Found& second) {
   const at::Tensor a = read_whole(*first.file, *first.tensor), b = read_whole(*second.file, *second.tensor);
   if (hash_of(a.const_data_ptr(), int64_t(a.nbytes())) == hash_of(b.const_data_ptr(), int64_t(b.nbytes()))) return "";
-  const int64_t count = a.ne(b).sum().item<int64_t>();
+  const at::Tensor which = elements_that_differ(a, b);
   const auto wide = c10::isComplexType(a.scalar_type()) ? at::kComplexDouble : at::kDouble;
-  const double largest = (a.to(wide) - b.to(wide)).abs().max().item<double>();
-  return c10::str(count, " of ", a.numel(), " elements differ, by at most ", largest);
+  const at::Tensor one = a.reshape(-1).to(wide).masked_select(which),
+                   other = b.reshape(-1).to(wide).masked_select(which);
+  const at::Tensor lack = one.isnan().logical_xor(other.isnan());
+  const at::Tensor by = (one - other).abs().masked_fill(one.isnan().logical_or(other.isnan()), 0);
+  const std::string text = c10::str(which.sum().item<int64_t>(), " of ", a.numel(), " elements differ, ");
+  const auto num_lack = lack.sum().item<int64_t>();
+  if (num_lack > 0) return c10::str(text, num_lack, " of them NaN on one side");
+  return c10::str(text, "by at most ", by.max().item<double>());
+}
+
+// How many letters have to be changed to come from one to the other, and less where one ends with the other.
+size_t distance(const std::string& name, const std::string& known) {
+  if (known.ends_with("." + name)) return 0;
+  std::vector<size_t> row(known.size() + 1);
+  std::iota(row.begin(), row.end(), size_t(0));
+  for (size_t i = 0; i < name.size(); ++i) {
+    size_t corner = row[0]++;
+    for (size_t j = 0; j < known.size(); ++j) {
+      const size_t changed = corner + (name[i] == known[j] ? 0 : 1);
+      corner = row[j + 1];
+      row[j + 1] = std::min({changed, row[j] + 1, row[j + 1] + 1});
+    }
+  }
+  return row.back() + 1;
 }
 
 [[noreturn]] void fail_for_name(const Checkpoint& checkpoint, const std::map<std::string, Found>& tensors,
@@ -145,7 +192,15 @@ std::string compare_contents(const Found& first, const Found& second) {
     if (!names_tensor(value)) there.push_back(known);
   }
   for (const auto& [known, found] : tensors) there.push_back(known);
-  fail(c10::str(checkpoint.folder(), " has no \"", printable(name), "\"; it has: ", list_of_names(there)),
+  constexpr size_t kFew = 20, kNearest = 5;
+  const size_t count = there.size();
+  const std::string what = count <= kFew ? "it has: " : c10::str("the nearest of ", count, " names: ");
+  if (count > kFew) {
+    std::stable_sort(there.begin(), there.end(),
+                     [&](const std::string& a, const std::string& b) { return distance(name, a) < distance(name, b); });
+    there.resize(kNearest);
+  }
+  fail(c10::str(checkpoint.folder(), " has no \"", printable(name), "\"; ", what, list_of_names(there)),
        "name one of these; serried checkpoint ls shows all");
 }
 
@@ -197,22 +252,25 @@ std::string listing(const std::string& folder) {
   return out.str();
 }
 
-std::vector<std::string> verify(const std::string& folder, const OnBytes& on_bytes) {
+std::vector<std::string> verify(const std::string& path, const OnBytes& on_bytes) {
+  const std::string folder = place_of(path);
   const Index index = read_index(folder);
+  std::vector<IndexedFile> all = index.files;
+  all.insert(all.end(), index.weight_maps.begin(), index.weight_maps.end());
   Findings findings;
-  std::vector<std::shared_ptr<File>> files(index.files.size());
+  std::vector<std::shared_ptr<File>> files(all.size());
   std::vector<BlockToCheck> blocks;
-  for (size_t i = 0; i < index.files.size(); ++i) {
-    const IndexedFile& indexed = index.files[i];
+  for (size_t i = 0; i < all.size(); ++i) {
     try {
-      const TensorFile whole(folder, indexed, index.block_bytes);  // its length and its header
-      files[i] = std::make_shared<File>(File::open_to_read(folder + "/" + indexed.name));
-      for (size_t b = 0; b < indexed.hashes.size(); ++b) blocks.push_back({i, int64_t(b)});
+      if (i < index.files.size()) const TensorFile whole(folder, all[i], index.block_bytes);  // that it has a header
+      files[i] = std::make_shared<File>(File::open_to_read(folder + "/" + all[i].name));
+      check_length(*files[i], all[i]);
+      for (size_t b = 0; b < all[i].hashes.size(); ++b) blocks.push_back({i, int64_t(b)});
     } catch (const Failure& failure) {
       findings.add(failure.text);
     }
   }
-  check_blocks(index, files, blocks, on_bytes, findings);
+  check_blocks(all, index.block_bytes, files, blocks, on_bytes, findings);
   return std::move(findings).sorted();
 }
 
@@ -223,11 +281,15 @@ std::vector<std::string> differences(const std::string& first, const std::string
   std::set<std::string> entries;
   for (const auto& [name, entry] : a.index().entries) entries.insert(name);
   for (const auto& [name, entry] : b.index().entries) entries.insert(name);
-  const auto values_of = [](const Checkpoint& checkpoint, const std::string& name) {
+  const auto entry_of = [](const Checkpoint& checkpoint, const std::string& name) {
     const auto found = checkpoint.index().entries.find(name);
-    return found == checkpoint.index().entries.end() ? json() : found->second.values;
+    return found == checkpoint.index().entries.end() ? IndexedEntry() : found->second;
   };
-  for (const std::string& name : entries) compare_values(name, values_of(a, name), values_of(b, name), lines);
+  for (const std::string& name : entries) {
+    const IndexedEntry mine = entry_of(a, name), theirs = entry_of(b, name);
+    compare_values(name, mine.values, theirs.values, lines);
+    compare_ranks(name, mine.per_rank, theirs.per_rank, lines);
+  }
   compare_tensors(a, b, on_bytes, lines);
   return lines;
 }
@@ -238,7 +300,13 @@ std::string text_of(const std::string& folder, const std::string& name) {
   std::ostringstream out;
   const auto found = tensors.find(name);
   if (found != tensors.end()) {
-    out << looks(*found->second.tensor) << "\n" << read_whole(*found->second.file, *found->second.tensor) << "\n";
+    const at::Tensor value = read_whole(*found->second.file, *found->second.tensor);
+    out << looks(*found->second.tensor);
+    if (!value.is_complex()) {
+      out << "\n" << value << "\n";
+    } else {
+      out << ", real and imaginary parts in the last dim\n" << at::view_as_real(value) << "\n";
+    }
     return out.str();
   }
   const auto entry = checkpoint.index().entries.find(name);

@@ -1,11 +1,15 @@
 // Which older checkpoints stay.
+#include <c10/util/StringUtil.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <vector>
 
+#include "serried/base/log.h"
 #include "serried/checkpoint/commit.h"
 #include "serried/checkpoint/failure.h"
 #include "serried/checkpoint/index.h"
+#include "serried/checkpoint/load_names.h"
 #include "serried/checkpoint/save_job.h"
 
 namespace serried::checkpoint::detail {
@@ -25,25 +29,59 @@ NumberedName numbered(const std::string& name) {
   return {name.substr(0, digits), std::stoll(name.substr(digits))};
 }
 
+struct Numbered {
+  int64_t saved_at;
+  int64_t number;
+  std::string path;
+  std::vector<std::string> other_things;
+};
+
+// Those beside `target` whose names differ in the number only, as they were saved. Training may have gone back to an
+// earlier step: numbers say nothing of that.
+std::vector<Numbered> older_than(const std::string& target) {
+  const std::string name = fs::path(target).filename().string(), stem = numbered(name).stem;
+  std::vector<Numbered> all;
+  for (const auto& item : fs::directory_iterator(parent_of(target))) {
+    const std::string other = item.path().filename().string();
+    const NumberedName theirs = numbered(other);
+    if (other == name || theirs.stem != stem || theirs.number < 0 || item.is_symlink()) continue;
+    const std::string path = item.path().string();
+    const std::optional<Index> index = index_of(path);
+    if (index) all.push_back({index->saved_at, theirs.number, path, other_things_in(path, *index)});
+  }
+  std::sort(all.begin(), all.end(), [](const Numbered& a, const Numbered& b) {
+    return std::tie(a.saved_at, a.number) < std::tie(b.saved_at, b.number);
+  });
+  return all;
+}
+
+void remove_or_fail(const Numbered& old) {
+  if (old.other_things.empty()) return remove_checkpoint(old.path);
+  fail(c10::str("it has more in it than its checkpoint: ", list_of_names(old.other_things)), "");
+}
+
 }  // namespace
 
 void remove_older(const std::string& path, const SaveOptions& options) {
-  if (options.keep_last <= 0) return;
-  const std::string target = clean_path(path), parent = parent_of(target);
-  const NumberedName mine = numbered(fs::path(target).filename().string());
-  if (mine.number < 0) return;
-  std::vector<std::pair<int64_t, std::string>> others;
-  for (const auto& item : fs::directory_iterator(parent)) {
-    const NumberedName theirs = numbered(item.path().filename().string());
-    if (theirs.stem != mine.stem || theirs.number < 0 || !is_checkpoint(item.path().string())) continue;
-    others.emplace_back(theirs.number, item.path().string());
-  }
-  std::sort(others.begin(), others.end());
-  const size_t num_old = others.size() - std::min(others.size(), size_t(options.keep_last));
-  for (size_t i = 0; i < num_old; ++i) {
-    const auto& [number, old] = others[i];
-    const bool is_kept = options.keep_every > 0 && number % options.keep_every == 0;
-    if (!is_kept && number != mine.number) remove_checkpoint(old);
+  const std::string target = clean_path(path);
+  if (options.keep_last <= 0 || numbered(fs::path(target).filename().string()).number < 0) return;
+  // The new one is there: what goes wrong with older ones is no failure of the save.
+  const auto warn = [&](const std::string& old, const std::string& why) {
+    log::warn_once(c10::str("[checkpoint] ", target, " is saved, but of the older ones ", old, " stays: ", why));
+  };
+  try {
+    const std::vector<Numbered> all = older_than(target);
+    const size_t others_to_keep = size_t(options.keep_last) - 1;
+    for (size_t i = 0; i + others_to_keep < all.size(); ++i) {
+      if (options.keep_every > 0 && all[i].number % options.keep_every == 0) continue;
+      try {
+        remove_or_fail(all[i]);
+      } catch (const Failure& failure) {
+        warn(all[i].path, failure.text);
+      }
+    }
+  } catch (const std::exception& error) {
+    warn("each", error.what());
   }
 }
 

@@ -19,6 +19,9 @@ namespace fs = std::filesystem;
 // When it was saved; none for what is no checkpoint.
 std::optional<int64_t> time_of(const fs::path& folder) {
   if (is_partial_name(folder.filename().string()) || !has_index(folder.string())) return std::nullopt;
+  // Set aside by a save that was killed: it counts where it is the only one of its name.
+  const std::optional<std::string> before = name_before(folder.string());
+  if (before && has_index(*before)) return std::nullopt;
   try {
     return read_index(folder.string()).saved_at;
   } catch (const Failure& failure) {

@@ -52,27 +52,37 @@ class LoadPlanner {
  private:
   Wanted wanted_value(const Entry& entry) {
     const json& values = checkpoint_.index().values;
-    if (!values.contains(entry.name)) checkpoint_.entry(entry.name);  // says what there is
+    if (!values.contains(entry.name)) {
+      checkpoint_.entry(entry.name);  // says what there is
+      fail(c10::str("\"", entry.name, "\" is a state in the checkpoint, and is loaded into a value"),
+           "pass state_of(...) of the same kind of thing");
+    }
     Wanted wanted;
-    if (values.contains(entry.name)) want_value(entry.value, entry.name, values[entry.name], wanted);
+    want_value(entry.value, entry.name, values[entry.name], wanted);
     return wanted;
   }
 
   void add(const std::string& name, Wanted wanted, const std::string& entry) {
-    plan_.names[name] = {std::move(wanted.missing), std::move(wanted.extra)};
+    size_t number = 0;
+    while (plan_.names.count({name, number}) != 0) ++number;
+    plan_.names[{name, number}] = {std::move(wanted.missing), std::move(wanted.extra)};
     std::unordered_map<std::string, std::pair<std::shared_ptr<TensorFile>, const FileTensor*>> found;
     for (const auto& file : checkpoint_.files(entry)) {
       for (const FileTensor& tensor : file->header().tensors) found[tensor.name] = {file, &tensor};
     }
+    const auto reading_of = [&](const std::string& saved_name, const at::Tensor& to) -> Reading {
+      const auto place = found.find(saved_name);
+      if (place != found.end()) return {place->second.first, place->second.second, to};
+      fail(c10::str(checkpoint_.folder(), " lacks the tensor \"", saved_name, "\" of \"", name, "\""),
+           "use another checkpoint");
+    };
     for (const Target& target : wanted.targets) {
-      const auto place = found.find(target.saved_name);
-      if (place == found.end()) {
-        fail(c10::str(checkpoint_.folder(), " lacks the tensor \"", target.saved_name, "\" of \"", name, "\""),
-             "use another checkpoint");
-      }
-      const Reading reading{place->second.first, place->second.second, target.tensor};
+      const Reading reading = reading_of(target.saved_name, target.tensor);
       check_looks(reading, {options_.convert, entry == kValuesEntry ? "" : name + "."});
       plan_.readings.push_back(reading);
+    }
+    for (const auto& [one, other] : wanted.twins) {
+      check_twins(reading_of(one, {}), reading_of(other, {}), c10::str("\"", name, "\""));
     }
     if (wanted.apply) plan_.apply.push_back(std::move(wanted.apply));
   }
@@ -103,8 +113,8 @@ json orders_of(const LoadPlan& plan) {
 
 // What a rank has to say before anything is read.
 std::string load_message(const Checkpoint& checkpoint, const LoadPlan& plan) {
-  json names = json::object();
-  for (const auto& [entry, each] : plan.names) names[entry] = {{"missing", each.missing}, {"extra", each.extra}};
+  json names = json::array();
+  for (const auto& [entry, each] : plan.names) names.push_back({entry.first, entry.second, each.missing, each.extra});
   return json({{"checksum", checkpoint.index().checksum}, {"orders", orders_of(plan)}, {"names", names}}).dump();
 }
 
@@ -140,8 +150,9 @@ void compare_ranks(const std::vector<std::string>& messages, const std::string& 
   for (const std::string& message : messages) {
     said.push_back(json::parse(message));
     NamesOfEntries& mine = names.emplace_back();
-    for (const auto& [entry, lists] : said.back()["names"].items()) {
-      mine[entry] = {lists["missing"].get<std::vector<std::string>>(), lists["extra"].get<std::vector<std::string>>()};
+    for (const json& each : said.back()["names"]) {
+      mine[{each[0].get<std::string>(), each[1].get<size_t>()}] = {each[2].get<std::vector<std::string>>(),
+                                                                   each[3].get<std::vector<std::string>>()};
     }
   }
   check_same_files(said, path);
@@ -203,10 +214,7 @@ namespace {
 at::Tensor read_value_tensor(Checkpoint& checkpoint, const std::string& name) {
   for (const auto& file : checkpoint.files(kValuesEntry)) {
     for (const FileTensor& tensor : file->header().tensors) {
-      if (tensor.name != name) continue;
-      const at::Tensor value = read_whole(*file, tensor);
-      for (int64_t block : file->blocks_in_parts()) file->check_block(block);
-      return value;
+      if (tensor.name == name) return read_whole(*file, tensor);
     }
   }
   fail(c10::str(checkpoint.folder(), " lacks the tensor \"", name, "\""), "use another checkpoint");

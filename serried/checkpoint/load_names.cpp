@@ -14,6 +14,27 @@ namespace {
 
 constexpr size_t kShownNames = 20;
 
+using EntrySet = std::set<std::pair<std::string, size_t>>;
+
+void check_entries_of_ranks(const std::vector<NamesOfEntries>& of_ranks) {
+  std::map<EntrySet, size_t> kinds;  // the first rank of each
+  for (size_t rank = 0; rank < of_ranks.size(); ++rank) {
+    EntrySet mine;
+    for (const auto& [entry, names] : of_ranks[rank]) mine.insert(entry);
+    kinds.emplace(std::move(mine), rank);
+  }
+  for (const auto& [less, rank] : kinds) {
+    for (const auto& [more, other] : kinds) {
+      if (rank == other || !std::includes(more.begin(), more.end(), less.begin(), less.end())) continue;
+      const auto lacking =
+          std::find_if(more.begin(), more.end(), [&less = less](const auto& e) { return less.count(e) == 0; });
+      fail(c10::str("rank ", other, " loads \"", lacking->first, "\", and rank ", rank,
+                    " does not, nor anything that rank ", other, " does not load"),
+           "load the same contents on every rank, or pass {.strict = false}");
+    }
+  }
+}
+
 }  // namespace
 
 std::string list_of_names(std::vector<std::string> names) {
@@ -34,8 +55,9 @@ void check_names(const std::string& entry, const Wanted& wanted, bool strict) {
 }
 
 void check_names_of_ranks(const std::vector<NamesOfEntries>& of_ranks) {
-  std::map<std::string, Wanted> all;
-  std::map<std::string, std::set<std::set<std::string>>> kinds;  // what different ranks leave alone, by entry
+  check_entries_of_ranks(of_ranks);
+  std::map<std::pair<std::string, size_t>, Wanted> all;
+  std::map<std::pair<std::string, size_t>, std::set<std::set<std::string>>> kinds;  // what different ranks leave alone
   for (const NamesOfEntries& entries : of_ranks) {
     for (const auto& [entry, names] : entries) {
       std::vector<std::string>& missing = all[entry].missing;
@@ -58,7 +80,7 @@ void check_names_of_ranks(const std::vector<NamesOfEntries>& of_ranks) {
       }
     }
     wanted.extra.assign(nobody.begin(), nobody.end());
-    check_names(entry, wanted, true);
+    check_names(entry.first, wanted, true);
   }
 }
 

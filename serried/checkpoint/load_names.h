@@ -23,8 +23,9 @@ struct NamesOfRank {
 
 /// The same for ranks that load together, one after the other, each with what it has to say of its entries: a name that
 /// some rank wants is none that only the checkpoint has, so that stages of a pipeline load what is theirs. A rank that
-/// wants less than another and nothing that the other does not want has forgotten something.
-using NamesOfEntries = std::map<std::string, NamesOfRank>;
+/// wants less than another and nothing that the other does not want has forgotten something: names, or whole entries.
+/// An entry may go into several things: these have the numbers 0, 1 and so on.
+using NamesOfEntries = std::map<std::pair<std::string, size_t>, NamesOfRank>;
 void check_names_of_ranks(const std::vector<NamesOfEntries>& of_ranks);
 
 }  // namespace serried::checkpoint::detail

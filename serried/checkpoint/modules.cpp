@@ -88,6 +88,7 @@ Part part_of_module(const torch::nn::Module& module) {
 Wanted match_names(const Part& part, const SavedPart& saved, const LoadOptions& options) {
   const std::map<std::string, std::string> there = names_here(saved, options);
   std::map<std::string, std::string> unused = there;
+  std::map<std::string, std::string> taken;  // by name here: which tensor of the checkpoint
   Wanted wanted;
   for (const Item& item : part.items) {
     if (!begins_with(item.name, options.only)) continue;
@@ -97,6 +98,7 @@ Wanted match_names(const Part& part, const SavedPart& saved, const LoadOptions& 
       continue;
     }
     wanted.targets.push_back({found->second, item.tensor});
+    taken[item.name] = found->second;
     unused.erase(item.name);
   }
   // Another name of a tensor that is here counts as found, also where only that name is in the checkpoint.
@@ -104,9 +106,10 @@ Wanted match_names(const Part& part, const SavedPart& saved, const LoadOptions& 
     const auto found = there.find(alias);
     if (found == there.end()) continue;
     unused.erase(alias);
-    const auto lacking = std::find(wanted.missing.begin(), wanted.missing.end(), name);
-    if (lacking == wanted.missing.end()) continue;
-    wanted.missing.erase(lacking);
+    const auto [first, is_new] = taken.emplace(name, found->second);
+    if (!is_new && first->second != found->second) wanted.twins.emplace_back(found->second, first->second);
+    if (!is_new) continue;
+    std::erase(wanted.missing, name);
     const auto item = std::find_if(part.items.begin(), part.items.end(), [&](const Item& i) { return i.name == name; });
     wanted.targets.push_back({found->second, item->tensor});
   }

@@ -1,9 +1,12 @@
-// Values of an entry that ranks have different parts of: those of optimizers are joined, parameter by parameter.
+// Values of an entry that ranks have different parts of: those of optimizers are joined, parameter by parameter, and
+// those of samplers.
 #include <c10/util/StringUtil.h>
 
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <map>
+#include <set>
 
 #include "serried/checkpoint/failure.h"
 #include "serried/checkpoint/source.h"
@@ -32,9 +35,12 @@ class OptimizerJoiner {
     const json& groups = values.at("groups");
     for (size_t g = 0; g < groups.size(); ++g) add_group(rank, g, groups[g], values.at("owned"));
     for (const auto& [name, state] : values.at("owned").items()) owned_.emplace(name, state);
+    for (const json& entry : values.at("entries")) entries_.insert(entry.get<std::string>());
   }
 
-  json result(const json& type) && { return {{"type", type}, {"groups", groups_}, {"owned", owned_}}; }
+  json result(const json& type) && {
+    return {{"type", type}, {"groups", groups_}, {"entries", entries_}, {"owned", owned_}};
+  }
 
  private:
   void add_group(int rank, size_t number, const json& group, const json& owned) {
@@ -80,14 +86,39 @@ class OptimizerJoiner {
 
   const std::string& entry_;
   std::map<std::string, Known> known_;
+  std::set<std::string> entries_;
   json groups_ = json::array(), owned_ = json::object();
   std::vector<size_t> numbers_;
 };
+
+// Of samplers that repeat no sample the last ranks come to their end one round earlier.
+std::optional<json> joined_samplers(const std::vector<std::pair<int, json>>& of_ranks) {
+  const json& first = of_ranks[0].second;
+  if (std::all_of(of_ranks.begin(), of_ranks.end(), [&](const auto& each) { return each.second == first; })) return {};
+  std::optional<int64_t> goes_on;  // what ranks that are not at their end say
+  int64_t last = 0, samples = 0;
+  for (const auto& [rank, values] : of_ranks) {
+    if (!values.is_object() || !values.contains("sampler_epoch")) return std::nullopt;
+    if (values.at("sampler_epoch") != first.at("sampler_epoch")) return std::nullopt;
+    const auto consumed = values.at("consumed").get<int64_t>();
+    samples = std::max(samples, values.at("samples").get<int64_t>());
+    last = std::max(last, consumed);
+    if (values.at("is_at_end").get<bool>()) continue;
+    if (goes_on.value_or(consumed) != consumed) return std::nullopt;
+    goes_on = consumed;
+  }
+  if (goes_on && last > *goes_on) return std::nullopt;
+  json joined = first;
+  joined["consumed"] = goes_on.value_or(samples);
+  joined["is_at_end"] = !goes_on;
+  return joined;
+}
 
 }  // namespace
 
 json joined_values(const std::string& entry, const std::vector<std::pair<int, json>>& of_ranks) {
   const auto& [first_rank, first] = of_ranks[0];
+  if (const std::optional<json> sampler = joined_samplers(of_ranks)) return *sampler;
   const bool is_optimizer = first.is_object() && first.contains("groups");
   OptimizerJoiner joiner(entry);
   for (const auto& [rank, values] : of_ranks) {

@@ -157,7 +157,7 @@ void set_option(std::optional<T>& option, const json& value) {
 }
 
 template <class Options, class State>
-OptimizerKind kind(const char* name) {
+OptimizerKind kind(const char* name, bool has_one_state = false) {
   return {name,
           [](const optim::OptimizerOptions& options) { return dynamic_cast<const Options*>(&options) != nullptr; },
           []() -> std::unique_ptr<optim::OptimizerParamState> { return std::make_unique<State>(); },
@@ -177,7 +177,8 @@ OptimizerKind kind(const char* name) {
             visit_options(static_cast<Options&>(options), [&](const char* field, auto& value) {
               if (object.contains(field)) set_option(value, object[field]);
             });
-          }};
+          },
+          has_one_state};
 }
 
 }  // namespace
@@ -189,7 +190,7 @@ const OptimizerKind& kind_of(const optim::Optimizer& optimizer) {
       kind<optim::SGDOptions, optim::SGDParamState>("SGD"),
       kind<optim::RMSpropOptions, optim::RMSpropParamState>("RMSprop"),
       kind<optim::AdagradOptions, optim::AdagradParamState>("Adagrad"),
-      kind<optim::LBFGSOptions, optim::LBFGSParamState>("LBFGS"),
+      kind<optim::LBFGSOptions, optim::LBFGSParamState>("LBFGS", true),
   };
   for (const OptimizerKind& each : kinds) {
     if (each.is_kind_of(optimizer.defaults())) return each;

@@ -27,6 +27,7 @@ struct OptimizerKind {
   std::vector<StateField> (*fields)(torch::optim::OptimizerParamState& state);
   nlohmann::json (*options_json)(const torch::optim::OptimizerOptions& options);
   void (*set_options)(torch::optim::OptimizerOptions& options, const nlohmann::json& json);
+  bool has_one_state = false;  // of all parameters, one behind the other; it hangs on the first
 };
 
 /// By the type of its options; Failure for optimizers that are none of torch::optim's.

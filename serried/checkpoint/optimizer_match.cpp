@@ -7,6 +7,7 @@
 
 #include "serried/base/text.h"
 #include "serried/checkpoint/failure.h"
+#include "serried/checkpoint/load_names.h"
 #include "serried/tensor/spec.h"
 
 namespace serried::checkpoint::detail {
@@ -43,9 +44,68 @@ struct SavedParameter {
   size_t group;
 };
 
-SavedParameter saved_parameter(const json& saved, size_t group, size_t number) {
-  return {saved[group].at("params").at(number).get<std::string>(),
-          saved[group].at("sizes").at(number).get<std::vector<int64_t>>(), group};
+SavedParameter saved_parameter(const json& groups, size_t group, size_t number) {
+  return {groups[group].at("params").at(number).get<std::string>(),
+          groups[group].at("sizes").at(number).get<std::vector<int64_t>>(), group};
+}
+
+// The entry of its module, where names were saved with these, and its name there.
+using EntryAndName = std::pair<std::string, std::string>;
+using SavedByName = std::map<EntryAndName, SavedParameter>;
+
+EntryAndName split(const std::string& name, const json& entries) {
+  std::string longest;
+  for (const json& each : entries) {
+    const auto entry = each.get<std::string>();
+    if (name.starts_with(entry + ".") && entry.size() > longest.size()) longest = entry;
+  }
+  return {longest, longest.empty() ? name : name.substr(longest.size() + 1)};
+}
+
+std::string joined(const EntryAndName& name) {
+  return name.first.empty() ? name.second : name.first + "." + name.second;
+}
+
+// By the names that they have here.
+SavedByName saved_by_name(const json& saved, const LoadOptions& options) {
+  const json& groups = saved.at("groups");
+  const json entries = saved.value("entries", json::array());
+  SavedByName all;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    for (size_t i = 0; i < groups[g].at("params").size(); ++i) {
+      const SavedParameter theirs = saved_parameter(groups, g, i);
+      EntryAndName name = split(theirs.name, entries);
+      name.second = renamed(name.second, options.rename);
+      if (all.emplace(name, theirs).second) continue;
+      fail(c10::str("renamed, two parameters of an optimizer are \"", joined(name), "\""),
+           "change the pattern so that names stay different");
+    }
+  }
+  return all;
+}
+
+bool is_asked_for(const NamedParameter& mine, const std::string& only) {
+  if (!mine.is_named) return mine.name.starts_with(only);
+  return std::any_of(mine.names.begin(), mine.names.end(),
+                     [&](const EntryAndName& name) { return name.second.starts_with(only); });
+}
+
+// Takes out what stands there under one of its names.
+std::vector<SavedParameter> take(SavedByName& there, const NamedParameter& mine) {
+  std::vector<SavedParameter> taken;
+  const auto take_one = [&](const EntryAndName& name) {
+    const auto found = there.find(name);
+    if (found == there.end()) return;
+    taken.push_back(found->second);
+    there.erase(found);
+  };
+  if (!mine.is_named) take_one({"", mine.name});
+  for (const EntryAndName& name : mine.names) {
+    take_one(name);
+    // Where two modules here have one name, nobody knows whose this is.
+    if (mine.name == mine.names[0].second) take_one({"", name.second});
+  }
+  return taken;
 }
 
 ParameterMatch matched(const SavedParameter& saved, const NamedParameter& mine, size_t group) {
@@ -57,8 +117,10 @@ std::vector<ParameterMatch> match_by_place(const NamedGroups& groups, const json
   for (size_t g = 0; g < groups.size(); ++g) {
     for (size_t i = 0; i < groups[g].size(); ++i) {
       const SavedParameter theirs = saved_parameter(saved, g, i);
-      const std::string name = groups[g][i].is_named ? groups[g][i].name : renamed(theirs.name, options.rename);
-      if (name.starts_with(options.only)) matches.push_back(matched(theirs, groups[g][i], g));
+      const NamedParameter& mine = groups[g][i];
+      const bool is_wanted = mine.is_named ? is_asked_for(mine, options.only)
+                                           : renamed(theirs.name, options.rename).starts_with(options.only);
+      if (is_wanted) matches.push_back(matched(theirs, mine, g));
     }
   }
   return matches;
@@ -73,37 +135,46 @@ std::string group_of(const ParameterMatch& match) {
 
 std::vector<ParameterMatch> match_parameters(const NamedGroups& groups, const json& saved, const LoadOptions& options,
                                              Wanted& wanted) {
-  if (has_names(groups) != has_names(saved) && have_same_counts(groups, saved)) {
-    return match_by_place(groups, saved, options);
+  const json& saved_groups = saved.at("groups");
+  if (has_names(groups) != has_names(saved_groups) && have_same_counts(groups, saved_groups)) {
+    return match_by_place(groups, saved_groups, options);
   }
-  std::map<std::string, SavedParameter> there;  // by the name that it has here
-  for (size_t g = 0; g < saved.size(); ++g) {
-    for (size_t i = 0; i < saved[g].at("params").size(); ++i) {
-      const SavedParameter theirs = saved_parameter(saved, g, i);
-      const std::string name = renamed(theirs.name, options.rename);
-      if (!there.emplace(name, theirs).second) {
-        fail(c10::str("renamed, two parameters of an optimizer are \"", name, "\""),
-             "change the pattern so that names stay different");
-      }
-    }
-  }
+  SavedByName there = saved_by_name(saved, options);
   std::vector<ParameterMatch> matches;
   for (size_t g = 0; g < groups.size(); ++g) {
     for (const NamedParameter& parameter : groups[g]) {
-      if (!parameter.name.starts_with(options.only)) continue;
-      const auto found = there.find(parameter.name);
-      if (found == there.end()) {
+      if (!is_asked_for(parameter, options.only)) continue;
+      const std::vector<SavedParameter> found = take(there, parameter);
+      if (found.empty()) {
         wanted.missing.push_back(parameter.name);
         continue;
       }
-      matches.push_back(matched(found->second, parameter, g));
-      there.erase(found);
+      matches.push_back(matched(found[0], parameter, g));
+      for (size_t i = 1; i < found.size(); ++i) matches.back().twins.push_back(found[i].name);
     }
   }
   for (const auto& [name, theirs] : there) {
-    if (name.starts_with(options.only)) wanted.extra.push_back(name);
+    if (name.second.starts_with(options.only)) wanted.extra.push_back(joined(name));
   }
   return matches;
+}
+
+void check_order(const char* kind, const NamedGroups& groups, const json& saved_groups,
+                 const std::vector<ParameterMatch>& matches) {
+  std::vector<std::string> there, matched_names, here;
+  for (const json& group : saved_groups) {
+    for (const json& name : group.at("params")) there.push_back(name.get<std::string>());
+  }
+  size_t num_here = 0;
+  for (const auto& group : groups) num_here += group.size();
+  for (const ParameterMatch& each : matches) {
+    matched_names.push_back(each.saved_name);
+    here.push_back(each.mine.name);
+  }
+  if (there == matched_names && matches.size() == num_here) return;
+  fail(c10::str(kind, " has one state for all of its parameters in their order, and that is ", list_of_names(there),
+                " in the checkpoint, and ", list_of_names(here), " here"),
+       "give the optimizer the same parameters in the same order");
 }
 
 void check_sizes(const std::vector<ParameterMatch>& matches) {

@@ -44,7 +44,8 @@ bool needs_entries(const Optimizer& optimizer, const ParameterNames& names) {
   return false;
 }
 
-NamedGroups named_groups(const Optimizer& optimizer, const ParameterNames& names) {
+// `entries`: those that names begin with.
+NamedGroups named_groups(const Optimizer& optimizer, const ParameterNames& names, std::set<std::string>* entries) {
   const bool with_entry = needs_entries(optimizer, names);
   NamedGroups groups;
   for (const auto& group : optimizer.param_groups()) {
@@ -55,7 +56,12 @@ NamedGroups named_groups(const Optimizer& optimizer, const ParameterNames& names
       const auto found = names.find(parameter.unsafeGetTensorImpl());
       const bool is_named = found != names.end();
       const std::string place = c10::str("group", groups.size() - 1, ".param", named.size());
-      named.push_back({is_named ? name_of(found->second[0], with_entry) : place, parameter, is_named});
+      if (!is_named) {
+        named.push_back({place, parameter, false});
+        continue;
+      }
+      named.push_back({name_of(found->second[0], with_entry), parameter, true, found->second});
+      if (with_entry && entries != nullptr) entries->insert(found->second[0].first);
     }
   }
   return groups;
@@ -85,6 +91,33 @@ void save_fields(const std::string& name, const std::vector<StateField>& fields,
 
 using TensorsByName = std::unordered_map<std::string, const FileTensor*>;
 
+// State that was saved for two parameters which are one here: numbers are compared, and tensors will be.
+void add_twins(const ParameterMatch& each, const json& states, Wanted& wanted) {
+  const json mine = states.value(each.saved_name, json());
+  for (const std::string& twin : each.twins) {
+    const json theirs = states.value(twin, json());
+    if (theirs != mine) {
+      fail(c10::str("\"", twin, "\" and \"", each.saved_name,
+                    "\" are one parameter here, and an optimizer has the state ", theirs.dump(), " and ", mine.dump(),
+                    " for them in the checkpoint"),
+           "load into a model that does not tie them");
+    }
+    for (const auto& [field, value] : mine.items()) {
+      if (value == true) wanted.twins.emplace_back(twin + "." + field, each.saved_name + "." + field);
+    }
+  }
+}
+
+// Where a state was taken from one rank of several, which had a part of it.
+void check_has_state(const ParameterMatch& each, const json& values) {
+  const json elsewhere = values.value("elsewhere", json::array());
+  if (std::find(elsewhere.begin(), elsewhere.end(), each.saved_name) == elsewhere.end()) return;
+  fail(c10::str("the state of \"", each.saved_name,
+                "\" of an optimizer is on another rank than the one that this was taken from"),
+       "get_state with {.full = true}, or set it into a ZeroRedundancyOptimizer that deals its parameters out in the "
+       "same way");
+}
+
 class OptimizerSource final : public Source {
  public:
   explicit OptimizerSource(Optimizer& optimizer)
@@ -92,7 +125,8 @@ class OptimizerSource final : public Source {
 
   Part collect(const CallContext& call) override {
     const OptimizerKind& kind = kind_of(optimizer_);
-    const NamedGroups groups = named_groups(optimizer_, *call.names);
+    std::set<std::string> entries;
+    const NamedGroups groups = named_groups(optimizer_, *call.names, &entries);
     auto& state = stateful().state();
     const Holder holder = zero_ != nullptr ? Holder::owner : Holder::all;
     Part part;
@@ -111,8 +145,8 @@ class OptimizerSource final : public Source {
       saved_groups.push_back(
           {{"params", std::move(names)}, {"sizes", std::move(sizes)}, {"options", kind.options_json(options)}});
     }
-    part.values = std::make_shared<json>(json{{"type", kind.name}, {"groups", std::move(saved_groups)}});
-    (*part.values)["owned"] = json::object();
+    part.values = std::make_shared<json>(json{
+        {"type", kind.name}, {"groups", std::move(saved_groups)}, {"entries", entries}, {"owned", json::object()}});
     if (zero_ != nullptr) {
       part.owned = std::make_shared<json>(std::move(numbers));
     } else {
@@ -132,16 +166,19 @@ class OptimizerSource final : public Source {
                     " here"),
            "load into an optimizer of the same kind");
     }
-    const NamedGroups groups = named_groups(optimizer_, *call.names);
+    const NamedGroups groups = named_groups(optimizer_, *call.names, nullptr);
     Wanted wanted;
-    const std::vector<ParameterMatch> matches = match_parameters(groups, values.at("groups"), options, wanted);
+    const std::vector<ParameterMatch> matches = match_parameters(groups, values, options, wanted);
     check_sizes(matches);
+    if (kind.has_one_state && !values.at("owned").empty()) check_order(kind.name, groups, values.at("groups"), matches);
     const GroupOptions new_options = options_of_groups(matches, values.at("groups"), options.strict);
     TensorsByName tensors;
     for (const FileTensor& tensor : saved.tensors) tensors[tensor.name] = &tensor;
     auto made = std::make_shared<std::vector<std::pair<void*, std::unique_ptr<OptimizerParamState>>>>();
     for (const ParameterMatch& each : matches) {
+      add_twins(each, values.at("owned"), wanted);
       if (zero_ != nullptr && zero_->owner_of(each.mine.tensor) != zero_->process_group()->getRank()) continue;
+      check_has_state(each, values);
       made->emplace_back(each.mine.tensor.unsafeGetTensorImpl(),
                          load_state(kind, each, values.at("owned"), tensors, wanted));
     }

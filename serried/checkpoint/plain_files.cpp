@@ -4,11 +4,14 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdio>
+#include <filesystem>
 #include <unordered_map>
 
 #include "serried/checkpoint/checkpoint.h"
+#include "serried/checkpoint/collect.h"
 #include "serried/checkpoint/commit.h"
 #include "serried/checkpoint/failure.h"
 #include "serried/checkpoint/load_names.h"
@@ -26,22 +29,32 @@ Part part_for_file(const torch::nn::Module& module) {
   Part part = part_of_module(unwrapped(module));
   std::stable_sort(part.items.begin(), part.items.end(),
                    [](const Item& a, const Item& b) { return a.tensor.element_size() > b.tensor.element_size(); });
-  for (const Item& item : part.items) {
-    if (!safetensors_dtype(item.tensor.scalar_type())) {
-      fail(c10::str("\"", item.name, "\" has the dtype ", item.tensor.scalar_type(),
-                    ", which safetensors does not have"),
-           "save it in another one");
-    }
-  }
   return part;
 }
 
 void check_plain(const Part& part) {
   for (const Item& item : part.items) {
-    if (!is_dtensor(item.tensor)) continue;
-    fail(c10::str("\"", item.name, "\" is a DTensor"),
-         "save it with checkpoint::save, whose files are safetensors, too; load_safetensors takes DTensors");
+    if (is_dtensor(item.tensor)) {
+      fail(c10::str("\"", item.name, "\" is a DTensor"),
+           "save it with checkpoint::save, whose files are safetensors, too; load_safetensors takes DTensors");
+    }
+    check_can_save("", item.name, item.tensor);
+    if (item.name != "__metadata__") continue;
+    fail("a tensor has the name \"__metadata__\", which the format has for something else", "give it another name");
   }
+}
+
+// Threads may save to one path, each by a file of its own.
+std::string partial_file(const std::string& path) {
+  static std::atomic<int64_t> next = 0;
+  return c10::str(clean_path(path), ".partial-", ::getpid(), "-", next++);
+}
+
+void check_is_file(const std::string& path) {
+  std::error_code error;
+  if (!std::filesystem::is_directory(path, error)) return;
+  if (!has_index(path)) fail(path + " is a folder", "pass a safetensors file");
+  fail(path + " is the folder of a checkpoint", "load it with checkpoint::load(path, {{\"model\", state_of(module)}})");
 }
 
 FileHeader header_of(const Part& part, const SaveSafetensorsOptions& options) {
@@ -65,8 +78,7 @@ void write_plain(const std::string& path, const torch::nn::Module& module, const
   check_plain(part);
   const FileHeader header = header_of(part, options);
   const std::string text = header_text(header);
-  const std::string partial = c10::str(clean_path(path), ".partial-", ::getpid());
-  ::unlink(partial.c_str());
+  const std::string partial = partial_file(path);
   try {
     const File file = File::create(partial);
     file.write(0, text.data(), int64_t(text.size()));
@@ -77,7 +89,7 @@ void write_plain(const std::string& path, const torch::nn::Module& module, const
     file.sync();
     if (::rename(partial.c_str(), path.c_str()) != 0) fail_with_errno("rename a file to", path, errno);
     File::open_folder(parent_of(path)).sync();
-  } catch (const Failure&) {
+  } catch (...) {
     ::unlink(partial.c_str());
     throw;
   }
@@ -102,6 +114,7 @@ void check_plain_names(const std::string& path, const Wanted& wanted) {
 }
 
 void read_plain(const std::string& path, const torch::nn::Module& module, const LoadSafetensorsOptions& options) {
+  check_is_file(path);
   const Part part = part_for_file(module);
   const auto file = std::make_shared<TensorFile>(path);
   const SavedPart saved{file->header().tensors, aliases_in(file->header()), nullptr, nullptr};
@@ -113,6 +126,9 @@ void read_plain(const std::string& path, const torch::nn::Module& module, const 
   for (const Target& target : wanted.targets) {
     readings.push_back({file, found.at(target.saved_name), target.tensor});
     check_looks(readings.back(), {options.convert, ""});
+  }
+  for (const auto& [one, other] : wanted.twins) {
+    check_twins({file, found.at(one), {}}, {file, found.at(other), {}}, path);
   }
   read_all(std::move(readings));
 }

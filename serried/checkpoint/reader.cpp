@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "serried/base/text.h"
+#include "serried/checkpoint/commit.h"
 #include "serried/checkpoint/failure.h"
 #include "serried/checkpoint/runs.h"
 #include "serried/comm/collectives/watch.h"
@@ -117,12 +118,15 @@ TensorFile::TensorFile(const std::string& folder, const IndexedFile& indexed, in
       num_bytes_(file_.size()),
       hashes_(indexed.hashes),
       grid_{indexed.num_bytes, block_bytes} {
-  if (num_bytes_ != indexed.num_bytes) {
-    fail(c10::str(path(), " has ", num_bytes_, " bytes, and had ", indexed.num_bytes, " when it was saved"),
-         "the file is cut short or was changed: use another checkpoint");
-  }
+  check_length(file_, indexed);
   hasher_ = std::make_unique<BlockHasher>(grid_);
   read_header();
+}
+
+void check_length(const File& file, const IndexedFile& indexed) {
+  if (file.size() == indexed.num_bytes) return;
+  fail(c10::str(file.path(), " has ", file.size(), " bytes, and had ", indexed.num_bytes, " when it was saved"),
+       "the file is cut short or was changed: use another checkpoint");
 }
 
 void TensorFile::read_header() {
@@ -174,10 +178,11 @@ std::vector<int64_t> TensorFile::blocks_in_parts() const {
   return blocks;
 }
 
-void TensorFile::check_block(int64_t block) const {
+void TensorFile::check_block(int64_t block) {
   std::string bytes(size_t(grid_.end(block) - grid_.begin(block)), '\0');
   file_.read(grid_.begin(block), bytes.data(), int64_t(bytes.size()));
   compare_hash(block, hash_of(bytes.data(), int64_t(bytes.size())));
+  touched_.erase(block);
 }
 
 std::string TensorFile::tensor_at(int64_t offset) const {
@@ -187,11 +192,15 @@ std::string TensorFile::tensor_at(int64_t offset) const {
   return "no tensor";
 }
 
-Checkpoint::Checkpoint(const std::string& folder) : folder_(folder), index_(read_index(folder)) {}
+Checkpoint::Checkpoint(const std::string& folder) : folder_(place_of(folder)), index_(read_index(folder_)) {}
 
 const IndexedEntry& Checkpoint::entry(const std::string& name) const {
   const auto found = index_.entries.find(name);
   if (found != index_.entries.end()) return found->second;
+  if (index_.values.contains(name)) {
+    fail(c10::str("\"", name, "\" is a value in the checkpoint, and is loaded into a state"),
+         "pass a pointer to a variable, or a tensor");
+  }
   std::vector<std::string> there;
   for (const auto& [known, entry] : index_.entries) {
     if (known != kValuesEntry) there.push_back(known);
@@ -287,10 +296,32 @@ void write_part(const at::Tensor& to, const at::Tensor& part) {
   note_write(to);
 }
 
+void check_twins(const Reading& one, const Reading& other, const std::string& where) {
+  constexpr int64_t kChunk = int64_t(1) << 20;
+  const FileTensor &a = *one.from, &b = *other.from;
+  if (a.dtype != b.dtype || a.sizes != b.sizes) fail_for_twins(a.name, b.name, where);
+  std::string first(size_t(std::min(kChunk, a.end - a.begin)), '\0'), second = first;
+  for (int64_t at = 0, end = a.end - a.begin; at < end; at += kChunk) {
+    const int64_t size = std::min(kChunk, end - at);
+    one.file->file().read(one.file->begin_of(a) + at, first.data(), size);
+    other.file->file().read(other.file->begin_of(b) + at, second.data(), size);
+    if (first != second) fail_for_twins(a.name, b.name, where);
+  }
+}
+
+void fail_for_twins(const std::string& one, const std::string& other, const std::string& where) {
+  using serried::detail::printable;
+  fail(c10::str("of ", where, " \"", printable(one), "\" and \"", printable(other),
+                "\" are one tensor here, and have different values there"),
+       c10::str("load into a model that does not tie them, or take one of them away: {.strict = false, .rename = {{\"^",
+                printable(one), "$\", \"not_used\"}}}"));
+}
+
 at::Tensor read_whole(TensorFile& file, const FileTensor& tensor) {
   const LocalOnly local_only;
   at::Tensor result = at::empty(tensor.sizes, at::TensorOptions(tensor.dtype).device(at::kCPU));
   file.read(file.begin_of(tensor), result.mutable_data_ptr(), int64_t(result.nbytes()));
+  for (int64_t block : file.blocks_in_parts()) file.check_block(block);
   return result;
 }
 

@@ -38,7 +38,7 @@ class TensorFile {
   /// Blocks of which some bytes were read and not all, so that they are not compared yet; none where it has no hashes.
   std::vector<int64_t> blocks_in_parts() const;
   /// Reads a whole block and compares it. Failure as for read.
-  void check_block(int64_t block) const;
+  void check_block(int64_t block);
 
  private:
   void read_header();
@@ -55,6 +55,9 @@ class TensorFile {
   int64_t last_compared_ = -1;
   std::set<int64_t> touched_ = {};  // blocks of which bytes were read
 };
+
+/// Failure where a file has another length than when it was saved.
+void check_length(const File& file, const IndexedFile& indexed);
 
 class Checkpoint {
  public:
@@ -100,7 +103,11 @@ void read_all(std::vector<Reading> readings);
 /// Writes this rank's part of `to`, as autograd and whoever gathers it have to know.
 void write_part(const at::Tensor& to, const at::Tensor& part);
 
-/// A tensor of its own, whole.
+/// Failure where two tensors, which are one here, differ; `where` is what has them.
+void check_twins(const Reading& one, const Reading& other, const std::string& where);
+[[noreturn]] void fail_for_twins(const std::string& one, const std::string& other, const std::string& where);
+
+/// A tensor of its own, whole, and compared with its hashes.
 at::Tensor read_whole(TensorFile& file, const FileTensor& tensor);
 
 }  // namespace serried::checkpoint::detail

@@ -84,8 +84,7 @@ bool lacks_hashes(const SavePlan& plan) {
   return false;
 }
 
-// "model.safetensors.index.json", as Hugging Face's readers want it.
-void write_weight_maps(const std::string& folder, const SavePlan& plan) {
+void write_weight_maps(const std::string& folder, SavePlan& plan) {
   std::map<std::string, json> maps;
   std::map<std::string, int64_t> bytes;
   for (const PlannedTensor& tensor : plan.tensors) {
@@ -94,7 +93,13 @@ void write_weight_maps(const std::string& folder, const SavePlan& plan) {
   }
   for (const auto& [entry, map] : maps) {
     const json object = {{"metadata", {{"total_size", bytes[entry]}}}, {"weight_map", map}};
-    write_file(folder + "/" + entry + ".safetensors.index.json", object.dump(1) + "\n");
+    const std::string text = object.dump(1) + "\n";
+    write_file(folder + "/" + weight_map_name(entry), text);
+    const BlockGrid grid{int64_t(text.size()), plan.index.block_bytes};
+    IndexedFile& file = plan.index.weight_maps.emplace_back(IndexedFile{weight_map_name(entry), grid.file_bytes});
+    for (int64_t b = 0; b < grid.num_blocks(); ++b) {
+      file.hashes.push_back(hash_of(text.data() + grid.begin(b), grid.end(b) - grid.begin(b)));
+    }
   }
 }
 

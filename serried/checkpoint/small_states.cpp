@@ -98,7 +98,10 @@ class SamplerSource final : public Source {
  public:
   SamplerSource(DistributedSampler& sampler, std::optional<size_t> consumed) : sampler_(sampler), consumed_(consumed) {}
   Part collect(const CallContext&) override {
-    return part_with({{"sampler_epoch", sampler_.epoch()}, {"consumed", consumed_.value_or(sampler_.consumed())}});
+    return part_with({{"sampler_epoch", sampler_.epoch()},
+                      {"consumed", consumed_.value_or(sampler_.consumed())},
+                      {"samples", sampler_.size()},
+                      {"is_at_end", !consumed_ && sampler_.is_at_end()}});
   }
   Wanted want(const SavedPart& saved, const LoadOptions&, const CallContext&) override {
     const json values = values_in(saved, "sampler_epoch", "sampler");

@@ -56,6 +56,8 @@ struct Target {
 
 struct Wanted {
   std::vector<Target> targets = {};
+  /// Two tensors of the checkpoint that are one here, the second of which is read: they have to be the same.
+  std::vector<std::pair<std::string, std::string>> twins = {};
   std::vector<std::string> missing = {};  // names of ours that the checkpoint does not have
   std::vector<std::string> extra = {};    // names of the checkpoint that nobody wants
   std::function<void()> apply = {};       // when all tensors are read: the values; or null

@@ -41,14 +41,20 @@ at::Tensor copy_of(const at::Tensor& tensor) {
   return wrap(part_of(tensor).clone(), spec);
 }
 
+// Values beside states stand under this name alone.
+constexpr const char* kValue = "value";
+
+bool is_value(const json& values) {
+  return values.is_object() && values.size() == 1 && values.contains(kValue);
+}
+
 class StateGetter {
  public:
   StateGetter(const Ranks& ranks, const GetStateOptions& options) : ranks_(ranks), options_(options) {}
 
   void add(const std::string& entry, Part part) {
     for (const Item& item : part.items) {
-      if (item.holder != Holder::owner)
-        put(entry, item.name, options_.full ? whole_of(item.tensor) : copy_of(item.tensor));
+      if (item.holder != Holder::owner) put(entry, item.name, options_.full ? whole(item) : copy_of(item.tensor));
     }
     add_owned(entry, part);
     EntryState& state = result_[entry];
@@ -57,12 +63,29 @@ class StateGetter {
     }
     json values = part.values ? *part.values : json::object();
     if (part.per_rank) values["per_rank"] = *part.per_rank;
-    state.values = value_of(values, {});
+    const auto tensor_called = [&](const std::string& name) {
+      const auto found = state.tensors.find(name);
+      return found == state.tensors.end() ? at::Tensor() : found->second;
+    };
+    // States have names of their own among their values, and no tensors.
+    if (is_value(values)) {
+      state.values = value_of(values, tensor_called);
+    } else {
+      state.values = value_of(values, {});
+    }
   }
 
   StateDict result() && { return keeps() ? std::move(result_) : StateDict(); }
 
  private:
+  // Of buffers rank 0's count, as in a file.
+  at::Tensor whole(const Item& item) const {
+    at::Tensor result = whole_of(item.tensor);
+    const bool is_sent = item.holder == Holder::first && !is_dtensor(item.tensor) && ranks_.size() > 1;
+    if (is_sent) broadcast_(result, ranks_.group(), {.src = 0});
+    return result;
+  }
+
   bool keeps() const { return !options_.first_rank_only || ranks_.is_first(); }
 
   void put(const std::string& entry, const std::string& name, const at::Tensor& tensor) {
@@ -83,6 +106,7 @@ class StateGetter {
       const json theirs = json::parse(all[rank]);
       const bool is_mine = int(rank) == ranks_.rank();
       if (options_.full || is_mine) (*part.values)["owned"].update(theirs["numbers"]);
+      if (!options_.full && !is_mine) note_elsewhere(*part.values, theirs["numbers"], *part.owned);
       for (size_t i = 0; i < theirs["tensors"].size(); ++i) {
         if (!options_.full && !is_mine) continue;
         const json& looks = theirs["tensors"][i];
@@ -92,6 +116,13 @@ class StateGetter {
         if (options_.full && ranks_.size() > 1) broadcast_(tensor, ranks_.group(), {.src = int(rank)});
         put(entry, looks[0].get<std::string>(), tensor);
       }
+    }
+  }
+
+  // Whoever sets the part of one rank has to know that it is no more.
+  static void note_elsewhere(json& values, const json& theirs, const json& mine) {
+    for (const auto& [name, numbers] : theirs.items()) {
+      if (!mine.contains(name)) values["elsewhere"].push_back(name);
     }
   }
 
@@ -128,7 +159,7 @@ StateDict collect_state(const Contents& contents, const Ranks& ranks, const GetS
       continue;
     }
     Part part;
-    part.values = std::make_shared<json>(json{{"value", json_of(entry.value, entry.name, part.items)}});
+    part.values = std::make_shared<json>(json{{kValue, json_of(entry.value, entry.name, part.items)}});
     parts.emplace_back(entry.name, std::move(part));
   }
   if (options.full) check_same_names(parts, ranks);
@@ -137,10 +168,18 @@ StateDict collect_state(const Contents& contents, const Ranks& ranks, const GetS
   return std::move(getter).result();
 }
 
+// As collect_state made them: tensors among them have the name of the entry, and of their place in it.
+json values_of(const std::string& entry, const c10::IValue& values) {
+  std::vector<Item> known;
+  const bool is_value =
+      values.isGenericDict() && values.toGenericDict().size() == 1 && values.toGenericDict().contains(kValue);
+  if (!is_value) return json_of(Value(values), entry, known);
+  return {{kValue, json_of(Value(values.toGenericDict().at(kValue)), entry, known)}};
+}
+
 // What the others need to know of rank 0's state before its tensors come.
 std::string looks_of_state(const StateDict& state, bool is_sent) {
   json object = json::object();
-  std::vector<Item> none;
   for (const auto& [entry, content] : state) {
     json tensors = json::object();
     for (const auto& [name, tensor] : content.tensors) {
@@ -149,7 +188,7 @@ std::string looks_of_state(const StateDict& state, bool is_sent) {
              "send whole tensors: get_state with {.full = true}");
       tensors[name] = {int(tensor.scalar_type()), tensor.sizes().vec()};
     }
-    object[entry] = {{"tensors", tensors}, {"values", json_of(Value(content.values), "", none)}};
+    object[entry] = {{"tensors", tensors}, {"values", values_of(entry, content.values)}};
   }
   return object.dump();
 }
@@ -189,17 +228,20 @@ class StateSetter {
  public:
   StateSetter(const Ranks& ranks, const SetStateOptions& options) : ranks_(ranks), options_(options) {}
 
-  void plan(const Contents& contents, const json& looks) {
+  void plan(const Contents& contents, const json& looks, const StateDict& state) {
     const ParameterNames names = parameter_names(contents);
     const CallContext call{&names, ranks_.rank(), ranks_.size()};
     for (const Entry& entry : contents) {
       if (!looks.contains(entry.name)) fail(c10::str("the state has no \"", entry.name, "\""), "set what is there");
+      check_kind(entry, is_value(looks[entry.name].at("values")));
       const SavedPart saved = saved_part(looks[entry.name]);
       if (saved.per_rank && options_.from_first_rank) {
         fail(c10::str("\"", entry.name, "\" is the random state of one rank"),
              "set it on each rank from its own state");
       }
-      add(entry.name, saved, wanted(entry, saved, call));
+      const Wanted all = wanted(entry, saved, call);
+      compare_twins(entry.name, all, state);
+      add(entry.name, saved, all);
     }
   }
 
@@ -211,6 +253,27 @@ class StateSetter {
   }
 
  private:
+  static void check_kind(const Entry& entry, bool is_value) {
+    const bool wants_value = source_of(entry.value) == nullptr;
+    if (wants_value == is_value) return;
+    fail(c10::str("\"", entry.name, "\" is a ", is_value ? "value" : "state", " there, and is set into a ",
+                  wants_value ? "value" : "state"),
+         is_value ? "pass a pointer to a variable, or a tensor" : "pass state_of(...) of the same kind of thing");
+  }
+
+  // On ranks that have the state; DTensors by what this rank holds.
+  static void compare_twins(const std::string& entry, const Wanted& wanted, const StateDict& state) {
+    const auto found = state.find(entry);
+    if (found == state.end()) return;
+    const LocalOnly local_only;
+    for (const auto& [one, other] : wanted.twins) {
+      const at::Tensor &a = found->second.tensors.at(one), &b = found->second.tensors.at(other);
+      const bool look_same = a.scalar_type() == b.scalar_type() && spec_of(a) == spec_of(b);
+      const bool are_same = a.is_same(b) || (look_same && at::equal(part_of(a), part_of(b)));
+      if (!are_same) fail_for_twins(one, other, c10::str("\"", entry, "\""));
+    }
+  }
+
   void write_own(const StateDict& state) const {
     for (const Assignment& each : assignments_) {
       write_part(each.to, part_like(state.at(each.entry).tensors.at(each.from.name), each.to));
@@ -232,11 +295,11 @@ class StateSetter {
   Wanted wanted(const Entry& entry, const SavedPart& saved, const CallContext& call) const {
     if (Source* source = source_of(entry.value)) return source->want(saved, {.rename = options_.rename}, call);
     Wanted wanted;
-    want_value(entry.value, entry.name, saved.values->at("value"), wanted);
+    want_value(entry.value, entry.name, saved.values->at(kValue), wanted);
     return wanted;
   }
 
-  void add(const std::string& entry, const SavedPart& saved, Wanted wanted) {
+  void add(const std::string& entry, const SavedPart& saved, const Wanted& wanted) {
     check_names(entry, wanted, options_.strict);
     for (const FileTensor& tensor : saved.tensors) all_.emplace_back(entry, tensor);
     for (const Target& target : wanted.targets) {
@@ -247,7 +310,7 @@ class StateSetter {
       check_looks({nullptr, &*found, target.tensor}, {options_.convert, entry + "."});
       assignments_.push_back({entry, *found, target.tensor});
     }
-    if (wanted.apply) apply_.push_back(std::move(wanted.apply));
+    if (wanted.apply) apply_.push_back(wanted.apply);
   }
 
   const Ranks& ranks_;
@@ -280,7 +343,7 @@ void set_state(const Contents& contents, const StateDict& state, SetStateOptions
     const std::string& mine = looks[options.from_first_rank ? 0 : size_t(ranks.rank())];
     detail::StateSetter setter(ranks, options);
     ranks.together([&] {
-      setter.plan(contents, nlohmann::json::parse(mine));
+      setter.plan(contents, nlohmann::json::parse(mine), is_asked ? state : StateDict());
       return std::string();
     });
     setter.run(state);

@@ -46,6 +46,12 @@ constexpr const char* kBytes = "$bytes";
 constexpr int kMaxDepth = 100;      // of a file that is read
 constexpr int kMaxValueDepth = 64;  // of a value that is saved
 
+// The text behind a key that begins with "$": in a file that somebody has made it may be anything.
+std::string text_behind(const json& object, const char* key) {
+  if (object.at(key).is_string()) return object.at(key).get<std::string>();
+  fail(c10::str("a value is damaged: ", object.dump().substr(0, 100)), "use another checkpoint");
+}
+
 [[noreturn]] void refuse_value(const std::string& path, const std::string& what) {
   fail(c10::str("\"", path, "\" is ", what),
        "save numbers, texts, truth values, tensors, lists and dicts of these by text, or a state_of(...) by itself");
@@ -166,7 +172,7 @@ void want_ivalue(const IValue& value, const std::string& path, const json& saved
     fail(c10::str("\"", path, "\" is ", saved.dump().substr(0, 100), " in the checkpoint, and is loaded into a tensor"),
          "pass a pointer to a variable of the type that was saved");
   }
-  wanted.targets.push_back({saved[kTensor].get<std::string>(), value.toTensor()});
+  wanted.targets.push_back({text_behind(saved, kTensor), value.toTensor()});
 }
 
 void want_entries(const std::vector<Entry>& entries, const std::string& path, const json& saved, Wanted& wanted) {
@@ -194,7 +200,7 @@ json number_json(double number) {
 
 double number_of(const json& json) {
   if (json.is_number()) return json.get<double>();
-  const std::string name = json.is_object() ? json.value(kNumber, "") : "";
+  const std::string name = json.is_object() && json.contains(kNumber) ? text_behind(json, kNumber) : "";
   if (name == "nan") return std::nan("");
   if (name == "inf") return HUGE_VAL;
   if (name == "-inf") return -HUGE_VAL;
@@ -224,9 +230,9 @@ IValue value_of(const json& json, const std::function<at::Tensor(const std::stri
     for (const auto& item : json) list.push_back(value_of(item, read_tensor));
     return list;
   }
-  if (json.contains(kTensor) && read_tensor) return read_tensor(json[kTensor].get<std::string>());
+  if (json.contains(kTensor) && read_tensor) return read_tensor(text_behind(json, kTensor));
   if (json.contains(kNumber)) return number_of(json);
-  if (json.contains(kBytes)) return bytes_of_hex(json[kBytes].get<std::string>());
+  if (json.contains(kBytes)) return bytes_of_hex(text_behind(json, kBytes));
   c10::impl::GenericDict dict(c10::StringType::get(), c10::AnyType::get());
   for (const auto& [key, item] : json.items()) {
     dict.insert(key.substr(key.starts_with("$$") ? 1 : 0), value_of(item, read_tensor));

@@ -59,6 +59,7 @@ DistributedSampler::DistributedSampler(size_t size, const DistributedSamplerOpti
   num_replicas_ = size_t(seat.num_replicas);
   rank_ = size_t(seat.rank);
   deal();
+  note_position();
 }
 
 size_t DistributedSampler::num_samples() const {
@@ -85,8 +86,13 @@ void DistributedSampler::reset(std::optional<size_t> new_size) {
   size_ = new_size.value_or(size_);
   position_ = 0;
   first_ = shared_->start_epoch == epoch() ? shared_->start.load() : 0;
-  shared_->consumed = first_;
   deal();
+  note_position();
+}
+
+void DistributedSampler::note_position() {
+  shared_->consumed = first_ + position_ * num_replicas_;
+  shared_->is_at_end = position_ == mine_.size();
 }
 
 void DistributedSampler::go_on(int64_t epoch, size_t consumed) {
@@ -101,7 +107,7 @@ std::optional<std::vector<size_t>> DistributedSampler::next(size_t batch_size) {
   if (count == 0) return std::nullopt;
   const auto begin = mine_.begin() + int64_t(position_);
   position_ += count;
-  shared_->consumed = first_ + position_ * num_replicas_;
+  note_position();
   shared_->start_epoch = -1;
   return std::vector<size_t>(begin, begin + int64_t(count));
 }
@@ -123,7 +129,7 @@ void DistributedSampler::load(torch::serialize::InputArchive& archive) {
   first_ = size_t(first.toInt());
   deal();
   position_ = std::min(size_t(position.toInt()), mine_.size());
-  shared_->consumed = first_ + position_ * num_replicas_;
+  note_position();
 }
 
 }  // namespace serried

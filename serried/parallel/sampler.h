@@ -54,6 +54,12 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   /// whichever copy. A loader with workers asks for batches ahead of time.
   size_t consumed() const { return shared_->consumed.load(); }
 
+  /// Whether this rank has been given all of its samples of the epoch. Where `pad` is false others may have one more.
+  bool is_at_end() const { return shared_->is_at_end.load(); }
+
+  /// Of the dataset.
+  size_t size() const { return size_; }
+
   /// Goes on behind the first `consumed` samples of an epoch, whoever had those: another number of ranks, maybe. What
   /// is left is dealt out round by round, also by copies that are reset in this epoch before the first next().
   void go_on(int64_t epoch, size_t consumed);
@@ -64,12 +70,14 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
 
  private:
   void deal();
+  void note_position();
   size_t num_rounds(size_t num_left) const;
 
   /// What copies share: a loader keeps one.
   struct Shared {
     std::atomic<int64_t> epoch = 0;
     std::atomic<size_t> consumed = 0;
+    std::atomic<bool> is_at_end = false;
     std::atomic<int64_t> start_epoch = -1;  // go_on() was called for it, and next() not since
     std::atomic<size_t> start = 0;
   };

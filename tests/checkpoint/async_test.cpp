@@ -1,9 +1,11 @@
 // async_save: what is written is what was there when it was called.
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <torch/torch.h>
 
 #include <thread>
 
+#include "serried/base/error.h"
 #include "serried/checkpoint/checkpoint.h"
 #include "serried/comm/groups/ranks.h"
 #include "serried/tensor/dtensor.h"
@@ -65,6 +67,38 @@ TEST(AsyncSave, AnErrorSurfacesInWaitOnAllRanks) {
     checkpoint::async_save(folder / "c", {{"a", 1}}).wait();
   });
   EXPECT_EQ(checkpoint::read_value(folder / "c", "a").toInt(), 1);
+}
+
+// The threads of a process have one working directory, unless one asks for its own.
+TEST(AsyncSave, APlaceThatOneRankCannotFindIsRaisedOnAll) {
+  const Folder folder;
+  run_ranks(
+      2,
+      [&](const Group& group) {
+        const std::string gone = folder / "gone";
+        std::thread([&] {
+          const ThreadRankLabel label({.rank = group->getRank(), .world_size = 2});
+          const ProcessGroupGuard current(group);
+          if (group->getRank() == 1) {
+            ASSERT_EQ(::unshare(CLONE_FS), 0);
+            std::filesystem::create_directory(gone);
+            std::filesystem::current_path(gone);
+            std::filesystem::remove(gone);
+          }
+          const std::string text = error_text<c10::Error>([&] { checkpoint::async_save("c", {{"a", 1}}); });
+          EXPECT_EQ(
+              text.find("[checkpoint::async_save] rank 1: cannot find the working directory for c: No such file or "
+                        "directory\n"),
+              0u)
+              << text;
+          EXPECT_EQ(error_text<c10::Error>([&] {
+                      checkpoint::async_save(folder / "c", {{"a", 1}}).wait();
+                    }),
+                    "no error");
+        }).join();
+      },
+      {.timeout = std::chrono::seconds(20)});
+  EXPECT_EQ(folder.names(), std::set<std::string>{"c"});
 }
 
 TEST(AsyncSave, ThreadsWithoutAGroupMaySaveAtTheSameTime) {

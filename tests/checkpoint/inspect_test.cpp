@@ -7,6 +7,7 @@
 #include "serried/checkpoint/checkpoint.h"
 #include "serried/checkpoint/failure.h"
 #include "serried/comm/groups/ranks.h"
+#include "serried/tensor/random/random.h"
 #include "tests/checkpoint/folder.h"
 
 namespace serried::testing {
@@ -90,6 +91,101 @@ TEST(CheckpointInspect, PrintsValuesAndTensors) {
     EXPECT_EQ(failure.text, folder / "c" + " has no \"modle.weight\"; it has: note, step, model.bias, model.weight");
     EXPECT_EQ(failure.fix, "name one of these; serried checkpoint ls shows all");
   }
+}
+
+TEST(CheckpointInspect, VerifiesTheFilesOfOtherReadersToo) {
+  const Folder folder;
+  torch::nn::Linear net(3, 2);
+  checkpoint::save(folder / "c", {{"model", checkpoint::state_of(*net)}});
+  const std::string path = folder / "c/model.safetensors.index.json", whole = content_of(path);
+  for (size_t byte = 0; byte < whole.size(); byte += 5) {
+    std::string damaged = whole;
+    damaged[byte] ^= 4;
+    write_content(path, damaged);
+    EXPECT_EQ(verify(folder / "c"), Lines{c10::str("model.safetensors.index.json: bytes 0 to ", whole.size(),
+                                                   " are not those that were saved")});
+  }
+  write_content(path, whole + " ");
+  EXPECT_EQ(verify(folder / "c"),
+            Lines{c10::str(path, " has ", whole.size() + 1, " bytes, and had ", whole.size(), " when it was saved")});
+  std::filesystem::remove(path);
+  EXPECT_EQ(verify(folder / "c"), Lines{c10::str("cannot open ", path, ": No such file or directory")});
+}
+
+TEST(CheckpointInspect, ShowsRandomStatesThatDiffer) {
+  const Folder folder;
+  for (const char* name : {"a", "b", "same"}) {
+    torch::manual_seed(name[0] == 'b' ? 2 : 1);
+    checkpoint::save(folder / name, {{"random", checkpoint::random_state()}});
+  }
+  EXPECT_EQ(differences(folder / "a", folder / "same"), Lines{});
+  EXPECT_EQ(differences(folder / "a", folder / "b"), Lines{"random: what each rank has differs first on rank 0"});
+  run_ranks(2, [&](const Group& group) {
+    rank_generator().set_current_seed(uint64_t(group->getRank()));
+    checkpoint::save(folder / "two", {{"random", checkpoint::random_state()}});
+  });
+  EXPECT_EQ(differences(folder / "a", folder / "two"), Lines{"random: of one rank for all, and of each of 2 ranks"});
+}
+
+TEST(CheckpointInspect, DamageIsNamedByAllThatReadsIt) {
+  const Folder folder;
+  checkpoint::save(folder / "a", {{"x", counted()}, {"y", counted()}});
+  checkpoint::save(folder / "b", {{"x", counted()}, {"y", counted()}});
+  const std::string path = folder / "b/values-00001-of-00001.safetensors";
+  std::string damaged = content_of(path);
+  damaged.back() ^= 4;
+  write_content(path, damaged);
+  const auto failure_of = [](const std::function<void()>& body) -> std::string {
+    try {
+      body();
+    } catch (const checkpoint::detail::Failure& failure) {
+      return failure.text;
+    }
+    return "none";
+  };
+  EXPECT_EQ(failure_of([&] { checkpoint::detail::text_of(folder / "b", "y"); }).find(path + " is damaged: bytes 0 to "),
+            0u);
+  EXPECT_EQ(failure_of([&] { differences(folder / "a", folder / "b"); }).find(path + " is damaged: bytes 0 to "), 0u);
+}
+
+TEST(CheckpointInspect, ComparesWhatIsNoNumberAndPrintsComplexNumbers) {
+  const Folder folder;
+  const float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
+  const auto save = [&](const char* name, const std::vector<float>& numbers) {
+    checkpoint::save(folder / name, {{"x", torch::tensor(numbers)}});
+  };
+  save("a", {nan, inf, 1, 2});
+  save("b", {nan, inf, 1.5, 2});
+  save("c", {0, inf, 1, 2});
+  EXPECT_EQ(differences(folder / "a", folder / "b"), Lines{"x: 1 of 4 elements differ, by at most 0.5"});
+  EXPECT_EQ(differences(folder / "a", folder / "c"), Lines{"x: 1 of 4 elements differ, 1 of them NaN on one side"});
+  checkpoint::save(folder / "z", {{"z", torch::complex(torch::tensor({1.0f, 2.0f}), torch::tensor({3.0f, 4.0f}))}});
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(checkpoint::detail::text_of(folder / "z", "z"),
+            "c64[2], real and imaginary parts in the last dim\n 1  3\n 2  4\n[ CPUFloatType{2,2} ]\n");
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
+}
+
+TEST(CheckpointInspect, OfManyNamesTheNearestAreShown) {
+  const Folder folder;
+  torch::nn::Sequential net;
+  for (int i = 0; i < 15; ++i) net->push_back("block" + std::to_string(i), torch::nn::Linear(1, 1));
+  net->push_back("norm", torch::nn::Linear(1, 1));
+  checkpoint::save(folder / "c", {{"model", checkpoint::state_of(*net)}});
+  const auto named = [&](const std::string& name) {
+    try {
+      return checkpoint::detail::text_of(folder / "c", name);
+    } catch (const checkpoint::detail::Failure& failure) {
+      return failure.text;
+    }
+  };
+  EXPECT_EQ(named("norm.bias").find(folder / "c" + " has no \"norm.bias\"; the nearest of 32 names: model.norm.bias, "),
+            0u)
+      << named("norm.bias");
+  EXPECT_EQ(named("model.nrom.weight")
+                .find(folder / "c" + " has no \"model.nrom.weight\"; the nearest of 32 names: model.norm.weight, "),
+            0u)
+      << named("model.nrom.weight");
 }
 
 TEST(CheckpointLatest, IsTheOneThatWasSavedLast) {

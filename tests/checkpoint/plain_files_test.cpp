@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <thread>
+
 #include "serried/checkpoint/checkpoint.h"
 #include "serried/parallel/fsdp/fully_shard.h"
 #include "serried/parallel/tensor_parallel/parallelize.h"
@@ -79,6 +81,44 @@ TEST(PlainFiles, DTensorsGoIntoCheckpoints) {
               "[save_safetensors] \"weight\" is a DTensor\n  fix: save it with checkpoint::save, whose files are "
               "safetensors, too; load_safetensors takes DTensors");
   });
+}
+
+TEST(PlainFiles, WhatCannotBeWrittenLeavesTheFileThatIsThere) {
+  const Folder folder;
+  const auto error_for = [&](const std::string& name, const at::Tensor& buffer) {
+    torch::nn::Module net;
+    net.register_buffer(name, buffer);
+    return error_text<c10::ValueError>([&] { save_safetensors(folder / "f", net); });
+  };
+  torch::nn::Linear old(2, 2);
+  save_safetensors(folder / "f", *old);
+  const std::string before = content_of(folder / "f");
+  EXPECT_EQ(error_for("s", torch::eye(3).to_sparse()),
+            "[save_safetensors] \"s\", f32[3,3], has the layout Sparse\n  fix: save it dense: x.to_dense()");
+  EXPECT_EQ(error_for("m", torch::empty({3}, at::kMeta)),
+            "[save_safetensors] \"m\", f32[3], is on the meta device and has no data\n  fix: give it memory first");
+  EXPECT_EQ(error_for("__metadata__", torch::zeros({1})),
+            "[save_safetensors] a tensor has the name \"__metadata__\", which the format has for something else\n  "
+            "fix: give it another name");
+  EXPECT_EQ(folder.names(), std::set<std::string>{"f"});
+  EXPECT_EQ(content_of(folder / "f"), before);
+}
+
+TEST(PlainFiles, ThreadsMayWriteTheSameFile) {
+  const Folder folder;
+  const auto save_often = [&](double value) {
+    torch::nn::Module net;
+    net.register_buffer("b", torch::full({1000}, value));
+    for (int i = 0; i < 50; ++i) save_safetensors(folder / "f", net);
+  };
+  std::thread first([&] { save_often(1); }), second([&] { save_often(2); });
+  first.join();
+  second.join();
+  torch::nn::Module net;
+  const at::Tensor b = net.register_buffer("b", torch::zeros({1000}));
+  load_safetensors(folder / "f", net);
+  EXPECT_TRUE(b.eq(b[0]).all().item<bool>());
+  EXPECT_EQ(folder.names(), std::set<std::string>{"f"});
 }
 
 // Each rank reads what it holds.

@@ -20,6 +20,7 @@
 #include "serried/mesh/mesh.h"
 #include "serried/tensor/making/modules.h"
 #include "tests/checkpoint/folder.h"
+#include "tests/checkpoint/renames.h"
 
 namespace serried {
 namespace {
@@ -49,6 +50,12 @@ void save_numbered(const std::string& folder, const checkpoint::Contents& conten
 }
 void save_over(const std::string& folder, const checkpoint::Contents& contents, int64_t) {
   checkpoint::save(folder + "/last", contents);
+}
+// On a file system that cannot exchange two folders.
+void save_over_without_exchange(const std::string& folder, const checkpoint::Contents& contents, int64_t) {
+  testing::renames().can_exchange = false;
+  checkpoint::save(folder + "/last", contents);
+  testing::renames().can_exchange = true;
 }
 // What the next one waits for.
 void save_asynchronously(const std::string& folder, const checkpoint::Contents& contents, int64_t) {
@@ -128,6 +135,7 @@ class KilledSaves : public ::testing::TestWithParam<Way> {
 
 INSTANTIATE_TEST_SUITE_P(On, KilledSaves,
                          ::testing::Values(Way{"numbered", save_numbered}, Way{"over", save_over},
+                                           Way{"over_without_exchange", save_over_without_exchange},
                                            Way{"asynchronously", save_asynchronously}),
                          [](const auto& info) { return std::string(info.param.name); });
 
@@ -142,6 +150,37 @@ TEST_P(KilledSaves, LeaveTheLastCheckpointWhole) {
   GetParam().save(folder_.path().string(), {{"model", checkpoint::state_of(net)}, {"step", 0}}, board_->committed + 1);
   for (const auto& item : fs::directory_iterator(folder_.path())) {
     EXPECT_EQ(item.path().string().find(".partial-"), std::string::npos) << item.path();
+  }
+}
+
+// The renames of a save over an older one: it goes aside, the new one comes, the old one gets the name of what goes.
+TEST(KilledSavesBetweenRenames, LeaveTheOldOneOrTheNewOne) {
+  for (int num_renames = 1; num_renames <= 3; ++num_renames) {
+    SCOPED_TRACE(num_renames);
+    const testing::Folder folder;
+    const auto save = [&](const char* name, int64_t value) {
+      save_over_without_exchange(folder / name, {{"value", value}, {"x", at::full({3}, value)}}, 0);
+    };
+    const auto value_in = [](const std::string& path) { return checkpoint::read_value(path, "value").toInt(); };
+    save("a", 1);
+    const pid_t child = ::fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      testing::renames().kill_after = num_renames;
+      save("a", 2);
+      std::_Exit(0);
+    }
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    ASSERT_TRUE(WIFSIGNALED(status)) << "there are fewer renames";
+    const int64_t expected = num_renames == 1 ? 1 : 2;
+    EXPECT_EQ(value_in(folder / "a/last"), expected);
+    EXPECT_EQ(value_in(checkpoint::latest(folder / "a").value()), expected);
+    checkpoint::save(folder / "a/other", {{"value", 3}});
+    EXPECT_EQ(value_in(folder / "a/last"), expected);
+    std::set<std::string> names;
+    for (const auto& item : fs::directory_iterator(folder / "a")) names.insert(item.path().filename().string());
+    EXPECT_EQ(names, (std::set<std::string>{"last", "other"}));
   }
 }
 
