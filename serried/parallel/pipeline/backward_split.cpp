@@ -1,6 +1,7 @@
 // Finds the nodes between output and input, listens where parameters branch off, and cuts the graph there.
 #include "serried/parallel/pipeline/backward_split.h"
 
+#include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
@@ -8,6 +9,8 @@
 #include <memory>
 #include <unordered_map>
 #include <utility>
+
+#include "serried/tape/tape.h"
 
 namespace serried::detail {
 namespace {
@@ -89,6 +92,20 @@ struct KeepGradients final : torch::autograd::FunctionPreHook {
   std::shared_ptr<variable_list> kept;
 };
 
+// A second root. From one alone the engine starts without listing it among the nodes of the backward, and DDP looks
+// there for nodes of its forward.
+struct Nowhere final : Node {
+  Nowhere() { add_input_metadata(gradient()); }
+  variable_list apply(variable_list&&) override { return {}; }
+  static const at::Tensor& gradient() {
+    static const at::Tensor zero = [] {
+      const tape::Pause off_tape;
+      return at::zeros({});
+    }();
+    return zero;
+  }
+};
+
 // What hooks have done to a gradient is in what was kept: they must not do it again.
 void take_off_hooks(Node& node) {
   node.pre_hooks().clear();
@@ -143,9 +160,11 @@ void SplitBackward::leave_all(Edge root, at::Tensor gradient) {
 }
 
 void SplitBackward::run_weights() {
-  const edge_list roots = std::exchange(roots_, {});
-  const variable_list gradients = std::exchange(gradients_, {});
+  edge_list roots = std::exchange(roots_, {});
+  variable_list gradients = std::exchange(gradients_, {});
   if (roots.empty()) return;
+  roots.emplace_back(c10::make_intrusive<Nowhere>(), 0);
+  gradients.push_back(Nowhere::gradient());
   Engine::get_default_engine().execute(roots, gradients, /*keep_graph=*/false, /*create_graph=*/false,
                                        /*accumulate_grad=*/true);
 }

@@ -118,10 +118,14 @@ void Runner::begin(const at::Tensor& input, const at::Tensor& target, bool train
   const int64_t count = table().microbatches();
   activations_.clear();
   gradients_.clear();
-  losses_.assign(trains && has_last() ? size_t(count) : 0, {});
-  outputs_.assign(has_last() && (!trains || options_.keep_outputs) ? size_t(count) : 0, {});
-  times_ns_.assign(options_.trace && trains ? 2 * row_.size() : 0, 0);
-  peak_in_flight_ = 0;
+  for (StageRun& run : stages_) run.begin_step();
+  evaluated_.assign(!trains && has_last() ? size_t(count) : 0, {});
+  if (trains) {
+    losses_.assign(has_last() ? size_t(count) : 0, {});
+    outputs_.assign(has_last() && options_.keep_outputs ? size_t(count) : 0, {});
+    times_ns_.assign(options_.trace ? 2 * row_.size() : 0, 0);
+    peak_in_flight_ = 0;
+  }
   messages_.begin_step(*step_, trains);
   check_arguments(input, target, trains);
   inputs_ = has_first() ? input.tensor_split(count) : std::vector<at::Tensor>();
@@ -176,7 +180,7 @@ std::vector<at::Tensor> Runner::eval(const at::Tensor& input) {
     throw;
   }
   run_row(false);
-  return std::exchange(outputs_, {});
+  return std::exchange(evaluated_, {});
 }
 
 void Runner::run_row(bool trains) {
@@ -229,8 +233,9 @@ void Runner::do_action(size_t place) {
   } else if (action.kind != Kind::reduce) {  // the stage's last backward has reduced
     const StageSync::Scope scope(run.sync(), place == plan.last_backward);
     backward(action);
+    if (place == plan.last_backward) run.check_reduced(action.microbatch);
   }
-  if (times_ns_.empty()) return;
+  if (times_ns_.empty() || !trains_) return;
   const int64_t end = now_ns();
   times_ns_[2 * place] = begin_ns_ != 0 ? begin_ns_ : end;
   times_ns_[2 * place + 1] = end;
@@ -238,7 +243,7 @@ void Runner::do_action(size_t place) {
 
 // What the action needs is there.
 void Runner::mark_begin() {
-  if (!times_ns_.empty()) begin_ns_ = now_ns();
+  if (!times_ns_.empty() && trains_) begin_ns_ = now_ns();
 }
 
 Received Runner::input_of(const PipelineAction& action) {
@@ -269,7 +274,8 @@ void Runner::forward(const PipelineAction& action, bool is_last_microbatch) {
   if (is_last && trains_) finish = [&](const at::Tensor& output) { return loss_of(output, action.microbatch); };
   const at::Tensor output = run.forward(action.microbatch, std::move(input), finish);
   if (is_last) {
-    if (!outputs_.empty()) outputs_[size_t(action.microbatch)] = output;
+    std::vector<at::Tensor>& outputs = trains_ ? outputs_ : evaluated_;
+    if (!outputs.empty()) outputs[size_t(action.microbatch)] = output;
   } else {
     hand_on(action, output);
   }

@@ -84,7 +84,8 @@ class Runner {
 
   // Of the newest one.
   std::vector<at::Tensor> losses_;
-  std::vector<at::Tensor> outputs_;
+  std::vector<at::Tensor> outputs_;    // of the newest step
+  std::vector<at::Tensor> evaluated_;  // of an eval that is under way
   int64_t peak_in_flight_ = 0;
   std::vector<int64_t> times_ns_;  // begin and end of each action
   std::string broken_;             // what ended it; empty: it ended well

@@ -111,6 +111,8 @@ at::Tensor StageRun::backward(int64_t microbatch, const at::Tensor& gradient, bo
   const at::Tensor start = flight.seed.defined() ? flight.seed : gradient;
   const bool computes = flight.root.is_valid() && start.defined();
   if (computes && !flight.seed.defined()) check_gradient(flight, start);
+  last_computed_ = computes;
+  num_computed_ += int64_t(computes);
   at::Tensor result;
   torch::autograd::Edge root = std::exchange(flight.root, {});
   if (computes && is_split) {
@@ -134,7 +136,17 @@ void StageRun::backward_weights(int64_t microbatch) {
   const auto found = flights_.find(microbatch);
   const std::unique_ptr<SplitBackward> split = std::move(found->second.split);
   flights_.erase(found);
+  last_computed_ = split != nullptr;
   if (split) split->run_weights();
+}
+
+void StageRun::check_reduced(int64_t microbatch) const {
+  if (last_computed_ || num_computed_ == 0 || !sync_.has_any()) return;
+  raise<c10::ValueError>(
+      {"Pipeline",
+       c10::str("nothing of stage ", index_, " needs a gradient in micro-batch ", microbatch,
+                ", whose backward is the stage's last and reduces the gradients of all ", num_computed_, " before it"),
+       "let every loss depend on the output, as 0 * output.sum() does where a micro-batch has nothing to learn from"});
 }
 
 }  // namespace serried::detail

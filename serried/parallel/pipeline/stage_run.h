@@ -34,6 +34,10 @@ class StageRun {
   at::Tensor backward(int64_t microbatch, const at::Tensor& gradient, bool is_split);
   /// W.
   void backward_weights(int64_t microbatch);
+  void begin_step() { num_computed_ = 0; }
+  /// After the stage's last backward in a step, which reduces the gradients of all: ValueError where it had nothing to
+  /// compute, so that those of the others were left.
+  void check_reduced(int64_t microbatch) const;
 
   /// Micro-batches whose F is done and whose B or W is not.
   int64_t num_in_flight() const { return int64_t(flights_.size()); }
@@ -67,6 +71,8 @@ class StageRun {
   StageSync sync_;
   std::optional<DeviceMesh> mesh_;
   std::map<int64_t, Flight> flights_;
+  int64_t num_computed_ = 0;  // backwards of this step that had something to compute
+  bool last_computed_ = false;
 };
 
 }  // namespace serried::detail

@@ -35,6 +35,7 @@ class StageSync {
   };
 
   bool has_wrappers() const { return !wrappers_.empty(); }
+  bool has_any() const { return !wrappers_.empty() || !blocks_.empty(); }
 
  private:
   std::vector<DataParallelBase*> wrappers_;

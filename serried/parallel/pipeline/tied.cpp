@@ -1,4 +1,5 @@
 // Gradients travel to the first owner and back, point to point: other ranks of the pipeline have no part in it.
+#include "serried/parallel/ddp/claim.h"
 #include "serried/parallel/pipeline/tied.h"
 
 #include <ATen/core/grad_mode.h>
@@ -183,6 +184,8 @@ void TiedWeights::put_aside() {
     for (Owner& owner : set) {
       if (!owner.parameter.defined() || owner.is_shared) continue;
       owner.aside = std::exchange(owner.parameter.mutable_grad(), at::Tensor());
+      // A part of a bucket, into which this step writes.
+      if (owner.aside.defined() && is_claimed(owner.parameter)) owner.aside = owner.aside.clone();
     }
   }
 }
@@ -199,7 +202,7 @@ at::Tensor TiedWeights::collected(const Set& set, int tag) const {
       part = receive_part(part_of(set[0].parameter.detach()), group_, owner.rank, tag);
     }
     if (!part.defined()) continue;
-    sum = sum.defined() ? sum + part : part;
+    sum = sum.defined() ? sum + part : part.clone();  // what an owner adds to its own is not for the others
   }
   return sum;
 }

@@ -146,7 +146,21 @@ class CutAttentionCall {
     return mask.size(-2) == 1 ? Replicate() : cut.along(mask.dim() - 2);
   }
 
-  // The rule knows nothing of the sequence's axis then, and so leaves the sequence alone.
+  // Grouped heads, of which some ranks would have queries and no keys.
+  bool leaves_ranks_without_keys(const OpCall& call) const {
+    const int64_t heads = call.tensor_value("key").size(kHeadsDim);
+    if (heads == call.tensor_value("query").size(kHeadsDim)) return false;
+    int64_t parts = 1;
+    for (size_t i = 0; i < slots_.size(); ++i) {
+      if (name_of(i) != "key") continue;
+      for (size_t a = 0; a < targets_[i].size(); ++a) {
+        if (targets_[i][a].is_shard() && targets_[i][a].dim() == kHeadsDim) parts *= leader_->mesh.size(int64_t(a));
+      }
+    }
+    return (heads + parts - 1) / parts * (parts - 1) >= heads && parts > 1;
+  }
+
+  // The rule knows nothing of the sequence's axis then, and must leave the sequence to it.
   bool plan_other_axes(const Stack& stack) {
     detail::Arguments arguments;
     collect(*info_, stack, arguments);
@@ -159,7 +173,9 @@ class CutAttentionCall {
     costs.erase(costs.begin() + axis_);
     spmd::PlanRequest request{{}, shape, {}, costs};
     for (const Placements& placements : current_) request.current.push_back(without_axis(placements, axis_));
-    const spmd::Plan plan = spmd::make_plan(spmd::bind(*rule, call), call, request);
+    spmd::Bound bound = spmd::bind(*rule, call);
+    for (spmd::Factor& factor : bound.factors) factor.can_cut = factor.can_cut && factor.letter != 'l';
+    const spmd::Plan plan = spmd::make_plan(bound, call, request);
     for (size_t i = 0; i < slots_.size(); ++i) {
       targets_.push_back(plan.inputs[i]);
       targets_.back().insert(targets_.back().begin() + axis_, on_axis(i, call));
@@ -168,7 +184,7 @@ class CutAttentionCall {
       results_.push_back(output.placements);
       results_.back().insert(results_.back().begin() + axis_, leader_->placements[size_t(axis_)]);
     }
-    return true;
+    return !leaves_ranks_without_keys(call);
   }
 
   // The rule's error says what would move.

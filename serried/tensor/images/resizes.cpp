@@ -18,6 +18,14 @@ using detail::Space;
 using detail::Taps;
 using torch::jit::Stack;
 
+// Where LibTorch copies rows whatever the scale says.
+bool keeps_rows(const OpCall& call, const Space& space, size_t d) {
+  const auto is_kind = [&](const char* kind) { return call.name().find(kind) != std::string::npos; };
+  if (is_kind("exact") || is_kind("bicubic")) return false;
+  const int64_t inputs = space.inputs[d], outputs = space.outputs[d];
+  return outputs == inputs || (is_kind("nearest") && outputs == 2 * inputs);
+}
+
 struct Resize {
   std::vector<Taps> taps;  // per dim of space
   Space space;
@@ -68,7 +76,7 @@ std::optional<Resize> read_resize(const c10::OperatorHandle& op, const OpCall& c
     const ResizedDim dim{.inputs = resize.space.inputs[d],
                          .outputs = resize.space.outputs[d],
                          .align_corners = is_nearest ? std::nullopt : std::optional(call.flag("align_corners")),
-                         .scale = scale_of(call, d, ndim),
+                         .scale = keeps_rows(call, resize.space, d) ? std::nullopt : scale_of(call, d, ndim),
                          .is_exact = call.name().find("exact") != std::string::npos};
     resize.taps.push_back(is_nearest && call.has("grad_output") ? taps_of_nearest_backward(op, dim, d, ndim, options)
                                                                 : taps_of(forward_of(op), dim, d, ndim, options));

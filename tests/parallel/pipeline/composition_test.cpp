@@ -8,6 +8,7 @@
 #include "serried/tensor/guards.h"
 #include "tests/parallel/pipeline/nets.h"
 #include "tests/parallel/tensor_parallel/gpt.h"
+#include "tests/support/errors.h"
 
 namespace serried::testing {
 namespace {
@@ -88,6 +89,73 @@ TEST(PipelineComposition, DataParallelStagesAverageOncePerStep) {
   for (const ScheduleCase& each : kComposed) {
     expect_averages(each, true, in_ddp);
     expect_averages(each, false, in_ddp);
+  }
+}
+
+struct ScaleImpl : torch::nn::Module {
+  at::Tensor factor = register_parameter("factor", at::full({4}, 1.5));
+  at::Tensor forward(const at::Tensor& x) { return x * factor; }
+};
+TORCH_MODULE(Scale);
+
+// The weight part of its backward is one node, next to the parameter.
+TEST(PipelineComposition, DataParallelStagesOfOneOpAreAveraged) {
+  for (const ScheduleCase& each : kComposed) {
+    SCOPED_TRACE(to_string(each.schedule));
+    run_ranks(4, [&](const Group& world) {
+      const DeviceMesh mesh = init_device_mesh("cpu", {2, 2}, {"pp", "dp"}, {.group = world});
+      const Group pp = mesh.get_group("pp");
+      const PipelineTable table = table_on_two(each);
+      std::vector<Scale> scales(size_t(table.stages())), plain(size_t(table.stages()));
+      std::vector<PipelineStage> stages;
+      for (const int64_t index : table.stages_of(pp->getRank())) {
+        stages.push_back(std::shared_ptr<DistributedDataParallel<Scale>>(
+            new DistributedDataParallel(scales[size_t(index)], {.process_group = mesh.get_group("dp")})));
+      }
+      const auto loss = [](const at::Tensor& y, const at::Tensor& target) { return (y - target).square().mean(); };
+      Pipeline pipe(stages, {.group = pp, .schedule = each.schedule, .microbatches = kMicrobatches, .loss = loss});
+      const auto batch = [](int64_t rank) { return at::arange(32, at::kFloat).view({8, 4}) / double(10 + rank); };
+      pipe.step(batch(mesh.get_local_rank("dp")), at::ones({8, 4}));
+      for (int64_t rank = 0; rank < 2; ++rank) {
+        at::Tensor x = batch(rank);
+        for (Scale& scale : plain) x = scale(x);
+        (loss(x, at::ones({8, 4})) / 2.).backward();
+      }
+      for (const int64_t index : table.stages_of(pp->getRank())) {
+        EXPECT_TRUE(at::allclose(scales[size_t(index)]->factor.grad(), plain[size_t(index)]->factor.grad(), 1e-4, 1e-5))
+            << "stage " << index;
+      }
+    });
+  }
+}
+
+TEST(PipelineComposition, AnEmptyLastMicrobatchIsNamedWhereGradientsAreReduced) {
+  for (const bool shards : {false, true}) {
+    run_ranks(4, [&](const Group& world) {
+      const DeviceMesh mesh = init_device_mesh("cpu", {2, 2}, {"pp", "dp"}, {.group = world});
+      std::vector<Layer> layers = staged::make_layers(2);
+      Layer& layer = layers[size_t(mesh.get_local_rank("pp"))];
+      const auto wrapped = [&]() -> PipelineStage {
+        if (!shards) {
+          return std::shared_ptr<DistributedDataParallel<Layer>>(
+              new DistributedDataParallel(layer, {.process_group = mesh.get_group("dp")}));
+        }
+        fully_shard(*layer, {.mesh = mesh["dp"]});
+        return layer;
+      };
+      int64_t call = 0;
+      const auto loss = [&](const at::Tensor& y, const at::Tensor& target) {
+        return ++call < 3 ? staged::loss_fn(y, target) : at::zeros({}, y.options());
+      };
+      Pipeline pipe(wrapped(), {.group = mesh.get_group("pp"), .microbatches = 3, .loss = loss});
+      const staged::Batch batch = staged::batch_of(6, 2, 1);
+      const std::string text = error_text<c10::Error>([&] { pipe.step(batch.input, batch.target); });
+      EXPECT_NE(text.find("needs a gradient in micro-batch 2, whose backward is the stage's last and reduces the "
+                          "gradients of all 2 before it\n  fix: let every loss depend on the output, as 0 * "
+                          "output.sum() does where a micro-batch has nothing to learn from"),
+                std::string::npos)
+          << text;
+    });
   }
 }
 

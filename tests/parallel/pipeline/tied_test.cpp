@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "serried/parallel/ddp/ddp.h"
 #include "serried/parallel/fsdp/fully_shard.h"
 #include "serried/tensor/dtensor.h"
 #include "tests/parallel/pipeline/nets.h"
@@ -23,8 +24,9 @@ TORCH_MODULE(Words);
 
 struct ScoresImpl : torch::nn::Module {
   ScoresImpl() { head = register_module("head", torch::nn::Linear(torch::nn::LinearOptions(kWidth, 7).bias(false))); }
-  at::Tensor forward(const at::Tensor& x) { return head(x); }
+  at::Tensor forward(const at::Tensor& x) { return uses ? head(x) : at::constant_pad_nd(x, {0, 1}); }
   torch::nn::Linear head{nullptr};
+  bool uses = true;
 };
 TORCH_MODULE(Scores);
 
@@ -52,15 +54,30 @@ PipelineStage stage_of(const Parts& parts, int64_t index) {
   return parts.scores;
 }
 
+template <class Holder>
+PipelineStage wrapped(Holder holder, const Group& group) {
+  return std::shared_ptr<DistributedDataParallel<Holder>>(
+      new DistributedDataParallel(holder, {.process_group = group}));
+}
+
+PipelineStage in_ddp(const Parts& parts, int64_t index, const Group& group) {
+  if (index == 0) return wrapped(parts.words, group);
+  if (index <= int64_t(parts.layers.size())) return wrapped(parts.layers[size_t(index) - 1], group);
+  return wrapped(parts.scores, group);
+}
+
 at::Tensor whole(const at::Tensor& t) {
   return is_dtensor(t) ? DTensor(t).full_tensor() : t;
 }
 
 // Two steps without zero_grad between them, whose gradients add up.
-void expect_tied(Schedule schedule, int64_t stages_per_rank, bool shards = false) {
+enum class Data { none, sharded, ddp };
+
+void expect_tied(Schedule schedule, int64_t stages_per_rank, Data data = Data::none) {
   SCOPED_TRACE(to_string(schedule));
-  run_ranks(shards ? 4 : 2, [&](const Group& world) {
-    const DeviceMesh mesh = init_device_mesh("cpu", {2, shards ? 2 : 1}, {"pp", "dp"}, {.group = world});
+  const bool has_data = data != Data::none;
+  run_ranks(has_data ? 4 : 2, [&](const Group& world) {
+    const DeviceMesh mesh = init_device_mesh("cpu", {2, has_data ? 2 : 1}, {"pp", "dp"}, {.group = world});
     const Group pp = mesh.get_group("pp");
     const PipelineTable table =
         pipeline_table(schedule, {.ranks = 2, .stages_per_rank = stages_per_rank, .microbatches = 3});
@@ -69,13 +86,15 @@ void expect_tied(Schedule schedule, int64_t stages_per_rank, bool shards = false
     std::vector<PipelineStage> stages;
     for (const int64_t index : table.stages_of(pp->getRank())) {
       stages.push_back(stage_of(parts, index));
-      if (shards) fully_shard(*stages.back().module(), {.mesh = mesh["dp"]});
+      if (data == Data::sharded) fully_shard(*stages.back().module(), {.mesh = mesh["dp"]});
+      if (data == Data::ddp) stages.back() = in_ddp(parts, index, mesh.get_group("dp"));
     }
+    const std::string prefix = data == Data::ddp ? "module." : "";
     Pipeline pipe(stages, {.group = pp,
                            .schedule = schedule,
                            .microbatches = 3,
                            .loss = loss_of,
-                           .tied = {{{0, "table.weight"}, {last, "head.weight"}}}});
+                           .tied = {{{0, prefix + "table.weight"}, {last, prefix + "head.weight"}}}});
     const at::Tensor& weight = plain.words->table->weight;
     for (int64_t step = 0; step < 2; ++step) {
       const at::Tensor ids = torch::arange(12).mul(step + 2).remainder(7).view({4, 3}),
@@ -109,8 +128,36 @@ TEST(PipelineTied, BothOnOneRankOfAV) {
 }
 
 TEST(PipelineTied, FullyShardedOnesExchangeTheirParts) {
-  expect_tied(Schedule::OneFOneB, 1, /*shards=*/true);
-  expect_tied(Schedule::ZBV, 2, /*shards=*/true);
+  expect_tied(Schedule::OneFOneB, 1, Data::sharded);
+  expect_tied(Schedule::ZBV, 2, Data::sharded);
+}
+
+TEST(PipelineTied, GradientsInBucketsAddUp) {
+  expect_tied(Schedule::OneFOneB, 1, Data::ddp);
+  expect_tied(Schedule::ZBV, 2, Data::ddp);
+}
+
+TEST(PipelineTied, AStepInWhichOneOwnerHasNoGradientAddsTheOthersToBoth) {
+  run_ranks(2, [](const Group& pp) {
+    Words words = seeded(5, [] { return Words(); });
+    Scores scores = seeded(6, [] { return Scores(); });
+    Pipeline pipe(
+        pp->getRank() == 0 ? PipelineStage(words) : PipelineStage(scores),
+        {.group = pp, .microbatches = 2, .loss = loss_of, .tied = {{{0, "table.weight"}, {1, "head.weight"}}}});
+    const at::Tensor ids = torch::arange(12).remainder(7).view({4, 3}), targets = (ids + 1).remainder(7);
+    const at::Tensor weight = seeded(5, [] { return Words(); })->table->weight;
+    for (const bool uses : {true, false}) {
+      scores->uses = uses;
+      pipe.step(ids, targets);
+      const auto in = ids.tensor_split(2), out = targets.tensor_split(2);
+      for (size_t i = 0; i < 2; ++i) {
+        const at::Tensor x = torch::embedding(weight, in[i]);
+        (loss_of(uses ? torch::linear(x, weight) : at::constant_pad_nd(x, {0, 1}), out[i]) / 2.).backward();
+      }
+    }
+    const at::Tensor own = pp->getRank() == 0 ? words->table->weight : scores->head->weight;
+    EXPECT_TRUE(at::allclose(own.grad(), weight.grad(), 1e-4, 1e-6)) << pp->getRank();
+  });
 }
 
 std::string tie_error(const PipelineTie& tie, int64_t num_words = 7) {

@@ -150,6 +150,44 @@ TEST(CutAttention, OtherAxesCutBatchAndHeads) {
   });
 }
 
+TEST(CutAttention, MoreRanksThanKeyHeadsAreFine) {
+  run_ranks(4, [](const Group& group) {
+    const DeviceMesh mesh = init_device_mesh("cpu", {2, 2}, {"cp", "tp"}, {.group = group});
+    WholeOptions options{.length = 8, .dtype = at::kDouble};
+    options.heads = 2;
+    options.key_heads = 1;
+    const WholeAttention whole = whole_attention(options);
+    const auto cut = [&](const at::Tensor& t) { return distribute_tensor(t, mesh, {BalancedShard(2), Shard(1)}); };
+    const at::Tensor out = at::scaled_dot_product_attention(cut(whole.query), cut(whole.key), cut(whole.value), {}, 0.0,
+                                                            options.causal, options.scale, /*enable_gqa=*/true);
+    expect_within(full(out), whole.out, 1e-12, "grouped heads");
+  });
+}
+
+TEST(CutAttention, GradientsMayComeCutByAnotherAxis) {
+  run_ranks(4, [](const Group& group) {
+    const DeviceMesh mesh = init_device_mesh("cpu", {2, 2}, {"cp", "other"}, {.group = group});
+    for (const int64_t length : {25, 3}) {
+      for (const bool causal : {false, true}) {
+        WholeOptions options{.length = length, .dtype = at::kDouble};
+        options.causal = causal;
+        const WholeAttention whole = whole_attention(options);
+        for (const Placement& later : {Shard(2), BalancedShard(2)}) {
+          const auto cut = [&](const at::Tensor& t) {
+            return at::Tensor(distribute_tensor(t, mesh, {BalancedShard(2), Replicate()})).requires_grad_();
+          };
+          const at::Tensor query = cut(whole.query), key = cut(whole.key), value = cut(whole.value);
+          const at::Tensor out = at::scaled_dot_product_attention(query, key, value, {}, 0.0, causal);
+          (out * distribute_tensor(whole.grad_out, mesh, {Replicate(), later})).sum().backward();
+          expect_within(full(query.grad()), whole.grad_query, 1e-12, "queries");
+          expect_within(full(key.grad()), whole.grad_key, 1e-12, "keys");
+          expect_within(full(value.grad()), whole.grad_value, 1e-12, "values");
+        }
+      }
+    }
+  });
+}
+
 TEST(CutAttention, QueriesMayBeOfAnotherLengthThanKeys) {
   on_mesh({3}, [](const DeviceMesh& mesh) {
     const at::Tensor q = iota({1, 2, 7, 4}).sin(), k = iota({1, 2, 11, 4}).cos(), v = iota({1, 2, 11, 4}).sin();

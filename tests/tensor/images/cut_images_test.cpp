@@ -288,6 +288,17 @@ TEST(CutImages, ResizesAreExact) {
                    at::upsample_nearest2d(x[0], {11, 6}, 1.6, 1.5),
                    at::upsample_bicubic2d(x[0], {11, 6}, false, 1.6, 1.5)};
   });
+  // A scale that says something else than the sizes: where these are equal, or twice as large, LibTorch copies.
+  const Tensors square = {wavy({2, 2, 15, 15})};
+  add("linear by a foreign scale", square, [](const Tensors& x) {
+    return Tensors{at::upsample_bilinear2d(x[0], {15, 15}, false, 3.1, 0.2)};
+  });
+  add("nearest by a foreign scale", square, [](const Tensors& x) {
+    return Tensors{at::upsample_nearest2d(x[0], {15, 15}, 3.1, 0.2)};
+  });
+  add("nearest twice by a foreign scale", square, [](const Tensors& x) {
+    return Tensors{at::upsample_nearest2d(x[0], {30, 15}, 0.7, 1.3)};
+  });
   expect_as_whole(cases, {{{2}, {Shard(2)}}, {{4}, {Shard(2)}}, {{3}, {Shard(3)}}, {{2, 2}, {Shard(2), Shard(3)}}});
   expect_as_whole({{"1d",
                     {wavy({2, 3, 7})},
