@@ -144,14 +144,13 @@ bool is_detached_first(const Graph& graph, ValueId id) {
 }
 
 [[noreturn]] void raise_off_tape(const Recording& second, ValueId id, const at::Tensor& before, const at::Tensor& now,
-                                 const std::string& first_hint = "") {
+                                 std::vector<std::string> hints = {}) {
   const bool is_number = before.numel() == 1 && now.numel() == 1 && before.layout() == at::kStrided;
   const std::string values = is_number ? c10::str(": it was ", before.item().toDouble(), " in one call and ",
                                                   now.item().toDouble(), " in the next")
                                        : ": its data differs from call to call";
   const bool was_read = std::any_of(second.host_reads.begin(), second.host_reads.end(), gives_number);
-  std::vector<std::string> hints = {kPassIt, "fill a tensor that lives longer than the call, with copy_ or fill_"};
-  if (!first_hint.empty()) hints.insert(hints.begin(), first_hint);
+  hints.insert(hints.end(), {kPassIt, "fill a tensor that lives longer than the call, with copy_ or fill_"});
   raise_for(second, id, "was made without an op (from numbers on the host, or outside of the function)" + values,
             std::move(hints), was_read && is_number ? CaptureErrorKind::host_read : CaptureErrorKind::off_tape_tensor);
 }
@@ -163,12 +162,12 @@ bool is_detached_first(const Graph& graph, ValueId id) {
     raise_for(second, id, "lies in memory that torch does not own (from_blob) and is another one in each call",
               {kPassIt, "make it of the numbers: torch::tensor(vector)"});
   }
-  std::vector<std::string> hints = {kPassIt, kKeepIt};
+  std::vector<std::string> hints;
   if (is_detached_first(second.graph, id)) {
-    hints.insert(hints.begin(),
-                 "clear gradients by optimizer.zero_grad(): that of a module looks at them before it does");
+    hints = {"clear gradients by optimizer.zero_grad(): that of a module looks at them before it does"};
   }
-  if (!same_data(before, now)) raise_off_tape(second, id, before, now, hints.size() > 2 ? hints[0] : "");
+  if (!same_data(before, now)) raise_off_tape(second, id, before, now, std::move(hints));
+  hints.insert(hints.end(), {kPassIt, kKeepIt});
   raise_for(second, id,
             "is another one in each call, made without an op or outside of the function: equal in two of them, which "
             "says nothing of the next",

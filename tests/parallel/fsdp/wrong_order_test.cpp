@@ -91,6 +91,12 @@ TEST(WrongOrder, WithoutAGroupTheErrorNamesTheCall) {
                         "alive around the call, or pass the group"));
 }
 
+void step_once(torch::nn::Sequential& net, torch::optim::Optimizer& optimizer) {
+  net->forward(torch::ones({2, 3})).sum().backward();
+  optimizer.step();
+  optimizer.zero_grad();
+}
+
 // One step by hand before, one after; state has to go on.
 void expect_goes_on(torch::nn::Sequential& net, torch::optim::Optimizer& optimizer) {
   torch::nn::Sequential plain = two_layers();
@@ -110,9 +116,7 @@ TEST(WrongOrder, StateFromBeforeTensorParallelIsPlacedByOneCall) {
     const DeviceMesh mesh = init_device_mesh("cpu", {2}, {"tp"}, {.group = group});
     torch::nn::Sequential net = two_layers();
     torch::optim::AdamW optimizer(net->parameters(), 0.1);
-    net->forward(torch::ones({2, 3})).sum().backward();
-    optimizer.step();
-    optimizer.zero_grad();
+    step_once(net, optimizer);
     parallelize_module(*net, mesh, {{"0", ColwiseParallel()}, {"1", RowwiseParallel()}});
     net->forward(torch::ones({2, 3})).sum().backward();
     EXPECT_THAT(
@@ -126,9 +130,7 @@ TEST(WrongOrder, StateFromBeforeTensorParallelIsPlacedByOneCall) {
     const DeviceMesh mesh = init_device_mesh("cpu", {2}, {"tp"}, {.group = group});
     torch::nn::Sequential net = two_layers();
     torch::optim::AdamW optimizer(net->parameters(), 0.1);
-    net->forward(torch::ones({2, 3})).sum().backward();
-    optimizer.step();
-    optimizer.zero_grad();
+    step_once(net, optimizer);
     parallelize_module(*net, mesh, {{"0", ColwiseParallel()}, {"1", RowwiseParallel()}});
     place_like_parameters(optimizer);
     net->forward(torch::ones({2, 3})).sum().backward();
@@ -142,9 +144,7 @@ TEST(WrongOrder, StateFromBeforeFullyShardWorksButIsWarnedOf) {
     run_ranks(2, [&](const Group&) {
       torch::nn::Sequential net = two_layers();
       torch::optim::AdamW optimizer(net->parameters(), 0.1);
-      net->forward(torch::ones({2, 3})).sum().backward();
-      optimizer.step();
-      optimizer.zero_grad();
+      step_once(net, optimizer);
       fully_shard(*net);
       if (is_placed) place_like_parameters(optimizer);
       net->forward(torch::ones({2, 3})).sum().backward();

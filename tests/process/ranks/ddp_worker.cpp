@@ -1,7 +1,6 @@
 // Trains on three ranks, loses the second in the middle of a backward, and goes on with the two that are left; with
 // "captured" as second argument in the replay of a captured step.
 #include <signal.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -12,26 +11,18 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "serried/serried.h"
+#include "tests/process/ranks/worker_output.h"
 
 namespace {
 
 using namespace serried;
 using namespace std::chrono_literals;
+using serried::testing::now_ms;
+using serried::testing::say;
 
 constexpr int kStepOfDeath = 5;  // a captured step is replayed by then
 constexpr int kNumSteps = 9;
 constexpr int kVictim = 1;
-
-int64_t now_ms() {
-  timespec time{};
-  clock_gettime(CLOCK_MONOTONIC, &time);
-  return time.tv_sec * 1000 + time.tv_nsec / 1'000'000;
-}
-
-void say(const std::string& text) {
-  const std::string line = text + "\n";
-  if (write(STDOUT_FILENO, line.data(), line.size()) < 0) _exit(9);
-}
 
 torch::nn::Sequential make_net() {
   torch::manual_seed(1);

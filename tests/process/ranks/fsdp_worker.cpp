@@ -1,7 +1,6 @@
 // Trains a fully sharded net on three ranks, loses the second while the others gather a block or reduce its gradients,
 // and starts anew with the two that are left; the second argument says in which pass.
 #include <signal.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -11,26 +10,18 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "serried/serried.h"
+#include "tests/process/ranks/worker_output.h"
 
 namespace {
 
 using namespace serried;
 using namespace std::chrono_literals;
+using serried::testing::now_ms;
+using serried::testing::say;
 
 constexpr int kStepOfDeath = 3;
 constexpr int kNumSteps = 6;
 constexpr int kVictim = 1;
-
-int64_t now_ms() {
-  timespec time{};
-  clock_gettime(CLOCK_MONOTONIC, &time);
-  return time.tv_sec * 1000 + time.tv_nsec / 1'000'000;
-}
-
-void say(const std::string& text) {
-  const std::string line = text + "\n";
-  if (write(STDOUT_FILENO, line.data(), line.size()) < 0) _exit(9);
-}
 
 struct NetImpl : torch::nn::Module {
   NetImpl() {

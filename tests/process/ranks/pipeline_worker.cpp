@@ -1,7 +1,6 @@
 // Trains three stages of a pipeline on three ranks, of which the second dies in its third step, at the action that the
 // second argument names: "F0" to "F3", "B0" to "B3". The others say what they raise, and when.
 #include <signal.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -9,26 +8,18 @@
 #include <string>
 
 #include "serried/serried.h"
+#include "tests/process/ranks/worker_output.h"
 
 namespace {
 
 using namespace serried;
 using namespace std::chrono_literals;
+using serried::testing::now_ms;
+using serried::testing::say;
 
 constexpr int kVictim = 1;
 constexpr int kStepOfDeath = 2;
 constexpr int64_t kMicrobatches = 4;
-
-int64_t now_ms() {
-  timespec time{};
-  clock_gettime(CLOCK_MONOTONIC, &time);
-  return time.tv_sec * 1000 + time.tv_nsec / 1'000'000;
-}
-
-void say(const std::string& text) {
-  const std::string line = text + "\n";
-  if (write(STDOUT_FILENO, line.data(), line.size()) < 0) _exit(9);
-}
 
 /// Dies in the forward, or in the backward, whose turn has come.
 struct StageImpl : torch::nn::Module {

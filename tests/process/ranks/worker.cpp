@@ -1,7 +1,6 @@
 // A rank for the tests of this folder: `worker <mode> [arguments]`, started by `serried run`.
 #include <dirent.h>
 #include <signal.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -19,18 +18,15 @@
 #include "serried/comm/collectives/collectives.h"
 #include "serried/comm/groups/group.h"
 #include "serried/comm/groups/ranks.h"
+#include "tests/process/ranks/worker_output.h"
 #include "tests/support/listening.h"
 
 namespace {
 
 using serried::Group;
 using namespace std::chrono_literals;
-
-int64_t now_ms() {
-  timespec time{};
-  clock_gettime(CLOCK_MONOTONIC, &time);
-  return time.tv_sec * 1000 + time.tv_nsec / 1'000'000;
-}
+using serried::testing::now_ms;
+using serried::testing::say;
 
 int open_files() {
   int count = 0;
@@ -38,12 +34,6 @@ int open_files() {
   while (readdir(folder) != nullptr) ++count;
   closedir(folder);
   return count;
-}
-
-/// One line, one write: lines of several ranks never mix.
-void say(const std::string& text) {
-  const std::string line = text + "\n";
-  if (write(STDOUT_FILENO, line.data(), line.size()) < 0) _exit(9);
 }
 
 std::map<std::string, std::function<void(const Group&)>> collectives() {
