@@ -10,6 +10,9 @@
 namespace serried::checkpoint::detail {
 namespace {
 
+constexpr int64_t kShortestBlock = int64_t(256) << 10;
+constexpr int64_t kMaxBlocks = int64_t(1) << 14;  // of 18 bytes each in the index; more where blocks are the longest
+
 int64_t planned_bytes(const PlannedTensor& tensor) {
   return bytes_of(tensor.dtype, tensor.sizes);
 }
@@ -46,6 +49,13 @@ std::string file_name(const std::string& entry, size_t number, size_t count) {
 
 }  // namespace
 
+int64_t block_bytes_for(int64_t num_bytes) {
+  const int64_t longest = format_limits().block_bytes;
+  int64_t block_bytes = kShortestBlock;
+  while (block_bytes < longest && num_bytes / block_bytes > kMaxBlocks) block_bytes *= 2;
+  return std::min(block_bytes, longest);  // which one replica writes, so that it is whole blocks
+}
+
 void lay_out(SavePlan& plan, const std::map<std::string, std::map<std::string, std::string>>& aliases) {
   std::stable_sort(plan.tensors.begin(), plan.tensors.end(), goes_before);
   const std::map<std::string, size_t> counts = fill_files(plan.tensors);
@@ -71,6 +81,9 @@ void lay_out(SavePlan& plan, const std::map<std::string, std::map<std::string, s
     file.num_bytes = int64_t(file.header.size()) + headers[i].tensors.back().end;
     plan.index.entries[file.entry].files.push_back(file.name);
   }
+  int64_t num_bytes = 0;
+  for (const PlannedFile& file : plan.files) num_bytes += file.num_bytes;
+  plan.index.block_bytes = block_bytes_for(num_bytes);
   for (PlannedTensor& tensor : plan.tensors) tensor.begin += int64_t(plan.files[tensor.file].header.size());
 }
 

@@ -7,7 +7,7 @@ namespace serried::checkpoint::detail {
 
 struct FormatLimits {
   int64_t file_bytes = int64_t(4) << 30;   // of tensors in a file, unless one alone has more
-  int64_t block_bytes = int64_t(4) << 20;  // that have a hash, and that one of several replicas writes
+  int64_t block_bytes = int64_t(4) << 20;  // at most, that have a hash; that one of several replicas writes
   int64_t short_run = int64_t(64) << 10;   // shorter runs of bytes are brought to rows first
 };
 

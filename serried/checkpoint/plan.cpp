@@ -10,7 +10,6 @@
 #include "serried/checkpoint/collect.h"
 #include "serried/checkpoint/failure.h"
 #include "serried/checkpoint/holders.h"
-#include "serried/checkpoint/limits.h"
 
 namespace serried::checkpoint::detail {
 namespace {
@@ -95,7 +94,6 @@ SavePlan make_plan(const Contents& contents, const Ranks& ranks) {
   const Shared shared = shared_of(all, ranks.together(tell), ranks);
   SavePlan plan;
   plan.index.world_size = ranks.size();
-  plan.index.block_bytes = format_limits().block_bytes;
   for (const SharedItem& item : shared.items) plan.tensors.push_back(planned(item, all, ranks.rank()));
   add_values(plan, all.values, shared);
   check_names_differ(plan);

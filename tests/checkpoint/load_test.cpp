@@ -2,11 +2,14 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "serried/checkpoint/checkpoint.h"
 #include "serried/checkpoint/index.h"
+#include "serried/checkpoint/plan.h"
 #include "serried/checkpoint/state_dict.h"
+#include "serried/comm/collectives/collectives.h"
 #include "serried/comm/groups/ranks.h"
 #include "serried/parallel/zero.h"
 #include "serried/tensor/making/modules.h"
@@ -49,6 +52,50 @@ TEST(CheckpointLoad, OneEntryMayGoIntoTwoThings) {
             expected);
   EXPECT_EQ(first_line(error_of_load(folder / "c", {{"model", state_of(average)}, {"model", state_of(no_bias)}})),
             expected);
+}
+
+// Bytes that this process has read so far, of files and of anything else.
+int64_t bytes_read() {
+  std::ifstream counters("/proc/self/io");
+  std::string name;
+  int64_t value = -1;
+  while (counters >> name >> value && name != "rchar:") {
+  }
+  return value;
+}
+
+TEST(CheckpointLoad, ReadsLittleMoreThanItNeeds) {
+  const Folder folder;
+  constexpr int64_t kRows = 30, kRowBytes = 1 << 20;
+  const at::Tensor value = torch::arange(kRows * kRowBytes / 4).view({kRows, -1}).to(at::kFloat);
+  checkpoint::save(folder / "c", {{"x", value}, {"y", torch::zeros({1 << 20})}});
+  for (int world_size = 1; world_size <= 4; ++world_size) {
+    int64_t before = 0, after = 0;
+    run_ranks(world_size, [&](const Group& group) {
+      const DeviceMesh mesh = init_device_mesh("cpu", {world_size}, {"dp"}, {.group = group});
+      const DTensor loaded = distribute_tensor(torch::zeros_like(value), mesh, {Shard(0)});
+      barrier(group);
+      if (group->getRank() == 0) before = bytes_read();
+      barrier(group);
+      checkpoint::load(folder / "c", {{"x", loaded}});
+      barrier(group);
+      if (group->getRank() == 0) after = bytes_read();
+      expect_equal(full(loaded), value);
+    });
+    EXPECT_GE(after - before, kRows * kRowBytes);
+    EXPECT_LE(double(after - before), 1.05 * kRows * kRowBytes) << world_size;
+  }
+}
+
+TEST(CheckpointLoad, BlocksGrowWithWhatIsSaved) {
+  using checkpoint::detail::block_bytes_for;
+  constexpr int64_t kKiB = 1 << 10, kGiB = 1 << 30;
+  EXPECT_EQ(block_bytes_for(0), 256 * kKiB);
+  EXPECT_EQ(block_bytes_for(4 * kGiB), 256 * kKiB);
+  EXPECT_EQ(block_bytes_for(32 * kGiB), 2048 * kKiB);
+  EXPECT_EQ(block_bytes_for(4096 * kGiB), 4096 * kKiB);
+  const SmallLimits limits({.file_bytes = 1 << 20, .block_bytes = 48, .short_run = 32});
+  EXPECT_EQ(block_bytes_for(4096 * kGiB), 48);
 }
 
 TEST(CheckpointLoad, StatesAndValuesAreNotMixedUp) {
