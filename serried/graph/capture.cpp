@@ -405,7 +405,8 @@ std::optional<Ready> CaptureState::Impl::make_ready(const Recording& before, Att
   Graph graph = replayable.graph;
   for (const Pass& pass : options.passes) pass.run(graph);
   call.effects.drop_unused(graph);
-  if (!agree_on_collectives(replayable.graph, graph, replayable.groups, {function, calls})) return std::nullopt;
+  const RankedGraphs graphs{replayable.graph, graph, replayable.groups, replayable.together};
+  if (!agree_on_collectives(graphs, {function, calls})) return std::nullopt;
   return Ready(std::move(call), std::move(replayable), std::move(graph));
 }
 

@@ -32,6 +32,9 @@ class Recorder {
   virtual void before_replay(std::function<void()> action) = 0;
   virtual void after_replay(std::function<void()> action) = 0;
   virtual void meet(c10::TensorImpl* dtensor) = 0;
+  virtual void replay_together(const std::string& group) {
+    if (Recorder* next = behind()) next->replay_together(group);
+  }
   /// An op reads the whole value of `dtensor`, which was gathered out of its sight.
   virtual void read_whole(c10::TensorImpl* dtensor) {
     if (Recorder* next = behind()) next->read_whole(dtensor);

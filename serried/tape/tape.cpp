@@ -62,6 +62,10 @@ void after_replay(std::function<void()> action) {
   if (detail::current != nullptr) detail::current->after_replay(std::move(action));
 }
 
+void replay_together(const std::string& name) {
+  if (detail::current != nullptr) detail::current->replay_together(name);
+}
+
 void meet(c10::TensorImpl* dtensor) {
   if (detail::current != nullptr) detail::current->meet(dtensor);
 }

@@ -9,6 +9,7 @@
 //   It branches on a fact: a mode, a count, an option.             rely_on(fact): replays happen while it stays so.
 //   It asks an object that may be gone later: a mesh.              rely_on_life(name, object)
 //   It keeps state on the host: a count, a learning rate.          before_replay(action), after_replay(action)
+//   Its ranks must begin to replay in the same call.               replay_together(group)
 //   It works for itself: checks, what happens only once.           const Pause only_checks;
 //   It sleeps until a collective is done.                          Nothing: Work::wait() is recorded where it happens.
 //   It puts a hook on a gradient.                                  serried/tape/library_hook.h
@@ -67,6 +68,10 @@ void rely_on_life(const std::string& name, std::weak_ptr<const void> object);
 /// Host work that belongs to the running function: done again around each replay, in the order told.
 void before_replay(std::function<void()> action);
 void after_replay(std::function<void()> action);
+
+/// The ranks of the group `name` run the same function, and a rank that replays does not meet one that records: all of
+/// them begin to replay in the same call, with those that share other groups with them.
+void replay_together(const std::string& name);
 
 /// A DTensor among the arguments of an op, before the op runs on its part.
 void meet(c10::TensorImpl* dtensor);

@@ -8,8 +8,11 @@
 #include <array>
 #include <chrono>
 #include <map>
+#include <random>
+#include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "serried/comm/agree/rank_texts.h"
 #include "serried/comm/collectives/watch.h"
@@ -88,7 +91,19 @@ Group group_named(const std::string& name, const std::vector<Group>& groups) {
   return c10d::resolve_process_group(name);
 }
 
+// What a rank tells of one call, in this order: a graph is there, with its collectives; ranks of which it knows the
+// same, once or several times; all of them replay from the next call on.
 constexpr std::string_view kSettled = "settled";
+constexpr std::string_view kKnows = "knows";
+constexpr std::string_view kBegins = "begins";
+
+using RankIds = std::set<std::string>;
+
+// A name for this rank in one call, since groups number ranks each in its own way.
+std::string new_rank_id() {
+  std::random_device random;
+  return c10::str(random(), "-", random(), "-", random());
+}
 
 std::string_view status_text(RecordingStatus status) {
   static constexpr std::array<std::string_view, 3> kTexts = {"pending", "refused", "eager"};
@@ -106,6 +121,9 @@ class Page {
         deadline_(steady_clock::now() + timeout_) {}
 
   void tell(std::string_view status) { notices_.add(Notice{call_, std::string(status), mine_}.text()); }
+  void tell_known(const RankIds& ids) {
+    notices_.add(Notice{call_, std::string(kKnows), Lines(ids.begin(), ids.end())}.text());
+  }
 
   /// `as_recorded`: passes have left the collectives as they were.
   void publish(Lines mine, bool as_recorded) {
@@ -122,18 +140,40 @@ class Page {
     return all;
   }
 
+  enum class Answer { pending, knows, begins };
+
+  /// What the ranks that agreed in this call have told next; adds the ranks of which they know.
+  Answer hear(RankIds& ids) {
+    Answer all = Answer::knows;
+    for (auto& [peer, next] : in_this_call_) {
+      const Notice theirs = read(peer, next++);
+      if (theirs.status == status_text(RecordingStatus::pending)) return Answer::pending;
+      if (theirs.status == kBegins) {
+        all = Answer::begins;
+      } else if (theirs.status == kKnows) {
+        ids.insert(theirs.lines.begin(), theirs.lines.end());
+      } else {
+        raise_refused(peer);
+      }
+    }
+    return all;
+  }
+
  private:
-  // Reads what the peer has told until it is about this call, or settles it.
+  // Reads what the peer has told until it is about this call, or replays it already.
   bool agrees_with(int peer) {
     for (int64_t k = 0;; ++k) {
       const Notice theirs = read(peer, k);
-      const bool is_same_call = theirs.call == call_;
       if (theirs.status == status_text(RecordingStatus::eager)) raise_refused(peer);
-      if (theirs.status == kSettled && theirs.lines == mine_ && (is_same_call || as_recorded_)) return true;
-      if (!is_same_call) continue;
+      if (theirs.call != call_) {
+        if (theirs.status == kBegins && theirs.lines == mine_ && as_recorded_) return true;
+        continue;
+      }
       if (theirs.status == status_text(RecordingStatus::pending)) return false;
       if (theirs.status == status_text(RecordingStatus::refused)) raise_refused(peer);
-      raise_difference(peer, theirs.lines);
+      if (theirs.lines != mine_) raise_difference(peer, theirs.lines);
+      in_this_call_.emplace_back(peer, k + 1);
+      return true;
     }
   }
 
@@ -187,7 +227,33 @@ class Page {
   const steady_clock::time_point deadline_;
   Lines mine_;
   bool as_recorded_ = true;
+  std::vector<std::pair<int, int64_t>> in_this_call_;  // peers, and which of their notices comes next
 };
+
+bool all_of_group(std::vector<Page>& pages) {
+  bool all = true;
+  for (Page& page : pages) all &= page.agrees();
+  return all;
+}
+
+// A rank of one group may be held back by another group that its peers here know nothing of. So ranks tell each other
+// of whom they know, in rounds, until a round brings nobody new: then it is all that groups link, however far. Who was
+// held back says so in the place of a round.
+bool all_that_are_linked(std::vector<Page>& pages) {
+  RankIds known = {new_rank_id()};
+  for (;;) {
+    for (Page& page : pages) page.tell_known(known);
+    RankIds next = known;
+    bool others_begin = false;
+    for (Page& page : pages) {
+      const Page::Answer answer = page.hear(next);
+      if (answer == Page::Answer::pending) return false;
+      others_begin |= answer == Page::Answer::begins;
+    }
+    if (others_begin || next == known) return true;
+    known = std::move(next);
+  }
+}
 
 bool has_peers(const Group& group) {
   return group->getSize() > 1 && group->getStore() && group->getBackendName() != "fake";
@@ -212,19 +278,21 @@ void tell_ranks(const std::vector<Group>& groups, RecordedCall call, RecordingSt
   }
 }
 
-bool agree_on_collectives(const Graph& recorded, const Graph& graph, const std::vector<Group>& groups,
-                          RecordedCall call) {
-  const std::map<std::string, Lines> before = lines_by_group(recorded), after = lines_by_group(graph);
+bool agree_on_collectives(const RankedGraphs& graphs, RecordedCall call) {
+  const std::map<std::string, Lines> before = lines_by_group(graphs.recorded);
+  std::map<std::string, Lines> after = lines_by_group(graphs.replayed);
+  for (const std::string& name : graphs.together) after[name];
   std::vector<Page> pages;
   // All are told before the first wait: the names of groups, and so their order, may differ between ranks.
   for (const auto& [name, lines] : after) {
-    const Group group = group_named(name, groups);
+    const Group group = group_named(name, graphs.groups);
     if (!has_peers(group)) continue;
     const auto found = before.find(name);
-    pages.emplace_back(group, call).publish(lines, found != before.end() && found->second == lines);
+    const bool as_recorded = found != before.end() ? found->second == lines : lines.empty();
+    pages.emplace_back(group, call).publish(lines, as_recorded);
   }
-  bool all = true;
-  for (Page& page : pages) all &= page.agrees();
+  const bool all = all_of_group(pages) && all_that_are_linked(pages);
+  for (Page& page : pages) page.tell(all ? kBegins : status_text(RecordingStatus::pending));
   return all;
 }
 

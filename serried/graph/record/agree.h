@@ -37,13 +37,21 @@ enum class RecordingStatus : uint8_t {
 /// Says so to the other ranks of `groups`, so that nobody waits for this one.
 void tell_ranks(const std::vector<Group>& groups, RecordedCall call, RecordingStatus status);
 
-/// Whether every other rank of each group that `graph` uses has recorded the same collectives on it. False where one
-/// has to record once more: all shall replay from the same call on. Where passes left the collectives as they were
-/// `recorded`, a rank that replays already counts too.
+/// What a rank is about to replay.
+struct RankedGraphs {
+  const Graph& recorded;
+  const Graph& replayed;                     // the same after all passes
+  const std::vector<Group>& groups;          // of its collectives
+  const std::vector<std::string>& together;  // tape::replay_together
+};
+
+/// Whether every other rank of each group that the graph uses has recorded the same collectives on it, and whether the
+/// same holds for them, for the groups that they use, and so on: true and false are the same on all ranks that are
+/// linked by groups. False where one has to record once more: all shall replay from the same call on. Where passes left
+/// the collectives as they were recorded, a rank that replays already counts too.
 /// CaptureError that names both ranks and the first difference where another rank recorded others in the same call, or
 /// refused the function, or told nothing within the timeout of the group. Goes through the groups' stores and runs no
 /// collective, so ranks that replay need not take part.
-bool agree_on_collectives(const Graph& recorded, const Graph& graph, const std::vector<Group>& groups,
-                          RecordedCall call);
+bool agree_on_collectives(const RankedGraphs& graphs, RecordedCall call);
 
 }  // namespace serried::graph

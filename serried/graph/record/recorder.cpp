@@ -5,6 +5,7 @@
 #include <ATen/ops/clone.h>
 #include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
 #include <algorithm>
 
@@ -275,12 +276,21 @@ Argument Recorder::argument_of(const IValue& value) {
   }
   if (is_group(value)) {
     const Group group = value.toCustomClass<c10d::ProcessGroup>();
-    if (std::find(recording_.groups.begin(), recording_.groups.end(), group) == recording_.groups.end()) {
-      recording_.groups.push_back(group);
-    }
+    add_group(group);
     return {Argument::Kind::group, group->getGroupName(), {}};
   }
   return value.isGenerator() ? argument_of(value.toGenerator()) : Argument::of(value);
+}
+
+void Recorder::add_group(const Group& group) {
+  std::vector<Group>& known = recording_.groups;
+  if (std::find(known.begin(), known.end(), group) == known.end()) known.push_back(group);
+}
+
+void Recorder::replay_together(const std::string& group) {
+  add_group(c10d::resolve_process_group(group));
+  std::vector<std::string>& known = recording_.together;
+  if (std::find(known.begin(), known.end(), group) == known.end()) known.push_back(group);
 }
 
 // Held weakly: the user may put another one in its place.

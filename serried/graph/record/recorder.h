@@ -100,6 +100,7 @@ struct Recording {
   std::vector<std::function<void()>> before_replay;
   std::vector<std::function<void()>> after_replay;
   std::vector<Group> groups;                   // of its collectives, in the order of first use
+  std::vector<std::string> together = {};      // names of groups whose ranks begin to replay in the same call
   std::vector<WeakGenerator> generators = {};  // of users, that its ops draw from, likewise
   GraphHooks hooks;                            // of users, in the order of their calls
   std::string hook_left_on = {};               // a tensor of its surroundings that has one more hook now; empty: none
@@ -120,6 +121,7 @@ class Recorder final : public tape::Recorder {
   void rely_on_now(tape::Fact fact);
   void rely_on_life(const std::string& name, std::weak_ptr<const void> object) override;
   void meet(c10::TensorImpl* dtensor) override;
+  void replay_together(const std::string& group) override;
   void before_replay(std::function<void()> action) override { recording_.before_replay.push_back(std::move(action)); }
   void after_replay(std::function<void()> action) override { recording_.after_replay.push_back(std::move(action)); }
 
@@ -180,6 +182,7 @@ class Recorder final : public tape::Recorder {
   static Layout layout_of(const at::Tensor& t);
   Argument argument_of(const c10::IValue& value);
   Argument argument_of(const at::Generator& generator);
+  void add_group(const Group& group);
   bool has_memory_of(const at::Tensor& t, ValueId id) const;
   void note_layout(const at::Tensor& t, Known& known);
   ValueId define(const at::Tensor& t);

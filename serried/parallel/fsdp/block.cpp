@@ -224,12 +224,21 @@ at::Tensor Block::whole_to_write(size_t index) {
   return member.inner ? wrap(std::move(own), member.inner) : own;
 }
 
-// Settings decide what is gathered and reduced, and no op shows them.
 void Block::tell_recorder(const BlockMember& member) {
   if (const auto parameter = member.parameter.lock()) {
     tape::detail::current->read_whole(parameter.get());
     if (tape::is_replayed()) tape::meet(parameter.get());
   }
+  if (!tape::is_replayed()) return;
+  rely_on_settings();
+  for (const auto& root : living_roots_) {
+    if (const auto alive = root.lock()) tape::rely_on(tape::training_mode(text(), alive));
+  }
+}
+
+// Settings decide what is gathered and reduced, and no op shows them. Who changes one tells it before: what a function
+// changes and puts back is its own business.
+void Block::rely_on_settings() {
   if (!tape::is_replayed()) return;
   const auto settings = [self = weak_from_this()]() -> uint64_t {
     const auto block = self.lock();
@@ -243,9 +252,6 @@ void Block::tell_recorder(const BlockMember& member) {
     return mix_hash(bits, std::hash<double>()(s.divide_factor.value_or(0)));
   };
   tape::rely_on({.name = "settings of " + text(), .value = settings, .subject = this});
-  for (const auto& root : living_roots_) {
-    if (const auto alive = root.lock()) tape::rely_on(tape::training_mode(text(), alive));
-  }
 }
 
 at::Tensor Block::part_of_whole(size_t index, const at::Tensor& whole) const {
@@ -415,12 +421,14 @@ void Block::release() {
 }
 
 void Block::unshard(bool async) {
+  rely_on_settings();
   is_held_ = true;
   if (!is_current()) gather(/*starts_only=*/async && !tape::is_replayed());
   if (!async) arrive();
 }
 
 void Block::reshard() {
+  rely_on_settings();
   is_held_ = false;
   drop_whole();
 }

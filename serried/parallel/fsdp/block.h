@@ -37,6 +37,7 @@ struct BlockMember {
   at::Tensor whole = {};     // while gathered and used
   uint32_t version = 0;      // of the parameter when it was gathered
   at::Tensor kept = {};      // whole gradient that backwards under no_sync have added up
+  uint64_t kept_in = 0;      // the recording that made it; of no meaning outside of one
   c10::weak_intrusive_ptr<torch::autograd::Node> node{c10::intrusive_ptr<torch::autograd::Node>()};  // with our hook
 };
 
@@ -102,6 +103,8 @@ class Block : public std::enable_shared_from_this<Block> {
   void note_use(size_t index);
   void note_write();
 
+  /// A recorded function is about to change what `setting()` says, or whether whole values are held.
+  void rely_on_settings();
   void unshard(bool async);
   void reshard();
   /// Lets go of the whole values, unless the user holds them.

@@ -122,6 +122,7 @@ void Block::keep(BlockMember& member, const at::Tensor& gradient) {
     member.kept.add_(gradient);
   } else {
     member.kept = gradient.clone(at::MemoryFormat::Contiguous);
+    member.kept_in = tape::num_recordings();
   }
 }
 
@@ -154,14 +155,18 @@ void Block::put(Round& round, size_t index, const at::Tensor& gradient) const {
   }
 }
 
-// What is kept from one call to the next is no tensor that a graph knows of.
+// What is kept from one call to the next is no tensor that a graph knows of; within one call it is. A call that leaves
+// some behind is refused as any that leaves a tensor of its own.
 void Block::check_recordable() const {
-  const bool keeps = std::any_of(members_.begin(), members_.end(), [](const auto& m) { return m.kept.defined(); });
-  if (setting_.reduces && setting_.all_reduces && !keeps && !partial_.defined()) return;
+  const bool found_some = std::any_of(members_.begin(), members_.end(), [](const BlockMember& member) {
+    return member.kept.defined() && member.kept_in != tape::num_recordings();
+  });
+  if (setting_.all_reduces && !found_some && !partial_.defined()) return;
   raise<c10::NotImplementedError>(
       {"capture",
-       c10::str("the function accumulates gradients of ", text(), " under no_sync() or set_requires_all_reduce(false)"),
-       "capture forward and backward of all micro-batches without no_sync(), or run them eagerly"});
+       c10::str("the function adds to gradients of ", text(),
+                " that an earlier call has left there under no_sync() or set_requires_all_reduce(false)"),
+       "capture all micro-batches as one function, of which the last one reduces, or run them eagerly"});
 }
 
 void Block::on_gradient(size_t index, const at::Tensor& gradient) {

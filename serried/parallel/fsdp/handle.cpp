@@ -9,6 +9,7 @@ FullyShardNoSync::FullyShardNoSync(std::vector<std::shared_ptr<detail::Block>> b
   if (!enabled) return;
   for (std::shared_ptr<detail::Block>& block : blocks) {
     if (!block->setting().reduces) continue;
+    block->rely_on_settings();
     block->setting().reduces = false;
     blocks_.push_back(std::move(block));
   }
@@ -57,7 +58,10 @@ void FullyShardHandle::set_requires_all_reduce(bool all_reduce) const {
 }
 
 void FullyShardHandle::set_requires_gradient_sync(bool reduce) const {
-  for (const auto& block : all_) block->setting().reduces = reduce;
+  for (const auto& block : all_) {
+    block->rely_on_settings();
+    block->setting().reduces = reduce;
+  }
 }
 
 void FullyShardHandle::set_gradient_divide_factor(std::optional<double> factor) const {

@@ -12,7 +12,6 @@
 #include "serried/comm/collectives/objects.h"
 #include "serried/comm/collectives/watch.h"
 #include "serried/tape/facts.h"
-#include "serried/tape/recorder.h"
 #include "serried/tape/tape.h"
 #include "serried/tensor/dtensor.h"
 
@@ -136,19 +135,12 @@ void Runner::begin(const at::Tensor& input, const at::Tensor& target, bool train
 void Runner::rely_on_stages() const {
   if (!tape::is_recording()) return;
   for (const StageRun& run : stages_) {
-    if (tape::is_replayed() && run.is_data_parallel()) {
-      raise<c10::NotImplementedError>(
-          {"capture",
-           c10::str("stage ", run.index(),
-                    " of a pipeline is in DistributedDataParallel, whose ranks agree on when to "
-                    "replay without those of other stages"),
-           "run the step eagerly, or capture a pipeline without data-parallel stages"});
-    }
     const std::string name = c10::str("stage ", run.index(), " of a pipeline");
     tape::rely_on(tape::training_mode(name, run.stage().module()));
     tape::rely_on(tape::contents_of(name, run.stage().module()));
   }
   tape::after_replay([step = step_] { ++*step; });
+  tape::replay_together(options_.group->getGroupName());  // messages of a replay have no headers
 }
 
 std::vector<at::Tensor> Runner::step(const at::Tensor& input, const at::Tensor& target) {

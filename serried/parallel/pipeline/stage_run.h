@@ -46,7 +46,6 @@ class StageRun {
   int64_t index() const { return index_; }
   const PipelineStage& stage() const { return stage_; }
   StageSync& sync() { return sync_; }
-  bool is_data_parallel() const { return sync_.has_wrappers(); }
   /// That of the parameters, where DTensors come to; none where they are plain, or on several.
   const std::optional<DeviceMesh>& mesh() const { return mesh_; }
   void set_mesh(DeviceMesh mesh) { mesh_ = std::move(mesh); }

@@ -34,7 +34,6 @@ class StageSync {
     std::vector<DataParallelBase::NoSync> keep_;
   };
 
-  bool has_wrappers() const { return !wrappers_.empty(); }
   bool has_any() const { return !wrappers_.empty() || !blocks_.empty(); }
 
  private:

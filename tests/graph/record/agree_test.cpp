@@ -9,6 +9,7 @@
 #include "serried/graph/capture.h"
 #include "serried/graph/record/agree.h"
 #include "serried/graph/record/notice.h"
+#include "serried/mesh/mesh.h"
 #include "serried/parallel/ddp/ddp.h"
 #include "tests/support/errors.h"
 #include "tests/support/on_ranks.h"
@@ -148,6 +149,30 @@ TEST_P(CaptureAgrees, ARankThatIsNotAsFarHoldsTheOthersBack) {
           options);
       for (int i = 0; i < 8; ++i) {
         EXPECT_TRUE(at::equal(step(torch::full({5}, 1.f * i)), torch::full({5}, 3.f * i * group->getSize())));
+      }
+      EXPECT_EQ(step.replays(), 3);
+      EXPECT_EQ(step.captures(), 1);
+    });
+  }
+}
+
+// A rank in one row and one column of a grid; buckets do not meet what they were made of.
+TEST(CaptureAgreesOnAGrid, ARankThatIsNotAsFarHoldsBackThoseThatShareNoGroupWithIt) {
+  for (const int slow : {0, 3}) {
+    run_ranks(6, [&](const Group& world) {
+      const at::NoGradGuard no_grad;
+      const DeviceMesh mesh = init_device_mesh("cpu", {2, 3}, {"a", "b"}, {.group = world});
+      const Group a = mesh.get_group("a"), b = mesh.get_group("b");
+      int calls = 0;
+      auto step = capture(
+          [&](const at::Tensor& x) {
+            at::Tensor y = reduce_two(x, a) + reduce_two(x, b);
+            if (++calls == 3 && world->getRank() == slow) y.norm();
+            return y;
+          },
+          {.passes = {passes::bucket_collectives()}});
+      for (int i = 0; i < 8; ++i) {
+        EXPECT_TRUE(at::equal(step(torch::full({5}, 1.f * i)), torch::full({5}, 3.f * i * (2 + 3))));
       }
       EXPECT_EQ(step.replays(), 3);
       EXPECT_EQ(step.captures(), 1);

@@ -214,5 +214,29 @@ TEST(FullyShardTogether, CapturedAccumulationIsRefused) {
   });
 }
 
+// Each call finds no gradients, so that only what it leaves tells.
+TEST(FullyShardTogether, ACapturedCallThatLeavesGradientsForTheNextIsRefused) {
+  run_ranks(2, [](const Group&) {
+    const NetPtr net = make([] { return std::make_shared<Mlp>(); });
+    const FullyShardHandle handle = shard_all(*net);
+    const auto backward = [&](const at::Tensor& x) { net->as<Mlp>()->forward(x).square().mean().backward(); };
+    auto step = capture([&](const at::Tensor& x) {
+      const auto guard = handle.no_sync();
+      backward(x);
+    });
+    std::string text;
+    for (int i = 0; i < 6 && text.empty(); ++i) {
+      try {
+        step(torch::ones({2, 5}));
+      } catch (const c10::Error& error) {
+        text = error.what_without_backtrace();
+      }
+      backward(torch::ones({2, 5}));
+    }
+    EXPECT_EQ(step.replays(), 0);
+    EXPECT_NE(text.find("[capture]"), std::string::npos) << text;
+  });
+}
+
 }  // namespace
 }  // namespace serried::testing

@@ -1,5 +1,4 @@
 // Captured steps of pipelines against eager ones, bit for bit.
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "serried/graph/capture.h"
@@ -7,8 +6,10 @@
 #include "serried/optim/sgd.h"
 #include "serried/parallel/ddp/ddp.h"
 #include "serried/parallel/fsdp/fully_shard.h"
+#include "serried/parallel/tensor_parallel/parallelize.h"
+#include "serried/tensor/dtensor.h"
+#include "serried/tensor/guards.h"
 #include "tests/parallel/pipeline/nets.h"
-#include "tests/support/errors.h"
 
 namespace serried::testing {
 namespace {
@@ -66,41 +67,77 @@ TEST(PipelineCaptured, ZbvIsBitwiseEager) {
   for (const int world : {1, 2}) expect_captured_like_eager(Schedule::ZBV, 2, world);
 }
 
-// Three micro-batches of one stage on two data-parallel ranks.
-std::string captured_data_parallel(bool is_sharded) {
-  return error_text<c10::NotImplementedError>([&] {
-    run_ranks(2, [&](const Group& world) {
-      const DeviceMesh mesh = init_device_mesh("cpu", {1, 2}, {"pp", "dp"}, {.group = world});
-      Layer stage = staged::make_layers(1)[0];
-      PipelineStage given = stage;
-      if (is_sharded) {
-        fully_shard(*stage, {.mesh = mesh["dp"]});
-      } else {
-        given =
-            std::make_shared<DistributedDataParallel<Layer>>(stage, DDPOptions{.process_group = mesh.get_group("dp")});
-      }
-      Pipeline pipe(given, {.group = mesh.get_group("pp"), .microbatches = 3, .loss = staged::loss_fn});
-      serried::SGD optimizer(pipe.parameters(), torch::optim::SGDOptions(0.05));
-      auto step = capture([&](const at::Tensor& input, const at::Tensor& target) {
-        optimizer.zero_grad();
-        pipe.step(input, target);
-        optimizer.step();
-      });
-      for (int64_t i = 0; i < 4; ++i) {
-        const auto batch = staged::batch_of(6, 2, i);
-        step(batch.input, batch.target);
-      }
-    });
-  });
+enum class DataParallel { ddp, sharded, sharded_with_tensor_parallel };
+
+PipelineStage data_parallel(Layer stage, const DeviceMesh& mesh, DataParallel way) {
+  if (way == DataParallel::ddp) {
+    return std::make_shared<DistributedDataParallel<Layer>>(stage, DDPOptions{.process_group = mesh.get_group("dp")});
+  }
+  if (way == DataParallel::sharded_with_tensor_parallel) {
+    parallelize_module(*stage, mesh["tp"], {{"up", ColwiseParallel()}, {"down", RowwiseParallel()}});
+  }
+  fully_shard(*stage, {.mesh = mesh["dp"]});
+  return stage;
 }
 
-TEST(PipelineCaptured, DataParallelStagesAreRefused) {
-  EXPECT_THAT(captured_data_parallel(true),
-              ::testing::HasSubstr("[capture] the function accumulates gradients of block 0"));
-  EXPECT_THAT(
-      captured_data_parallel(false),
-      ::testing::HasSubstr("[capture] stage 0 of a pipeline is in DistributedDataParallel, whose ranks agree on "
-                           "when to replay without those of other stages\n  fix: run the step eagerly"));
+// Eight steps on two pipeline ranks times two data-parallel ones with batches of their own: losses, then parameters.
+std::vector<at::Tensor> train_data_parallel(const DeviceMesh& mesh, Schedule schedule, DataParallel way,
+                                            bool is_captured) {
+  const Group pp = mesh.get_group("pp");
+  const int64_t per_rank = schedule == Schedule::ZBV ? 2 : 1;
+  const PipelineTable table = pipeline_table(schedule, {.ranks = 2, .stages_per_rank = per_rank, .microbatches = 4});
+  std::vector<Layer> layers = staged::make_layers(table.stages());
+  std::vector<PipelineStage> stages;
+  for (const int64_t index : table.stages_of(pp->getRank())) {
+    stages.push_back(data_parallel(layers[size_t(index)], mesh, way));
+  }
+  Pipeline pipe(stages, {.group = pp, .schedule = schedule, .microbatches = 4, .loss = staged::loss_fn});
+  serried::SGD optimizer(pipe.parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
+  const auto step = [&](const at::Tensor& input, const at::Tensor& target) {
+    optimizer.zero_grad();
+    auto losses = pipe.step(input, target);
+    optimizer.step();
+    return losses;
+  };
+  auto captured = capture(step);
+  const ImplicitReplication batches_are_whole;  // beside tensor parallel parameters
+  std::vector<at::Tensor> all;
+  for (int64_t i = 0; i < 8; ++i) {
+    const auto batch = staged::batch_of(6, 2, i + 10 * mesh.get_group("dp")->getRank());
+    for (const at::Tensor& loss : is_captured ? captured(batch.input, batch.target) : step(batch.input, batch.target)) {
+      all.push_back(is_dtensor(loss) ? DTensor(loss).full_tensor() : loss.clone());
+    }
+  }
+  if (is_captured) EXPECT_GE(captured.replays(), 3) << captured.last_recapture_reason();
+  for (const at::Tensor& parameter : pipe.parameters()) {
+    all.push_back(is_dtensor(parameter) ? DTensor(parameter).full_tensor() : parameter);
+  }
+  return all;
+}
+
+void expect_data_parallel_like_eager(DataParallel way) {
+  const int64_t tp = way == DataParallel::sharded_with_tensor_parallel ? 2 : 1;
+  for (const Schedule schedule : {Schedule::OneFOneB, Schedule::ZBV}) {
+    run_ranks(int(4 * tp), [&](const Group& world) {
+      const DeviceMesh mesh = init_device_mesh("cpu", {2, 2, tp}, {"pp", "dp", "tp"}, {.group = world});
+      const auto expected = train_data_parallel(mesh, schedule, way, false);
+      const auto actual = train_data_parallel(mesh, schedule, way, true);
+      ASSERT_EQ(actual.size(), expected.size());
+      for (size_t i = 0; i < actual.size(); ++i) expect_equal(actual[i], expected[i], std::to_string(i));
+    });
+  }
+}
+
+TEST(PipelineCaptured, DataParallelStagesAreBitwiseEager) {
+  for (int round = 0; round < 5; ++round) expect_data_parallel_like_eager(DataParallel::ddp);
+}
+
+TEST(PipelineCaptured, FullyShardedStagesAreBitwiseEager) {
+  for (int round = 0; round < 3; ++round) expect_data_parallel_like_eager(DataParallel::sharded);
+}
+
+TEST(PipelineCaptured, FullyShardedTensorParallelStagesAreBitwiseEager) {
+  expect_data_parallel_like_eager(DataParallel::sharded_with_tensor_parallel);
 }
 
 }  // namespace

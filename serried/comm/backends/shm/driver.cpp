@@ -3,6 +3,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <utility>
 
 #include <ATen/core/ivalue.h>
@@ -24,7 +25,11 @@ void run(Engine& engine, Op& op) {
 
 CollectiveWork::CollectiveWork(int rank, c10d::OpType type, uint64_t sequence, Task task,
                                std::shared_ptr<Driver> driver)
-    : Work(rank, type), task_(std::move(task)), sequence_(sequence), driver_(std::move(driver)) {}
+    : Work(rank, type),
+      task_(std::move(task)),
+      sequence_(sequence),
+      run_by_(driver),
+      driver_(std::move(driver)) {}
 
 bool CollectiveWork::isCompleted() {
   std::lock_guard<std::mutex> lock(mutex_);
@@ -40,8 +45,12 @@ bool CollectiveWork::wait(std::chrono::milliseconds timeout) {
   if (driver) driver->home().require("wait");
   const detail::TracedWait waiting(task_.traced.get());
   // With a timeout of its own the caller must be free to give up, so it does not take the engine.
-  if (driver && timeout == kNoTimeout) driver->help(*this);
-  if (timeout == kNoTimeout) return Work::wait();
+  if (timeout == kNoTimeout) {
+    if (driver) driver->help(*this);
+    const bool is_success = Work::wait();
+    if (const std::shared_ptr<Driver> alive = run_by_.lock()) alive->wait_until_let_go(*this);
+    return is_success;
+  }
   std::unique_lock<std::mutex> lock(mutex_);
   if (!cv_.wait_for(lock, timeout, [this] { return completed_; })) {
     raise<c10::DistBackendError>({"wait", c10::str("timed out after ", timeout.count(), " ms; the collective goes on"),
@@ -61,6 +70,11 @@ c10::intrusive_ptr<c10::ivalue::Future> CollectiveWork::getFuture() {
   else
     future_->markCompleted(c10::IValue(task_.outputs));
   return future_;
+}
+
+bool CollectiveWork::has_future() {
+  std::lock_guard<std::mutex> lock(future_mutex_);
+  return future_.defined();
 }
 
 std::vector<at::Tensor> CollectiveWork::result() {
@@ -186,8 +200,10 @@ void Driver::end_turn(Lock& lock) {
 }
 
 void Driver::run_front(Lock& lock) {
-  const c10::intrusive_ptr<CollectiveWork> work = queue_.front();
+  c10::intrusive_ptr<CollectiveWork> work = queue_.front();
+  const CollectiveWork* const held = work.get();
   queue_.pop_front();
+  held_.push_back(held);
   busy_ = true;
   lock.unlock();
   work->mark_done(execute(*engine_, *work));
@@ -196,7 +212,10 @@ void Driver::run_front(Lock& lock) {
   lock.unlock();
   changed_.notify_all();
   work->call_back();
+  work.reset();
   lock.lock();
+  std::erase(held_, held);
+  if (num_waiting_ > 0) changed_.notify_all();
 }
 
 void Driver::run_now(Op& op) {
@@ -225,6 +244,16 @@ void Driver::wait_for_issued() {
 void Driver::help(CollectiveWork& work) {
   Lock lock(mutex_);
   while (!busy_ && !queue_.empty() && !work.isCompleted()) run_front(lock);
+}
+
+// Callbacks may take long, and may wait for whoever waits here.
+void Driver::wait_until_let_go(CollectiveWork& work) {
+  Lock lock(mutex_);
+  const auto is_let_go = [&] { return std::find(held_.begin(), held_.end(), &work) == held_.end(); };
+  if (is_let_go() || work.has_future()) return;
+  ++num_waiting_;
+  changed_.wait(lock, is_let_go);
+  --num_waiting_;
 }
 
 void Driver::close(std::chrono::milliseconds patience) {

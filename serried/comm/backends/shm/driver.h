@@ -69,9 +69,11 @@ class CollectiveWork : public c10d::Work {
   friend class Driver;
   void mark_done(std::exception_ptr error);
   void call_back();
+  bool has_future();
 
   Task task_;
   const uint64_t sequence_;
+  const std::weak_ptr<Driver> run_by_;
   std::shared_ptr<Driver> driver_;  // dropped when done
   bool arrived_ = false;
   std::mutex future_mutex_;
@@ -100,6 +102,10 @@ class Driver : public std::enable_shared_from_this<Driver> {
   /// Runs due work on this thread until `work` is done or another thread has taken over.
   void help(CollectiveWork& work);
 
+  /// Once it is done: blocks until no other thread holds `work`, and with it the tensors of its caller, who may count
+  /// their handles. Not where it has a future, which calls back.
+  void wait_until_let_go(CollectiveWork& work);
+
   /// No work comes after this. Gives open works a bounded time, then aborts them.
   void close(std::chrono::milliseconds patience);
 
@@ -124,6 +130,7 @@ class Driver : public std::enable_shared_from_this<Driver> {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<c10::intrusive_ptr<CollectiveWork>> queue_;
+  std::vector<const CollectiveWork*> held_;  // that threads run, or have run and not let go of yet
   bool busy_ = false;  // some thread has the engine
   bool stop_ = false;
   int num_waiting_ = 0;
