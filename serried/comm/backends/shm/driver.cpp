@@ -25,11 +25,7 @@ void run(Engine& engine, Op& op) {
 
 CollectiveWork::CollectiveWork(int rank, c10d::OpType type, uint64_t sequence, Task task,
                                std::shared_ptr<Driver> driver)
-    : Work(rank, type),
-      task_(std::move(task)),
-      sequence_(sequence),
-      run_by_(driver),
-      driver_(std::move(driver)) {}
+    : Work(rank, type), task_(std::move(task)), sequence_(sequence), run_by_(driver), driver_(std::move(driver)) {}
 
 bool CollectiveWork::isCompleted() {
   std::lock_guard<std::mutex> lock(mutex_);

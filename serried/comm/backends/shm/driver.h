@@ -131,7 +131,7 @@ class Driver : public std::enable_shared_from_this<Driver> {
   std::condition_variable changed_;
   std::deque<c10::intrusive_ptr<CollectiveWork>> queue_;
   std::vector<const CollectiveWork*> held_;  // that threads run, or have run and not let go of yet
-  bool busy_ = false;  // some thread has the engine
+  bool busy_ = false;                        // some thread has the engine
   bool stop_ = false;
   int num_waiting_ = 0;
   std::atomic<uint64_t> num_issued_{0};
