@@ -4,10 +4,11 @@
 namespace serried::testing {
 
 inline constexpr const char* kFaultCalls[] = {
-    "all_reduce",  "all_gather",    "reduce_scatter", "all_to_all",   "broadcast",     "reduce",  "gather",
-    "scatter",     "barrier",       "send_recv",      "rendezvous",   "split",         "mesh",    "redistribute",
-    "ddp_making",  "ddp_forward",   "ddp_backward",   "zero_step",    "norm",          "joining", "capture",
-    "fsdp_gather", "fsdp_backward", "moe_forward",    "moe_backward", "pipeline_step",
+    "all_reduce",   "all_gather",    "reduce_scatter",   "all_to_all",      "broadcast",      "reduce",
+    "gather",       "scatter",       "barrier",          "send_recv",       "rendezvous",     "split",
+    "mesh",         "redistribute",  "ddp_making",       "ddp_forward",     "ddp_backward",   "zero_step",
+    "norm",         "joining",       "capture",          "fsdp_gather",     "fsdp_backward",  "moe_forward",
+    "moe_backward", "pipeline_step", "attention_gather", "attention_heads", "attention_ring",
 };
 
 }  // namespace serried::testing

@@ -267,6 +267,31 @@ FaultStep moe_backward_step(const Group& g) {
     expect(x.grad(), 2, "moe_backward");
   };
 }
+/// Equal keys weigh all values alike, so each position gets the mean over the ranks; and each key's gradient is
+/// nothing.
+FaultStep attention_step(const Group& g, AttentionWay way) {
+  const DeviceMesh mesh = DeviceMesh::from_group(g);
+  return [g, mesh, way](int step) {
+    const ContextParallel scope(mesh, {.rotate = way, .length = 64 * g->getSize()});
+    const at::Tensor keys = torch::ones({1, 12, 64, 64}, at::requires_grad());
+    const at::Tensor values = torch::full({1, 12, 64, 64}, double(g->getRank() + 1 + step), at::requires_grad());
+    const at::Tensor y = at::scaled_dot_product_attention(keys, keys, values);
+    const double mean = sum_at(g, step) / g->getSize();
+    expect(y.detach(), mean, "attention");
+    backward_or_nothing_left(y.sum());
+    expect(values.grad(), 1, "gradient of values");
+    expect(keys.grad(), 8 * (g->getRank() + 1 + step - mean), "gradient of keys");
+  };
+}
+FaultStep attention_gather_step(const Group& g) {
+  return attention_step(g, AttentionWay::gather);
+}
+FaultStep attention_heads_step(const Group& g) {
+  return attention_step(g, AttentionWay::heads);
+}
+FaultStep attention_ring_step(const Group& g) {
+  return attention_step(g, AttentionWay::ring);
+}
 FaultStep zero_step(const Group& g) {
   auto layer = plain_layer();
   const auto zero = std::make_shared<ZeroRedundancyOptimizer<torch::optim::SGD>>(
@@ -329,6 +354,9 @@ FaultStep make_fault_step(const std::string& call, const Group& group) {
       {"all_gather", all_gather_step},
       {"all_reduce", all_reduce_step},
       {"all_to_all", all_to_all_step},
+      {"attention_gather", attention_gather_step},
+      {"attention_heads", attention_heads_step},
+      {"attention_ring", attention_ring_step},
       {"barrier", barrier_step},
       {"broadcast", broadcast_step},
       {"capture", capture_step},
