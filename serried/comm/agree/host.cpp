@@ -54,24 +54,41 @@ bool connects(const addrinfo& address, Clock::time_point deadline) {
   return ok;
 }
 
-std::string text_of(const addrinfo& address) {
+std::string text_of(const sockaddr* address, socklen_t size) {
   std::array<char, NI_MAXHOST> name{};
-  ::getnameinfo(address.ai_addr, address.ai_addrlen, name.data(), name.size(), nullptr, 0, NI_NUMERICHOST);
+  ::getnameinfo(address, size, name.data(), name.size(), nullptr, 0, NI_NUMERICHOST);
   return name.data();
 }
 
-// The first address of `host` that something listens at, "" if there is none.
-std::string find_listener(const std::string& host, uint16_t port, Clock::time_point deadline) {
+using Addresses = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
+
+Addresses addresses_of(const std::string& host, uint16_t port) {
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
-  if (::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) return "";
-  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(found, ::freeaddrinfo);
-  for (const addrinfo* address = found; address != nullptr; address = address->ai_next) {
-    if (connects(*address, deadline)) return text_of(*address);
+  if (::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) found = nullptr;
+  return {found, ::freeaddrinfo};
+}
+
+// The first address of `host` that something listens at, "" if there is none.
+std::string find_listener(const std::string& host, uint16_t port, Clock::time_point deadline) {
+  const Addresses found = addresses_of(host, port);
+  for (const addrinfo* address = found.get(); address != nullptr; address = address->ai_next) {
+    if (connects(*address, deadline)) return text_of(address->ai_addr, address->ai_addrlen);
   }
   return "";
+}
+
+std::string source_of_packets_to(const addrinfo& address) {
+  const int fd = ::socket(address.ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return "";
+  sockaddr_storage source{};
+  socklen_t size = sizeof(source);
+  auto* generic = reinterpret_cast<sockaddr*>(&source);
+  const bool known = ::connect(fd, address.ai_addr, address.ai_addrlen) == 0 && ::getsockname(fd, generic, &size) == 0;
+  ::close(fd);
+  return known ? text_of(generic, size) : "";
 }
 
 }  // namespace
@@ -112,6 +129,19 @@ std::string wait_for_listener(const std::string& host, uint16_t port, millisecon
     pause = std::min(pause * 2, milliseconds(100));
   }
   return found;
+}
+
+std::string address_towards(const std::string& host) {
+  const Addresses found = addresses_of(host, 9);  // a socket of datagrams connects to any port
+  for (const addrinfo* address = found.get(); address != nullptr; address = address->ai_next) {
+    const std::string source = source_of_packets_to(*address);
+    if (!source.empty()) return source;
+  }
+  return "";
+}
+
+bool is_loopback(const std::string& address) {
+  return address.starts_with("127.") || address == "::1" || address.starts_with("::ffff:127.");
 }
 
 bool is_listening(const std::string& host, uint16_t port, milliseconds timeout) {

@@ -24,6 +24,13 @@ std::string stopped_text(const std::vector<int>& pids);
 /// after each refusal; this asks again in milliseconds.
 std::string wait_for_listener(const std::string& host, uint16_t port, std::chrono::milliseconds timeout);
 
+/// The address of this machine that packets to `host`, a name or an address, leave from; "" where there is no way.
+/// Sends nothing.
+std::string address_towards(const std::string& host);
+
+/// Whether only this machine reaches `address`: "127.0.1.1", "::1".
+bool is_loopback(const std::string& address);
+
 /// Whether something listens at the address now; `timeout` bounds the one attempt.
 bool is_listening(const std::string& host, uint16_t port, std::chrono::milliseconds timeout);
 

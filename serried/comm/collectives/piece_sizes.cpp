@@ -177,11 +177,13 @@ uint32_t hash_of(const Table& table) {
 
 void SizeExchange::check_recordable() const {
   if (!tape::is_recording() || group_->getBackendName() == "fake") return;  // which moves nothing
-  if (capabilities_of(*group_->getBackend(mine_.device().type())).compares_calls) return;
+  const auto backend = group_->getBackend(mine_.device().type());
+  if (capabilities_of(*backend).compares_calls) return;
   raise<c10::NotImplementedError>(
       {where_,
-       c10::str("the graph of a captured function would count on what other ranks hold, and ranks of group \"",
-                group_->getGroupName(), "\", which share no memory, cannot compare that before they send"),
+       c10::str("the graph of a captured function would count on what other ranks hold, and the backend \"",
+                backend->getBackendName(), "\" of group \"", group_->getGroupName(),
+                "\" does not compare that before it sends"),
        "call it outside of the captured function, or with all_gather_into, all_to_all_into or tensors of one size"});
 }
 

@@ -278,6 +278,11 @@ std::string place_of(const c10::intrusive_ptr<c10d::Store>& store) {
   return "";
 }
 
+std::string address_towards_store(const c10::intrusive_ptr<c10d::Store>& store) {
+  auto* tcp = dynamic_cast<c10d::TCPStore*>(innermost_store(store).get());
+  return tcp == nullptr ? "" : address_towards(tcp->getHost());
+}
+
 void abandon(const c10::intrusive_ptr<c10d::Store>& store) {
   auto* world = dynamic_cast<WorldStore*>(innermost_store(store).get());
   if (world != nullptr) world->abandon();

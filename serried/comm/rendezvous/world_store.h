@@ -43,6 +43,9 @@ void leave_stores() noexcept;
 /// "127.0.0.1:29500" or "file:///tmp/meet", for messages; "" for a store that rendezvous did not make.
 std::string place_of(const c10::intrusive_ptr<c10d::Store>& store);
 
+/// The address of this machine from which it reaches `store`; "" for one that is not reached by TCP.
+std::string address_towards_store(const c10::intrusive_ptr<c10d::Store>& store);
+
 /// The store under all prefixes and signatures.
 c10::intrusive_ptr<c10d::Store> innermost_store(const c10::intrusive_ptr<c10d::Store>& store);
 

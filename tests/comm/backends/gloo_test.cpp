@@ -1,5 +1,6 @@
 // The gloo backend by itself: every call, its options, and groups made of groups.
 #include "tests/comm/backends/gloo_ranks.h"
+#include "tests/support/two_hosts.h"
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
@@ -10,13 +11,27 @@ namespace {
 
 using namespace gloo_test;
 
-class GlooSizes : public ::testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, GlooSizes, ::testing::Values(1, 2, 3));
+/// On one host a page that ranks share compares their calls; over two hosts, messages do.
+class GlooSizes : public ::testing::TestWithParam<std::tuple<int, bool>> {
+ protected:
+  int num_ranks() const { return std::get<0>(GetParam()); }
+  std::vector<std::string> on_ranks(const RankFn& fn) const {
+    const bool two_hosts = std::get<1>(GetParam());
+    const Store store =
+        two_hosts ? Store(c10::make_intrusive<testing::TwoHosts>()) : Store(c10::make_intrusive<c10d::HashStore>());
+    return gloo_test::on_ranks(num_ranks(), fn, 120s, store);
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Ranks, GlooSizes, ::testing::Combine(::testing::Values(1, 2, 3), ::testing::Bool()),
+                         [](const auto& test) {
+                           return std::to_string(std::get<0>(test.param)) +
+                                  (std::get<1>(test.param) ? "OverHosts" : "");
+                         });
 
 TEST_P(GlooSizes, ReductionsAndBroadcast) {
-  const int n = GetParam();
+  const int n = num_ranks();
   const double total = n * (n + 1) / 2.0;
-  expect_quiet(on_ranks(n, [&](int rank, const Group& group) {
+  expect_quiet(on_ranks([&](int rank, const Group& group) {
     auto x = filled({3, 2}, rank + 1);
     all_reduce(group, x);
     expect_equal(x, filled({3, 2}, total));
@@ -41,8 +56,8 @@ TEST_P(GlooSizes, ReductionsAndBroadcast) {
 }
 
 TEST_P(GlooSizes, SparseAllReduce) {
-  const int n = GetParam();
-  expect_quiet(on_ranks(n, [&](int rank, const Group& group) {
+  const int n = num_ranks();
+  expect_quiet(on_ranks([&](int rank, const Group& group) {
     auto dense = torch::zeros({4, 2});
     dense[rank] = rank + 1;
     Tensors tensors{dense.to_sparse()};
@@ -55,8 +70,8 @@ TEST_P(GlooSizes, SparseAllReduce) {
 }
 
 TEST_P(GlooSizes, GathersAndScatters) {
-  const int n = GetParam();
-  expect_quiet(on_ranks(n, [&](int rank, const Group& group) {
+  const int n = num_ranks();
+  expect_quiet(on_ranks([&](int rank, const Group& group) {
     std::vector<Tensors> lists(1);
     for (int r = 0; r < n; ++r) lists[0].push_back(torch::empty({2}));
     Tensors mine{filled({2}, rank)};
@@ -89,9 +104,9 @@ TEST_P(GlooSizes, GathersAndScatters) {
 }
 
 TEST_P(GlooSizes, ReduceScatters) {
-  const int n = GetParam();
+  const int n = num_ranks();
   const double total = n * (n + 1) / 2.0;
-  expect_quiet(on_ranks(n, [&](int rank, const Group& group) {
+  expect_quiet(on_ranks([&](int rank, const Group& group) {
     const auto rows = torch::arange(n, at::kFloat).unsqueeze(1).expand({n, 2}).contiguous();
     auto input = rows * (rank + 1);
     auto output = torch::empty({1, 2});
@@ -110,8 +125,8 @@ TEST_P(GlooSizes, ReduceScatters) {
 }
 
 TEST_P(GlooSizes, AllToAll) {
-  const int n = GetParam();
-  expect_quiet(on_ranks(n, [&](int rank, const Group& group) {
+  const int n = num_ranks();
+  expect_quiet(on_ranks([&](int rank, const Group& group) {
     auto input = torch::arange(n, at::kFloat) + 10 * rank;
     auto output = torch::empty({n});
     std::vector<int64_t> none;

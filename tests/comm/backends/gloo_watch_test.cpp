@@ -62,6 +62,70 @@ TEST(GlooWatch, AMismatchRaisesOnEveryRankAndNamesBoth) {
   }
 }
 
+// gloo would end the process.
+TEST(GlooWatch, AcrossHostsAMismatchRaisesOnEveryRankBeforeAnythingIsSent) {
+  for (const Mismatch& mismatch : kMismatches) {
+    for (int size : {2, 3}) {
+      const auto errors = on_ranks(
+          size, [&](int rank, const Group& g) { mismatch.fn(std::min(rank, 1), g); }, 120s,
+          c10::make_intrusive<TwoHosts>());
+      for (const auto& error : errors) {
+        EXPECT_THAT(error, AllOf(HasSubstr(mismatch.texts[0]), HasSubstr(mismatch.texts[1]))) << mismatch.name;
+      }
+    }
+  }
+}
+
+TEST(GlooWatch, AcrossHostsCallsUnderWayAtAMismatchRaiseAsWell) {
+  const auto errors = on_ranks(
+      2,
+      [](int rank, const Group& group) {
+        Tensors good{filled({2}, 1)}, bad{filled({3 + rank}, 1)}, after{filled({2}, 1)};
+        const auto first = group->allreduce(good), second = group->allreduce(bad), third = group->allreduce(after);
+        first->wait();
+        expect_equal(good[0], filled({2}, 2));
+        EXPECT_THROW(third->wait(), c10::DistBackendError);
+        expect_equal(after[0], filled({2}, 1));
+        second->wait();
+      },
+      120s, c10::make_intrusive<TwoHosts>());
+  for (const auto& error : errors) {
+    EXPECT_THAT(error, HasSubstr("ranks called different collectives: rank 0 #2 all_reduce f32[3] sum, rank 1 #2 "
+                                 "all_reduce f32[4] sum"));
+  }
+}
+
+// Asynchronous calls do not make their caller wait for ranks that come later.
+TEST(GlooWatch, AcrossHostsACallReturnsBeforeTheOthersCome) {
+  std::atomic<bool> issued{false};
+  expect_quiet(on_ranks(
+      2,
+      [&](int rank, const Group& group) {
+        Tensors x{filled({2}, rank)};
+        while (rank == 1 && !issued) std::this_thread::yield();
+        const auto work = group->allreduce(x);
+        issued = true;
+        work->wait();
+        expect_equal(x[0], filled({2}, 1));
+      },
+      120s, c10::make_intrusive<TwoHosts>()));
+}
+
+TEST(GlooWatch, AcrossHostsAMonitoredBarrierKeepsItsPlaceAmongTheCalls) {
+  expect_quiet(on_ranks(
+      3,
+      [&](int rank, const Group& group) {
+        for (int i = 0; i < 5; ++i) {
+          Tensors x{filled({2}, rank)};
+          const auto work = group->allreduce(x);
+          group->monitoredBarrier({}, true);
+          work->wait();
+          expect_equal(x[0], filled({2}, 3));
+        }
+      },
+      120s, c10::make_intrusive<TwoHosts>()));
+}
+
 TEST(GlooWatch, ARankThatAlreadyWaitsRaisesSoon) {
   std::atomic<bool> waiting{false};
   std::atomic<bool> woken{false};

@@ -176,36 +176,82 @@ TEST_P(SizesOfOthers, OfDTensorsAreRefusedWhereGraphsOfDifferentSizesMeet) {
   });
 }
 
-// There nobody compares calls before anything is sent.
-TEST(SizesOfOthersOverHosts, AreRefusedByTheRecordingUnlessTheyAreAlike) {
+using RankFn = std::function<void(int rank, const Group& group)>;
+
+void expect_quiet_over_hosts(const RankFn& fn) {
   const auto store = c10::make_intrusive<testing::TwoHosts>();
   const std::string name = gloo_test::unique_name();
   const std::vector<std::string> errors = gloo_test::on_threads(2, [&](int rank) {
-    const Group g = gloo_test::make(store, rank, 2, name, std::chrono::seconds(30), {{"interface", "lo"}});
-    for (const SizedCall& call : sized_calls()) {
-      const std::string called = call.name;
-      if (called != "gather" && called != "scatter") continue;
+    fn(rank, gloo_test::make(store, rank, 2, name, std::chrono::seconds(30), {{"interface", "lo"}}));
+  });
+  for (const std::string& error : errors) EXPECT_EQ(error, "");
+}
+
+TEST(SizesOfOthersOverHosts, AreReplayedWhileTheyStay) {
+  for (const SizedCall& call : sized_calls()) {
+    expect_quiet_over_hosts([&](int, const Group& g) {
       auto captured = capture([&](const at::Tensor& x) { return call.run(x, g); });
-      const at::Tensor x = rows(4, g);
-      captured(x);
-      const std::string text = error_text<c10::NotImplementedError>([&] { captured(x); });
-      EXPECT_THAT(text, HasSubstr("[" + called +
-                                  "] the graph of a captured function would count on what other ranks "
-                                  "hold, and ranks of group \""));
-      EXPECT_THAT(text, HasSubstr("\", which share no memory, cannot compare that before they send\n  fix: call it "
-                                  "outside of the captured function, or with all_gather_into, all_to_all_into or "
-                                  "tensors of one size"));
-    }
-    auto even = capture([&](const at::Tensor& x) { return all_gather(x, g) + all_to_all(x, g).sum(); });
-    for (int i = 0; i < 4; ++i)
-      expect_equal(even(rows(4, g)), all_gather(rows(4, g), g) + all_to_all(rows(4, g), g).sum(), "even");
+      const at::Tensor x = rows(7, g);
+      const at::Tensor expected = call.run(x, g);
+      for (int i = 0; i < 4; ++i) expect_equal(captured(x), expected, call.name);
+      EXPECT_GE(captured.replays(), 1) << call.name;
+    });
+  }
+}
+
+TEST(SizesOfOthersOverHosts, AreRefusedWhereGraphsOfDifferentSizesMeet) {
+  expect_quiet_over_hosts([&](int rank, const Group& g) {
+    auto captured = capture([&](const at::Tensor& x) { return all_gather(x, g) * 2; });
+    const at::Tensor small = rows(3, g), large = rows(5, g);
+    for (int i = 0; i < 4; ++i) captured(small);
+    for (int i = 0; i < 4; ++i) captured(large);
+    EXPECT_THAT(error_text<c10::DistBackendError>([&] { captured(rank == 0 ? small : large); }), kSaysHow);
+  });
+}
+
+/// What somebody else may bring: c10d's calls, and no word about more.
+class ForeignBackend : public c10d::Backend {
+ public:
+  using Work = c10::intrusive_ptr<c10d::Work>;
+  explicit ForeignBackend(const Group& inner)
+      : Backend(inner->getRank(), inner->getSize()), inner_(inner->getBackend(at::kCPU)), group_(inner) {}
+  const std::string getBackendName() const override { return "foreign"; }
+  Work _allgather_base(at::Tensor& to, at::Tensor& from, const c10d::AllgatherOptions& options) override {
+    return inner_->_allgather_base(to, from, options);
+  }
+  Work allgather(std::vector<Tensors>& to, Tensors& from, const c10d::AllgatherOptions& options) override {
+    return inner_->allgather(to, from, options);
+  }
+  Work broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
+    return inner_->broadcast(tensors, options);
+  }
+  Work alltoall_base(at::Tensor& to, at::Tensor& from, std::vector<int64_t>& to_sizes, std::vector<int64_t>& from_sizes,
+                     const c10d::AllToAllOptions& options) override {
+    return inner_->alltoall_base(to, from, to_sizes, from_sizes, options);
+  }
+
+ private:
+  const c10::intrusive_ptr<c10d::Backend> inner_;
+  const Group group_;  // keeps the backend usable
+};
+
+// Nobody compares its calls before anything is sent.
+TEST(SizesOfOthersOnAForeignBackend, AreRefusedByTheRecordingUnlessTheyAreAlike) {
+  gloo_test::expect_quiet(gloo_test::on_ranks(2, [&](int rank, const Group& inner) {
+    const Group g = c10::make_intrusive<c10d::ProcessGroup>(inner->getStore(), inner->getRank(), inner->getSize());
+    g->setBackend(at::kCPU, c10d::ProcessGroup::BackendType::CUSTOM, c10::make_intrusive<ForeignBackend>(inner));
+    g->setGroupName(inner->getGroupName() + "/foreign");
+    auto even = capture([&](const at::Tensor& x) { return all_gather(x, g) * 2; });
+    for (int i = 0; i < 4; ++i) expect_equal(even(rows(4, g)), all_gather(rows(4, g), g) * 2, "even");
     EXPECT_GE(even.replays(), 1);
     auto uneven = capture([&](const at::Tensor& x) { return all_gather(x, g) * 2; });
     uneven(rows(3 + rank, g));
-    EXPECT_THAT(error_text<c10::NotImplementedError>([&] { uneven(rows(3 + rank, g)); }),
-                HasSubstr("[all_gather] the graph of a captured function would count on what other ranks hold"));
-  });
-  for (const std::string& error : errors) EXPECT_EQ(error, "");
+    const std::string text = error_text<c10::NotImplementedError>([&] { uneven(rows(3 + rank, g)); });
+    EXPECT_THAT(text, HasSubstr("[all_gather] the graph of a captured function would count on what other ranks hold, "
+                                "and the backend \"foreign\" of group \""));
+    EXPECT_THAT(text, HasSubstr("\" does not compare that before it sends\n  fix: call it outside of the captured "
+                                "function, or with all_gather_into, all_to_all_into or tensors of one size"));
+  }));
 }
 
 }  // namespace

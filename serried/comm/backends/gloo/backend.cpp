@@ -9,6 +9,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "serried/base/error.h"
+#include "serried/comm/agree/host.h"
 #include "serried/comm/agree/rank_texts.h"
 #include "serried/comm/agree/says_that_it_waits.h"
 #include "serried/comm/collectives/nan_check.h"
@@ -34,6 +35,21 @@ void forget_name(const std::string& name) {
   }
 }
 
+// Where the other ranks reach this one. The host's own name need not resolve, or only to loopback, as Debian has it; so
+// on several hosts it is the address that this rank reached the store from. One that shares the store's host reached it
+// by loopback: then the address that leads to a rank which did not.
+std::string own_address(const detail::StoreRanks& ranks, bool one_host) {
+  constexpr const char* kLoopback = "127.0.0.1";
+  if (one_host) return kLoopback;
+  const std::string mine = detail::address_towards_store(ranks.store);
+  const std::vector<std::string> all = detail::exchange(ranks, "new_group", "address", mine);
+  if (mine.empty() || !detail::is_loopback(mine)) return mine;
+  const auto elsewhere = std::find_if(all.begin(), all.end(), [](const std::string& address) {
+    return !address.empty() && !detail::is_loopback(address);
+  });
+  return elsewhere == all.end() ? kLoopback : detail::address_towards(*elsewhere);
+}
+
 void check_root(const watch::Record& record, int size) {
   if (record.root < size) return;
   raise<c10::ValueError>({"gloo", c10::str("the root of ", watch::describe(record), " is not in 0..", size - 1),
@@ -50,24 +66,28 @@ GlooBackend::GlooBackend(const Store& store, int rank, int world_size, const Eng
       calls_(make_shared_at_home<OpenCalls>(
           std::make_unique<detail::GroupStatus>(prefixed("watch", store), rank, world_size, options.timeout))) {
   EngineOptions chosen = options;
-  chosen.loopback = calls_->status().one_host();
+  chosen.address = own_address({store, rank, world_size, options.timeout}, calls_->status().one_host());
   engine_ = make_engine(prefixed("gloo", store), rank, world_size, chosen);
   // Nobody goes on before all are connected: the connections of one that has used and dropped the group by then would
   // close on those that still connect, and gloo takes that for a failure.
   detail::exchange({store, rank, world_size, options.timeout}, "new_group", "connected", "");
   engine_->setSequenceNumberForGroup();
+  if (!calls_->status().is_shared()) compared_ = std::make_unique<ComparedCalls>(engine_, calls_);
 }
 
 GlooBackend::~GlooBackend() {
   if (!home_.is_here()) {
-    engine_.release();  // its threads and connections are the parent's
+    compared_.release();  // its thread is the parent's,
+    engine_.release();    // and so are threads and connections of this
     return;
   }
   forget_name(getGroupUid());
   // Rank 0's store need not wait at exit for ranks that may be dead.
   if (calls_->status().failed()) detail::abandon(store_);
   calls_->close();
-  if (!on_engine_thread() && calls_->drain(timeout_.load())) return;
+  const bool is_drained = !on_engine_thread() && calls_->drain(timeout_.load());
+  compared_.reset();
+  if (is_drained) return;
   std::thread([engine = std::move(engine_)]() mutable { engine.reset(); }).detach();
 }
 
@@ -124,7 +144,7 @@ void GlooBackend::enter(Plan& plan) {
   ++sequence_;
 }
 
-WorkPtr GlooBackend::run(Plan plan, const Tensors& sent, const std::function<WorkPtr()>& issue, Epilogue epilogue) {
+WorkPtr GlooBackend::run(Plan plan, const Tensors& sent, const Issue& issue, Epilogue epilogue) {
   home_.require(watch::kind_name(plan.record.kind));
   std::lock_guard<std::mutex> lock(issue_mutex_);
   check_root(plan.record, getSize());
@@ -132,7 +152,8 @@ WorkPtr GlooBackend::run(Plan plan, const Tensors& sent, const std::function<Wor
   enter(plan);
   try {
     const Call call{plan.record, timeout_or(plan.timeout), detail::trace_call(*this, plan.record)};
-    return remember(watch_collective(issue(), calls_, call, std::move(epilogue)));
+    const WorkPtr work = compared_ ? compared_->add(call.record, call.timeout, issue) : issue(*engine_);
+    return remember(watch_collective(work, calls_, call, std::move(epilogue)));
   } catch (...) {
     // gloo refused the arguments before it took a tag of its own: nothing was sent.
     calls_->status().leave(sequence_--);
@@ -140,13 +161,13 @@ WorkPtr GlooBackend::run(Plan plan, const Tensors& sent, const std::function<Wor
   }
 }
 
-WorkPtr GlooBackend::run_peer(watch::Record record, const Tensors& sent, const std::function<WorkPtr()>& issue) {
+WorkPtr GlooBackend::run_peer(watch::Record record, const Tensors& sent, const Issue& issue) {
   home_.require(watch::kind_name(record.kind));
   if (calls_->status().failed()) raise_unusable(calls_->status(), record);
   check_sent(record, sent);
   const Call call{record, timeout_.load(), detail::trace_call(*this, record)};
   try {
-    return remember(watch_peer(issue(), calls_, call));
+    return remember(watch_peer(issue(*engine_), calls_, call));
   } catch (const c10::Error&) {
     throw;  // of the arguments
   } catch (const std::exception& error) {
@@ -166,7 +187,14 @@ void GlooBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wai
   }
   const detail::SaysThatItWaits says(calls_->status().page(), plan.record.sequence, began);
   try {
-    detail::run_traced(*this, plan.record, [&] { engine_->monitoredBarrier(options, wait_all_ranks); });
+    const auto meet = [options, wait_all_ranks](c10d::Backend& engine) {
+      engine.monitoredBarrier(options, wait_all_ranks);
+      return WorkPtr();
+    };
+    detail::run_traced(*this, plan.record, [&] {
+      if (!compared_) return void(meet(*engine_));
+      compared_->add(plan.record, plan.timeout, meet)->wait();
+    });
   } catch (const std::exception&) {
     const auto waited = std::chrono::steady_clock::now() - began;
     const int64_t ms = std::chrono::duration_cast<std::chrono::milliseconds>(waited).count();

@@ -1,6 +1,7 @@
 // c10d's Gloo with the watch around every call: sequence numbers, mismatches, who is missing, NaN.
 #pragma once
 
+#include "serried/comm/backends/gloo/compared_calls.h"
 #include "serried/comm/backends/gloo/engine.h"
 #include "serried/comm/backends/gloo/work.h"
 #include "serried/comm/collectives/own_backend.h"
@@ -30,7 +31,7 @@ class GlooBackend : public detail::OwnBackend {
   c10::intrusive_ptr<Options> getBackendOptions() override;
   void setTimeout(std::chrono::milliseconds timeout) override;
   /// gloo knows c10d's calls alone.
-  detail::Capabilities capabilities() const override { return {.compares_calls = calls_->status().is_shared()}; }
+  detail::Capabilities capabilities() const override { return {.compares_calls = true}; }
   void setGroupUid(const std::string& name) override;
   watch_page::RankPage* page() override { return &calls_->status().page(); }
   void setSequenceNumberForGroup() override { engine_->setSequenceNumberForGroup(); }
@@ -85,13 +86,13 @@ class GlooBackend : public detail::OwnBackend {
     bool strict = false;
   };
 
-  WorkPtr run(Plan plan, const Tensors& sent, const std::function<WorkPtr()>& issue, Epilogue epilogue = {});
+  WorkPtr run(Plan plan, const Tensors& sent, const Issue& issue, Epilogue epilogue = {});
 
   /// gloo's own reduce_scatter copies its output only in `wait` and has no future; this one is an all_reduce of copies
   /// as well, but complete when its Work is. `pieces[i]` is this rank's part of buffers[i], to be copied to outputs[i].
   WorkPtr run_reduce_scatter(const watch::Record& record, Tensors buffers, Tensors pieces, const Tensors& outputs,
                              const c10d::ReduceScatterOptions& options);
-  WorkPtr run_peer(watch::Record record, const Tensors& sent, const std::function<WorkPtr()>& issue);
+  WorkPtr run_peer(watch::Record record, const Tensors& sent, const Issue& issue);
   void fail(const std::string& what) override;
   void enter(Plan& plan);
   std::chrono::milliseconds timeout_or(std::chrono::milliseconds timeout) const;
@@ -101,7 +102,8 @@ class GlooBackend : public detail::OwnBackend {
   std::atomic<std::chrono::milliseconds> timeout_;
   std::shared_ptr<OpenCalls> calls_;
   c10::intrusive_ptr<c10d::Backend> engine_;
-  std::mutex issue_mutex_;  // guards sequence_, and keeps it in the order of gloo's own tags
+  std::unique_ptr<ComparedCalls> compared_;  // null: the page that ranks share compares
+  std::mutex issue_mutex_;                   // guards sequence_, and keeps it in the order of gloo's own tags
   uint64_t sequence_ = 0;
 };
 

@@ -62,29 +62,32 @@ WorkPtr GlooBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& o
   check_carried("broadcast", tensors, /*takes_complex=*/true);
   const Tensors sent = options.rootRank == getRank() ? tensors : Tensors();
   return run({record_of(Kind::broadcast, tensors, options.rootRank), options.timeout}, sent,
-             [&] { return engine_->broadcast(tensors, options); });
+             [=](c10d::Backend& engine) mutable { return engine.broadcast(tensors, options); });
 }
 
 WorkPtr GlooBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
   check_memory("all_reduce", tensors);
   check_reduction("all_reduce", tensors, options.reduceOp);
   Reduced reduced = make_reduced(tensors, options.reduceOp, getSize());
-  return run({record_of(Kind::all_reduce, tensors, -1, options.reduceOp), options.timeout}, tensors,
-             [&] { return engine_->allreduce(reduced.buffers, with_op(options, reduced.op)); },
-             {reduced.restore, tensors});
+  return run(
+      {record_of(Kind::all_reduce, tensors, -1, options.reduceOp), options.timeout}, tensors,
+      [=](c10d::Backend& engine) mutable { return engine.allreduce(reduced.buffers, with_op(options, reduced.op)); },
+      {reduced.restore, tensors});
 }
 
 WorkPtr GlooBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& options) {
   check_reduction("all_reduce", tensors, options.reduceOp);
   return run({record_of(Kind::all_reduce, tensors, -1, options.reduceOp), options.timeout}, tensors,
-             [&] { return engine_->allreduce_sparse(tensors, options); });
+             [=](c10d::Backend& engine) mutable { return engine.allreduce_sparse(tensors, options); });
 }
 
 WorkPtr GlooBackend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
   check_reduction("all_reduce", tensors, options.reduceOp);
   Reduced reduced = make_reduced(tensors, options.reduceOp, getSize());
   return run({record_of(Kind::all_reduce, tensors, -1, options.reduceOp), options.timeout}, tensors,
-             [&] { return engine_->allreduce_coalesced(reduced.buffers, with_op(options, reduced.op)); },
+             [=](c10d::Backend& engine) mutable {
+               return engine.allreduce_coalesced(reduced.buffers, with_op(options, reduced.op));
+             },
              {reduced.restore, tensors});
 }
 
@@ -92,9 +95,10 @@ WorkPtr GlooBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options
   check_memory("reduce", tensors);
   check_reduction("reduce", tensors, options.reduceOp);
   Reduced reduced = make_reduced(tensors, options.reduceOp, getSize());
-  return run({record_of(Kind::reduce, tensors, options.rootRank, options.reduceOp), options.timeout}, tensors,
-             [&] { return engine_->reduce(reduced.buffers, with_op(options, reduced.op)); },
-             {options.rootRank == getRank() ? reduced.restore : std::function<void()>(), tensors});
+  return run(
+      {record_of(Kind::reduce, tensors, options.rootRank, options.reduceOp), options.timeout}, tensors,
+      [=](c10d::Backend& engine) mutable { return engine.reduce(reduced.buffers, with_op(options, reduced.op)); },
+      {options.rootRank == getRank() ? reduced.restore : std::function<void()>(), tensors});
 }
 
 WorkPtr GlooBackend::allgather(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
@@ -102,33 +106,34 @@ WorkPtr GlooBackend::allgather(TensorLists& outputs, Tensors& inputs, const c10d
               "one input, and one list of an output per rank");
   check_carried("all_gather", inputs);
   return run({record_of(Kind::all_gather, inputs), options.timeout, true}, inputs,
-             [&] { return engine_->allgather(outputs, inputs, options); });
+             [=](c10d::Backend& engine) mutable { return engine.allgather(outputs, inputs, options); });
 }
 
 WorkPtr GlooBackend::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) {
   check_carried("all_gather", {input, output});
-  return run({make_record(Kind::all_gather, input), options.timeout, true}, {input}, [&] {
-    at::Tensor flat_output = flat_view(output);
-    at::Tensor flat_input = flat_view(input);
-    return engine_->_allgather_base(flat_output, flat_input, options);
-  });
+  return run({make_record(Kind::all_gather, input), options.timeout, true}, {input},
+             [=](c10d::Backend& engine) mutable {
+               at::Tensor flat_output = flat_view(output);
+               at::Tensor flat_input = flat_view(input);
+               return engine._allgather_base(flat_output, flat_input, options);
+             });
 }
 
 WorkPtr GlooBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
   check_carried("all_gather", inputs);
   return run({record_of(Kind::all_gather, inputs), options.timeout, true}, inputs,
-             [&] { return engine_->allgather_coalesced(outputs, inputs, options); });
+             [=](c10d::Backend& engine) mutable { return engine.allgather_coalesced(outputs, inputs, options); });
 }
 
 WorkPtr GlooBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                      const c10d::AllgatherOptions& options) {
   check_carried("all_gather", inputs);
-  return run({record_of(Kind::all_gather, inputs), options.timeout, true}, inputs, [&] {
+  return run({record_of(Kind::all_gather, inputs), options.timeout, true}, inputs, [=](c10d::Backend& engine) mutable {
     Tensors flat_outputs;
     Tensors flat_inputs;
     for (const at::Tensor& output : outputs) flat_outputs.push_back(flat_view(output));
     for (const at::Tensor& input : inputs) flat_inputs.push_back(flat_view(input));
-    return engine_->allgather_into_tensor_coalesced(flat_outputs, flat_inputs, options);
+    return engine.allgather_into_tensor_coalesced(flat_outputs, flat_inputs, options);
   });
 }
 
@@ -137,7 +142,7 @@ WorkPtr GlooBackend::gather(TensorLists& outputs, Tensors& inputs, const c10d::G
               "one input, and at the root alone one list of an output per rank");
   check_carried("gather", inputs);
   return run({record_of(Kind::gather, inputs, options.rootRank), options.timeout, true}, inputs,
-             [&] { return engine_->gather(outputs, inputs, options); });
+             [=](c10d::Backend& engine) mutable { return engine.gather(outputs, inputs, options); });
 }
 
 WorkPtr GlooBackend::scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& options) {
@@ -147,7 +152,7 @@ WorkPtr GlooBackend::scatter(Tensors& outputs, TensorLists& inputs, const c10d::
   check_memory("scatter", first_list(inputs));
   check_carried("scatter", outputs);
   return run({record_of(Kind::scatter, outputs, options.rootRank), options.timeout, true}, first_list(inputs),
-             [&] { return engine_->scatter(outputs, inputs, options); });
+             [=](c10d::Backend& engine) mutable { return engine.scatter(outputs, inputs, options); });
 }
 
 WorkPtr GlooBackend::run_reduce_scatter(const Record& record, Tensors buffers, Tensors pieces, const Tensors& outputs,
@@ -162,9 +167,9 @@ WorkPtr GlooBackend::run_reduce_scatter(const Record& record, Tensors buffers, T
     if (restore) restore();
     for (size_t i = 0; i < outputs.size(); ++i) outputs[i].copy_(pieces[i].view_as(outputs[i]));
   };
-  const auto issue = [&] {
-    return buffers.size() == 1 ? engine_->allreduce(reduced.buffers, reduction)
-                               : engine_->allreduce_coalesced(reduced.buffers, reduction);
+  const auto issue = [=](c10d::Backend& engine) mutable {
+    return buffers.size() == 1 ? engine.allreduce(reduced.buffers, reduction)
+                               : engine.allreduce_coalesced(reduced.buffers, reduction);
   };
   return run({record, options.timeout}, buffers, issue, {copy, outputs});
 }
@@ -211,7 +216,9 @@ WorkPtr GlooBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::v
   check_carried("all_to_all", {input, output});
   const bool even = output_sizes.empty() && input_sizes.empty();
   return run({make_record(Kind::all_to_all, input), options.timeout, even}, {input},
-             [&] { return engine_->alltoall_base(output, input, output_sizes, input_sizes, options); });
+             [=](c10d::Backend& engine) mutable {
+               return engine.alltoall_base(output, input, output_sizes, input_sizes, options);
+             });
 }
 
 WorkPtr GlooBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
@@ -219,26 +226,30 @@ WorkPtr GlooBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::All
               "an input and an output per rank");
   check_carried("all_to_all", inputs);
   return run({record_of(Kind::all_to_all, inputs), options.timeout}, inputs,
-             [&] { return engine_->alltoall(outputs, inputs, options); });
+             [=](c10d::Backend& engine) mutable { return engine.alltoall(outputs, inputs, options); });
 }
 
 WorkPtr GlooBackend::barrier(const c10d::BarrierOptions& options) {
-  return run({make_record(Kind::barrier, {}), options.timeout}, {}, [&] { return engine_->barrier(options); });
+  return run({make_record(Kind::barrier, {}), options.timeout}, {},
+             [=](c10d::Backend& engine) mutable { return engine.barrier(options); });
 }
 
 WorkPtr GlooBackend::send(Tensors& tensors, int peer, int tag) {
   check_memory("send", tensors);
-  return run_peer(record_of(Kind::send, tensors, peer), tensors, [&] { return engine_->send(tensors, peer, tag); });
+  return run_peer(record_of(Kind::send, tensors, peer), tensors,
+                  [=](c10d::Backend& engine) mutable { return engine.send(tensors, peer, tag); });
 }
 
 WorkPtr GlooBackend::recv(Tensors& tensors, int peer, int tag) {
   check_memory("recv", tensors);
-  return run_peer(record_of(Kind::recv, tensors, peer), {}, [&] { return engine_->recv(tensors, peer, tag); });
+  return run_peer(record_of(Kind::recv, tensors, peer), {},
+                  [=](c10d::Backend& engine) mutable { return engine.recv(tensors, peer, tag); });
 }
 
 WorkPtr GlooBackend::recvAnysource(Tensors& tensors, int tag) {
   check_memory("recv", tensors);
-  return run_peer(record_of(Kind::recv, tensors), {}, [&] { return engine_->recvAnysource(tensors, tag); });
+  return run_peer(record_of(Kind::recv, tensors), {},
+                  [=](c10d::Backend& engine) mutable { return engine.recvAnysource(tensors, tag); });
 }
 
 }  // namespace serried::gloo

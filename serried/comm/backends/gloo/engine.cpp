@@ -37,8 +37,7 @@ Devices make_devices(const EngineOptions& options) {
   // A variable of gloo's, not of ours: whoever set it means every Gloo of the job.
   const char* interfaces = std::getenv("GLOO_SOCKET_IFNAME");
   if (interfaces != nullptr && *interfaces != '\0') return devices_for_interfaces(interfaces, lazy);
-  // The host's own name need not resolve, and loopback is always there.
-  if (options.loopback) return {Engine::createDeviceForHostname("127.0.0.1", lazy)};
+  if (!options.address.empty()) return {Engine::createDeviceForHostname(options.address, lazy)};
   return {Engine::createDefaultDevice(lazy)};
 }
 

@@ -14,7 +14,7 @@ struct EngineOptions {
   int threads = 2;
   std::string interface;  // a network interface: "eth0"
   std::string hostname;   // or a name or address of this host
-  bool loopback = false;  // where neither is given: every rank is on this host
+  std::string address;    // where neither is given; empty: what the host's own name resolves to
 };
 
 /// Connects the ranks; blocks until all have come. DistBackendError where they cannot be connected.
