@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "serried/base/text.h"
 #include "serried/checkpoint/failure.h"
 #include "serried/checkpoint/index.h"
 #include "serried/checkpoint/values.h"
@@ -35,6 +36,10 @@ size_t number_of(const DeviceMesh& mesh, std::vector<DeviceMesh>& meshes) {
 
 void add(Collected& all, const std::string& entry, Item item) {
   check_can_save(entry, item.name, item.tensor);
+  if (!is_utf8(item.name)) {
+    fail(c10::str("a name of \"", entry, "\" is not UTF-8: \"", serried::detail::printable(item.name), "\""),
+         "give it another name: the format takes no other");
+  }
   const SpecPtr spec = spec_of(item.tensor);
   const size_t mesh = spec ? number_of(spec->mesh, all.meshes) : 0;
   (item.holder == Holder::owner ? all.owned : all.items).push_back({entry, std::move(item), spec, mesh});

@@ -60,15 +60,25 @@ void remove_folder(const std::string& path) {
   if (error) log::warn_once(c10::str("[checkpoint] cannot remove ", path, ": ", error.message()));
 }
 
-// Whether a process that lives is writing into it.
+// Whether a process that lives is writing into it: a file holds its own lock. What another user lets nobody read may be
+// in use as well.
 bool is_in_use(const std::string& partial) {
-  const std::string lock = partial + kLockName;
-  if (::access(lock.c_str(), F_OK) != 0) return false;
+  std::error_code error;
+  const std::string lock = fs::is_regular_file(partial, error) ? partial : partial + kLockName;
+  if (::access(lock.c_str(), F_OK) != 0) return errno != ENOENT && errno != ENOTDIR;
   try {
-    return !File::open_to_write(lock).try_lock();
+    return !File::open_to_read(lock).try_lock();
   } catch (const Failure&) {
-    return false;
+    return ::access(lock.c_str(), F_OK) == 0;
   }
+}
+
+// The next save beside it would take it for something that was never finished.
+void check_name(const std::string& target) {
+  const std::string name = fs::path(target).filename().string();
+  if (!is_partial_name(name) && !name_before(name)) return;
+  fail(c10::str("the name \"", name, "\" is one that saves give to what they leave behind when they are killed"),
+       "choose a name without .partial- or .replaced- and 16 hex digits at its end");
 }
 
 void rename_or_fail(const std::string& from, const std::string& to) {
@@ -141,6 +151,7 @@ std::string place_of(const std::string& path) {
 
 PartialFolder::PartialFolder(const std::string& path)
     : target_(clean_path(path)), parent_(parent_of(target_)), partial_(marked(target_, kPartial)) {
+  check_name(target_);
   std::error_code error;
   const bool is_new = fs::create_directories(parent_, error);
   if (error) fail_with_errno("make the folder", parent_, error.value());
@@ -235,6 +246,21 @@ bool PartialFolder::swap_in() {
   partial_ = marked(target_, kPartial);  // a name of what is not whole any more
   if (::rename(aside.c_str(), partial_.c_str()) != 0) partial_ = aside;
   return true;
+}
+
+File create_partial_file(const std::string& path) {
+  const std::string target = clean_path(path);
+  check_name(target);
+  const File parent = File::open_folder(parent_of(target));
+  parent.lock();
+  const std::string name = fs::path(target).filename().string();
+  for (const auto& item : fs::directory_iterator(parent.path())) {
+    const bool is_of_target = unmarked(item.path().filename().string(), kPartial) == name;
+    if (is_of_target && item.is_regular_file() && !is_in_use(item.path().string())) ::unlink(item.path().c_str());
+  }
+  File file = File::create(marked(target, kPartial));
+  file.try_lock();
+  return file;
 }
 
 void remove_checkpoint(const std::string& path) {

@@ -39,6 +39,10 @@ class PartialFolder {
   bool is_there_ = false;  // something of ours under the partial name
 };
 
+/// A new file beside `path`, to be renamed to it when it is whole. Until it is closed nobody takes it for a leftover;
+/// those of writers that were killed are removed here.
+File create_partial_file(const std::string& path);
+
 std::string without_end_slashes(std::string path);
 
 /// The same; Failure for an empty one and for a root.

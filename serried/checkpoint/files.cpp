@@ -9,9 +9,12 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
+#include <thread>
 
 #include "serried/base/error.h"
+#include "serried/base/log.h"
 #include "serried/checkpoint/failure.h"
 
 namespace serried::checkpoint::detail {
@@ -52,7 +55,10 @@ void fail_with_errno(const char* verb, const std::string& path, int error) {
 }
 
 File File::open_to_read(const std::string& path) {
-  return {open_or_fail("open", path, O_RDONLY), path};
+  File file(open_or_fail("open", path, O_RDONLY | O_NONBLOCK), path);  // a pipe must not make us wait
+  struct stat status = {};
+  if (::fstat(file.fd(), &status) == 0 && S_ISREG(status.st_mode)) return file;
+  fail(path + " is no regular file", "pass one that is");
 }
 
 File File::open_to_write(const std::string& path) {
@@ -124,7 +130,14 @@ bool File::try_lock() const {
 }
 
 void File::lock() const {
-  while (::flock(fd_, LOCK_EX) != 0 && errno == EINTR) {
+  using Clock = std::chrono::steady_clock;
+  const auto patience = Clock::now() + std::chrono::seconds(5);
+  bool has_said = false;
+  while (!try_lock()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    if (has_said || Clock::now() < patience) continue;
+    log::warn_once("[checkpoint] waits for the lock of " + path_ + ", which another process holds");
+    has_said = true;
   }
 }
 

@@ -272,6 +272,19 @@ class NameJoiner {
   std::map<std::string, std::vector<std::pair<int, json>>> values_;
 };
 
+// Ranks with the same names have copies of one stage, whose buffers may differ, and the first counts. Of different
+// stages none is the first.
+void compare_buffers_of_stages(Shared& shared, const std::vector<json>& names) {
+  std::vector<std::string> stages;
+  for (const json& each : names) stages.push_back(each["items"].dump());
+  for (SharedItem& item : shared.items) {
+    const auto is_elsewhere = [&](const HeldBy& held) {
+      return stages[size_t(held.rank)] != stages[size_t(item.held[0].rank)];
+    };
+    if (std::any_of(item.held.begin(), item.held.end(), is_elsewhere)) item.holder = Holder::all;
+  }
+}
+
 Shared shared_by_some(const Collected& mine, const std::vector<Said>& said, const Ranks& ranks) {
   std::vector<json> names;
   for (const std::string& text : ranks.together([&] { return names_of(mine).dump(); })) {
@@ -283,7 +296,9 @@ Shared shared_by_some(const Collected& mine, const std::vector<Said>& said, cons
     joiner.add_entries(int(rank), names[rank]);
   }
   check_none_has_less(names);
-  return std::move(joiner).result();
+  Shared shared = std::move(joiner).result();
+  compare_buffers_of_stages(shared, names);
+  return shared;
 }
 
 // Of several owners, as of groups of ranks that each have all of it, each has a copy.

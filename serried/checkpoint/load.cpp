@@ -144,6 +144,22 @@ void check_same_orders(const std::vector<json>& said) {
   }
 }
 
+[[noreturn]] void fail_for_replaced(const std::string& folder) {
+  fail(folder + " was replaced or removed by a save while it was read",
+       "load again, or load a checkpoint that no job saves to");
+}
+
+// What `read` finds damaged may be parts of two checkpoints.
+template <class Read>
+auto from_one(const std::unique_ptr<Checkpoint>& checkpoint, const Read& read) {
+  try {
+    return read();
+  } catch (const Failure&) {
+    if (checkpoint && checkpoint->was_replaced()) fail_for_replaced(checkpoint->folder());
+    throw;
+  }
+}
+
 void compare_ranks(const std::vector<std::string>& messages, const std::string& path, bool strict) {
   std::vector<json> said;
   std::vector<NamesOfEntries> names;
@@ -161,7 +177,8 @@ void compare_ranks(const std::vector<std::string>& messages, const std::string& 
 }
 
 // Blocks of which no rank has read all: one of those that have read a part reads and compares it.
-void check_shared_blocks(Checkpoint& checkpoint, const std::vector<std::string>& of_ranks, const Ranks& ranks) {
+void check_shared_blocks(const std::unique_ptr<Checkpoint>& checkpoint, const std::vector<std::string>& of_ranks,
+                         const Ranks& ranks) {
   std::map<std::pair<std::string, int64_t>, std::vector<int>> readers;
   for (size_t rank = 0; rank < of_ranks.size(); ++rank) {
     for (const json& block : json::parse(of_ranks[rank])) {
@@ -169,13 +186,14 @@ void check_shared_blocks(Checkpoint& checkpoint, const std::vector<std::string>&
     }
   }
   if (readers.empty()) return;
-  ranks.together([&] {
+  const auto check = [&] {
     size_t turn = 0;
     for (const auto& [block, who] : readers) {
-      if (who[turn++ % who.size()] == ranks.rank()) checkpoint.file(block.first)->check_block(block.second);
+      if (who[turn++ % who.size()] == ranks.rank()) checkpoint->file(block.first)->check_block(block.second);
     }
     return std::string();
-  });
+  };
+  ranks.together([&] { return from_one(checkpoint, check); });
 }
 
 }  // namespace
@@ -196,12 +214,16 @@ void load(const std::string& path, const Contents& contents, LoadOptions options
       plan = detail::LoadPlanner(*checkpoint, options, call).plan(contents);
       return detail::load_message(*checkpoint, plan);
     };
-    detail::compare_ranks(ranks.together(tell), path, options.strict);
-    const std::vector<std::string> blocks = ranks.together([&] {
+    const auto read = [&]() -> std::string {
       detail::read_all(plan.readings);
-      return options.verify ? checkpoint->blocks_in_parts() : "[]";
-    });
-    detail::check_shared_blocks(*checkpoint, blocks, ranks);
+      if (options.verify) return checkpoint->blocks_in_parts();
+      if (checkpoint->was_replaced()) detail::fail_for_replaced(checkpoint->folder());
+      return "[]";
+    };
+    const auto said = ranks.together([&] { return detail::from_one(checkpoint, tell); });
+    detail::compare_ranks(said, path, options.strict);
+    const auto blocks = ranks.together([&] { return detail::from_one(checkpoint, read); });
+    detail::check_shared_blocks(checkpoint, blocks, ranks);
     for (const auto& apply : plan.apply) apply();
   } catch (const detail::Failure& failure) {
     detail::raise_failure("checkpoint::load", failure);

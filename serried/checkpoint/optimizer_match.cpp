@@ -4,6 +4,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <set>
 
 #include "serried/base/text.h"
 #include "serried/checkpoint/failure.h"
@@ -90,8 +91,19 @@ bool is_asked_for(const NamedParameter& mine, const std::string& only) {
                      [&](const EntryAndName& name) { return name.second.starts_with(only); });
 }
 
-// Takes out what stands there under one of its names.
-std::vector<SavedParameter> take(SavedByName& there, const NamedParameter& mine) {
+using Names = std::set<std::string>;
+
+Names first_names(const NamedGroups& groups) {
+  Names names;
+  for (const auto& group : groups) {
+    for (const NamedParameter& each : group) names.insert(each.name);
+  }
+  return names;
+}
+
+// Takes out what stands there under one of its names. `first_names` are those of all parameters here: what is another
+// one's first name is not taken by a second one of this.
+std::vector<SavedParameter> take(SavedByName& there, const NamedParameter& mine, const Names& first_names) {
   std::vector<SavedParameter> taken;
   const auto take_one = [&](const EntryAndName& name) {
     const auto found = there.find(name);
@@ -103,7 +115,8 @@ std::vector<SavedParameter> take(SavedByName& there, const NamedParameter& mine)
   for (const EntryAndName& name : mine.names) {
     take_one(name);
     // Where two modules here have one name, nobody knows whose this is.
-    if (mine.name == mine.names[0].second) take_one({"", name.second});
+    const bool is_anothers = name.second != mine.name && first_names.contains(name.second);
+    if (mine.name == mine.names[0].second && !is_anothers) take_one({"", name.second});
   }
   return taken;
 }
@@ -140,11 +153,12 @@ std::vector<ParameterMatch> match_parameters(const NamedGroups& groups, const js
     return match_by_place(groups, saved_groups, options);
   }
   SavedByName there = saved_by_name(saved, options);
+  const Names names = first_names(groups);
   std::vector<ParameterMatch> matches;
   for (size_t g = 0; g < groups.size(); ++g) {
     for (const NamedParameter& parameter : groups[g]) {
       if (!is_asked_for(parameter, options.only)) continue;
-      const std::vector<SavedParameter> found = take(there, parameter);
+      const std::vector<SavedParameter> found = take(there, parameter, names);
       if (found.empty()) {
         wanted.missing.push_back(parameter.name);
         continue;

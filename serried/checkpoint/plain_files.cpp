@@ -44,12 +44,6 @@ void check_plain(const Part& part) {
   }
 }
 
-// Threads may save to one path, each by a file of its own.
-std::string partial_file(const std::string& path) {
-  static std::atomic<int64_t> next = 0;
-  return c10::str(clean_path(path), ".partial-", ::getpid(), "-", next++);
-}
-
 void check_is_file(const std::string& path) {
   std::error_code error;
   if (!std::filesystem::is_directory(path, error)) return;
@@ -78,19 +72,18 @@ void write_plain(const std::string& path, const torch::nn::Module& module, const
   check_plain(part);
   const FileHeader header = header_of(part, options);
   const std::string text = header_text(header);
-  const std::string partial = partial_file(path);
+  const File file = create_partial_file(path);
   try {
-    const File file = File::create(partial);
     file.write(0, text.data(), int64_t(text.size()));
     for (size_t i = 0; i < part.items.size(); ++i) {
       const at::Tensor bytes = bytes_to_write(part.items[i].tensor);
       file.write(int64_t(text.size()) + header.tensors[i].begin, bytes.const_data_ptr(), int64_t(bytes.nbytes()));
     }
     file.sync();
-    if (::rename(partial.c_str(), path.c_str()) != 0) fail_with_errno("rename a file to", path, errno);
+    if (::rename(file.path().c_str(), path.c_str()) != 0) fail_with_errno("rename a file to", path, errno);
     File::open_folder(parent_of(path)).sync();
   } catch (...) {
-    ::unlink(partial.c_str());
+    ::unlink(file.path().c_str());
     throw;
   }
 }

@@ -68,6 +68,11 @@ void add_values(SavePlan& plan, const json& values_of_all, const Shared& shared)
     const bool agree =
         list.is_array() && std::all_of(list.begin(), list.end(), [&](const json& v) { return v == list[0]; });
     if (agree) indexed.per_rank = json::array({json(list[0])});
+    if (list.is_array() && list.size() > 1 && list.size() != shared.messages.size()) {
+      fail(c10::str("\"", entry, "\" is saved by ", list.size(), " of ", shared.messages.size(),
+                    " ranks, and each has its own"),
+           "save it on every rank, or none");
+    }
   }
 }
 

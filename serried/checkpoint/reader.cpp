@@ -136,11 +136,8 @@ void TensorFile::read_header() {
     const int64_t length = header_length(first, num_bytes_);
     std::string text(size_t(length), '\0');
     file_.read(8, text.data(), length);
-    if (hasher_) {
-      hasher_->see(0, first.data(), 8);
-      hasher_->see(8, text.data(), length);
-    }
     header_ = parse_header(text, num_bytes_ - 8 - length);
+    note_read(0, (first + text).data(), 8 + length);
   } catch (const Failure& failure) {
     throw Failure(failure.kind, path() + ": " + failure.text, failure.fix);
   }
@@ -148,17 +145,16 @@ void TensorFile::read_header() {
 
 void TensorFile::read(int64_t offset, void* data, int64_t size) {
   file_.read(offset, data, size);
-  if (!hasher_ || size == 0) return;
-  hasher_->see(offset, data, size);
-  touched_.insert(offset / grid_.block_bytes);
-  touched_.insert((offset + size - 1) / grid_.block_bytes);  // those between are whole
-  compare_hashes();
+  note_read(offset, data, size);
 }
 
-void TensorFile::compare_hashes() {
+void TensorFile::note_read(int64_t offset, const void* data, int64_t size) {
+  if (!hasher_ || size == 0) return;
+  hasher_->see(offset, data, size);
+  const int64_t first = offset / grid_.block_bytes, last = (offset + size - 1) / grid_.block_bytes;
+  touched_.insert({first, last});  // those between are whole
   const auto& seen = hasher_->hashes();
-  for (auto next = seen.upper_bound(last_compared_); next != seen.end(); ++next) {
-    last_compared_ = next->first;
+  for (auto next = seen.lower_bound(first); next != seen.end() && next->first <= last; ++next) {
     compare_hash(next->first, next->second);
   }
 }
@@ -186,6 +182,7 @@ void TensorFile::check_block(int64_t block) {
 }
 
 std::string TensorFile::tensor_at(int64_t offset) const {
+  if (offset < header_.num_bytes) return "the header and on";
   for (const FileTensor& tensor : header_.tensors) {
     if (header_.num_bytes + tensor.end > offset) return "\"" + serried::detail::printable(tensor.name) + "\" and on";
   }
@@ -193,6 +190,11 @@ std::string TensorFile::tensor_at(int64_t offset) const {
 }
 
 Checkpoint::Checkpoint(const std::string& folder) : folder_(place_of(folder)), index_(read_index(folder_)) {}
+
+bool Checkpoint::was_replaced() const {
+  const std::optional<Index> now = index_of(folder_);
+  return !now || now->checksum != index_.checksum;
+}
 
 const IndexedEntry& Checkpoint::entry(const std::string& name) const {
   const auto found = index_.entries.find(name);

@@ -31,8 +31,7 @@ class TensorFile {
   /// Where a tensor's bytes begin in the file.
   int64_t begin_of(const FileTensor& tensor) const { return header_.num_bytes + tensor.begin; }
 
-  /// Reads, and compares blocks that are read whole with their hashes; reads come in ascending order. Failure that
-  /// names file, tensor and offset.
+  /// Reads, and compares blocks that are read whole with their hashes. Failure that names file, tensor and offset.
   void read(int64_t offset, void* data, int64_t size);
 
   /// Blocks of which some bytes were read and not all, so that they are not compared yet; none where it has no hashes.
@@ -42,7 +41,7 @@ class TensorFile {
 
  private:
   void read_header();
-  void compare_hashes();
+  void note_read(int64_t offset, const void* data, int64_t size);
   void compare_hash(int64_t block, uint64_t hash) const;
   std::string tensor_at(int64_t offset) const;
 
@@ -52,7 +51,6 @@ class TensorFile {
   std::vector<uint64_t> hashes_ = {};
   std::unique_ptr<BlockHasher> hasher_ = {};
   BlockGrid grid_ = {};
-  int64_t last_compared_ = -1;
   std::set<int64_t> touched_ = {};  // blocks of which bytes were read
 };
 
@@ -64,6 +62,8 @@ class Checkpoint {
   explicit Checkpoint(const std::string& folder);
 
   const Index& index() const { return index_; }
+  /// Whether another save has taken its place since.
+  bool was_replaced() const;
   const std::string& folder() const { return folder_; }
   /// Failure that lists what there is where there is no such entry.
   const IndexedEntry& entry(const std::string& name) const;

@@ -78,7 +78,7 @@ class Value {
   Value(const char* text);
   Value(std::string text);
   template <std::integral Number>
-  Value(Number number) : Value(c10::IValue(int64_t(number))) {}
+  Value(Number number) : Value(c10::IValue(as_int64(number))) {}
   template <std::floating_point Number>
   Value(Number number) : Value(c10::IValue(double(number))) {}
   template <class Element>
@@ -104,6 +104,12 @@ class Value {
     for (const Element& element : elements) list.push_back(Value(Element(element)).value());
     return list;
   }
+  template <std::integral Number>
+  static int64_t as_int64(Number number) {
+    if constexpr (std::is_unsigned_v<Number> && sizeof(Number) >= sizeof(int64_t)) check_fits(number);
+    return int64_t(number);
+  }
+  static void check_fits(uint64_t number);
   const c10::IValue& value() const;
 
   std::shared_ptr<const detail::ValueContent> content_;

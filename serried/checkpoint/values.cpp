@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <unordered_set>
 
+#include "serried/base/error.h"
 #include "serried/base/text.h"
 #include "serried/checkpoint/failure.h"
 
@@ -29,6 +30,12 @@ Value::Value(double* variable) : content_(std::make_shared<ValueContent>(ValueCo
 Value::Value(std::string* variable)
     : content_(std::make_shared<ValueContent>(ValueContent{detail::Variable(variable)})) {}
 Value::Value(bool* variable) : content_(std::make_shared<ValueContent>(ValueContent{detail::Variable(variable)})) {}
+
+void Value::check_fits(uint64_t number) {
+  if (number <= uint64_t(INT64_MAX)) return;
+  raise<c10::ValueError>({"checkpoint", c10::str("the value ", number, " is more than an int64_t holds"),
+                          "save it as a text, or as a tensor of uint64"});
+}
 
 const c10::IValue& Value::value() const {
   return std::get<c10::IValue>(content_->content);
@@ -78,17 +85,20 @@ std::string bytes_of_hex(const std::string& text) {
 }
 
 json text_json(const std::string& text) {
-  try {
-    (void)json(text).dump();
-    return text;
-  } catch (const json::type_error&) {
-    return {{kBytes, hex_of(text)}};
-  }
+  if (is_utf8(text)) return text;
+  return {{kBytes, hex_of(text)}};
 }
 
 // Before a file is written that nobody could read.
 void check_depth(const std::string& path, int depth) {
   if (depth > kMaxValueDepth) refuse_value(path, c10::str("nested more than ", kMaxValueDepth, " deep"));
+}
+
+// JSON takes no other.
+std::string utf8_key(const std::string& key, const std::string& path) {
+  if (is_utf8(key)) return escaped_key(key);
+  refuse_value(serried::detail::printable(path),
+               "a dict with a key that is not UTF-8: \"" + serried::detail::printable(key) + "\"");
 }
 
 json json_of_ivalue(const IValue& value, const std::string& path, std::vector<Item>& items, int depth) {
@@ -115,7 +125,7 @@ json json_of_ivalue(const IValue& value, const std::string& path, std::vector<It
   for (const auto& item : value.toGenericDict()) {
     if (!item.key().isString()) refuse_value(path, "a dict with keys of type " + item.key().tagKind());
     const std::string& key = item.key().toStringRef();
-    object[escaped_key(key)] = json_of_ivalue(item.value(), path + "." + key, items, depth + 1);
+    object[utf8_key(key, path)] = json_of_ivalue(item.value(), path + "." + key, items, depth + 1);
   }
   return object;
 }
@@ -125,7 +135,7 @@ json json_of_entries(const std::vector<Entry>& entries, const std::string& path,
   json object = json::object();
   for (const Entry& entry : entries) {
     const std::string inner = path + "." + entry.name;
-    if (!object.emplace(escaped_key(entry.name), json_of(entry.value, inner, items, depth + 1)).second) {
+    if (!object.emplace(utf8_key(entry.name, path), json_of(entry.value, inner, items, depth + 1)).second) {
       refuse_value(inner, "there twice");
     }
   }
@@ -188,6 +198,15 @@ void want_entries(const std::vector<Entry>& entries, const std::string& path, co
 }
 
 }  // namespace
+
+bool is_utf8(const std::string& text) {
+  try {
+    (void)json(text).dump();
+    return true;
+  } catch (const json::type_error&) {
+    return false;
+  }
+}
 
 std::string escaped_key(const std::string& name) {
   return name.empty() || name.front() != '$' ? name : "$" + name;

@@ -33,6 +33,7 @@ c10::IValue value_of(const nlohmann::json& json, const std::function<at::Tensor(
 void want_value(const Value& value, const std::string& path, const nlohmann::json& saved, Wanted& wanted);
 
 /// A user's name of a key inside a JSON object of ours, where "$" has a meaning.
+bool is_utf8(const std::string& text);
 std::string escaped_key(const std::string& name);
 
 /// "run.seed" inside {"run": {"seed": 1}}; null where there is none.

@@ -46,7 +46,8 @@ std::string rank_report(const Cause& cause, int world_size, int num_nodes) {
 
 // How errors of groups speak of other ranks' failures.
 constexpr const char* kOfOthers[] = {"group is unusable since: ", " has left the group",     " have left the group",
-                                     " died while rank ",         " died or left the group", "the process of rank"};
+                                     " died while rank ",         " died or left the group", "the process of rank",
+                                     "[Pipeline] rank "};
 
 }  // namespace
 

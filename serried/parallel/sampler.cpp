@@ -73,6 +73,7 @@ size_t DistributedSampler::num_rounds(size_t num_left) const {
 }
 
 void DistributedSampler::deal() {
+  shared_->dealt_epoch = epoch();
   const std::vector<size_t> order = shuffle_ ? permutation(size_, seed_ + uint64_t(epoch())) : ascending(size_);
   const size_t rounds = num_rounds(size_ - std::min(first_, size_));
   mine_.clear();

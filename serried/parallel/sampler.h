@@ -52,10 +52,10 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
 
   /// How many samples of the epoch all ranks have been given, if every rank has been given as many as this one, by
   /// whichever copy. A loader with workers asks for batches ahead of time.
-  size_t consumed() const { return shared_->consumed.load(); }
+  size_t consumed() const { return is_in_epoch() ? shared_->consumed.load() : 0; }
 
   /// Whether this rank has been given all of its samples of the epoch. Where `pad` is false others may have one more.
-  bool is_at_end() const { return shared_->is_at_end.load(); }
+  bool is_at_end() const { return is_in_epoch() && shared_->is_at_end.load(); }
 
   /// Of the dataset.
   size_t size() const { return size_; }
@@ -69,6 +69,8 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   void load(torch::serialize::InputArchive& archive) override;
 
  private:
+  /// False between set_epoch() and the reset() that begins another one.
+  bool is_in_epoch() const { return shared_->dealt_epoch == shared_->epoch; }
   void deal();
   void note_position();
   size_t num_rounds(size_t num_left) const;
@@ -76,6 +78,7 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   /// What copies share: a loader keeps one.
   struct Shared {
     std::atomic<int64_t> epoch = 0;
+    std::atomic<int64_t> dealt_epoch = 0;  // whose samples are being given
     std::atomic<size_t> consumed = 0;
     std::atomic<bool> is_at_end = false;
     std::atomic<int64_t> start_epoch = -1;  // go_on() was called for it, and next() not since

@@ -3,7 +3,11 @@
 #include <sys/resource.h>
 #include <torch/torch.h>
 
+#include <sys/stat.h>
+
+#include <atomic>
 #include <csignal>
+#include <thread>
 
 #include "serried/checkpoint/checkpoint.h"
 #include "serried/checkpoint/commit.h"
@@ -290,6 +294,105 @@ TEST(CheckpointErrors, TwoJobsCannotSaveToOnePath) {
                "together: inside of a ProcessGroupGuard, or with .process_group"));
   checkpoint::save(folder / "d", {{"a", 1}});
   EXPECT_TRUE(std::filesystem::exists(other.path()));
+}
+
+// A file of another user, which this one may only read.
+TEST(CheckpointErrors, TwoJobsOfDifferentUsersCannotSaveToOnePath) {
+  const Folder folder;
+  const checkpoint::detail::PartialFolder other(folder / "c");
+  std::filesystem::permissions(other.path() + "/.lock", std::filesystem::perms::owner_read);
+  EXPECT_EQ(save_error(folder / "c", {{"a", 1}}).find("[checkpoint::save] another job is saving to "), 0u);
+  EXPECT_TRUE(std::filesystem::exists(other.path()));
+}
+
+TEST(CheckpointErrors, NamesOfLeftoversAreNotSavedTo) {
+  const Folder folder;
+  for (const char* name : {"c.partial-0123456789abcdef", "c.replaced-0123456789abcdef"}) {
+    EXPECT_EQ(save_error(folder / name, {{"a", 1}}),
+              c10::str("[checkpoint::save] the name \"", name,
+                       "\" is one that saves give to what they leave behind when they are killed\n  fix: choose a name "
+                       "without .partial- or .replaced- and 16 hex digits at its end"));
+  }
+  EXPECT_TRUE(folder.names().empty());
+}
+
+TEST(CheckpointErrors, APipeInPlaceOfAFileMakesNobodyWait) {
+  const Folder folder;
+  std::filesystem::create_directory(folder / "c");
+  ASSERT_EQ(::mkfifo((folder / "c/index.json").c_str(), 0600), 0);
+  EXPECT_EQ(load_error(folder / "c", {}),
+            c10::str("[checkpoint::load] ", folder / "c/index.json", " is no regular file\n  fix: pass one that is"));
+  EXPECT_EQ(checkpoint::latest(folder.path().string()), std::nullopt);
+}
+
+TEST(CheckpointErrors, NamesAreUtf8) {
+  const Folder folder;
+  torch::nn::Module net;
+  net.register_buffer("b\xff", torch::zeros({1}));
+  EXPECT_EQ(save_error(folder / "c", {{"model", state_of(net)}}),
+            "[checkpoint::save] a name of \"model\" is not UTF-8: \"b?\"\n  fix: give it another name: the format "
+            "takes no other");
+  EXPECT_EQ(save_error(folder / "c", {{"run", {{"k\xff", 1}}}})
+                .find("[checkpoint::save] \"run\" is a dict with a key "
+                      "that is not UTF-8: \"k?\"\n  fix: save "),
+            0u);
+  EXPECT_EQ(error_text<c10::ValueError>([] { checkpoint::Value(uint64_t(1) << 63); }),
+            "[checkpoint] the value 9223372036854775808 is more than an int64_t holds\n  fix: save it as a text, or as "
+            "a tensor of uint64");
+}
+
+// Reads come in the order of names, and not of the file.
+TEST(CheckpointErrors, DamageIsFoundInWhateverOrderTensorsAreRead) {
+  const Folder folder;
+  const SmallLimits limits({.file_bytes = 1 << 20, .block_bytes = 64, .short_run = 16});
+  checkpoint::save(folder / "c", {{"run", {{"z", torch::zeros({400})}, {"a", torch::zeros({400})}}}});
+  const std::string path = folder / "c/values-00001-of-00001.safetensors", good = content_of(path);
+  for (const size_t behind : {size_t(100), size_t(1700), size_t(3000)}) {
+    std::string damaged = good;
+    damaged[good.size() - behind] ^= 1;
+    write_content(path, damaged);
+    const std::string text = error_text<c10::ValueError>([&] { checkpoint::read_value(folder / "c", "run"); });
+    EXPECT_NE(text.find(" is damaged: bytes "), std::string::npos) << text;
+  }
+}
+
+TEST(CheckpointErrors, AHeaderThatWasChangedIsDamageAlsoForAPartOfTheFile) {
+  const Folder folder;
+  torch::nn::Module net;
+  net.register_buffer("a", torch::zeros({100000}));
+  const at::Tensor b = net.register_buffer("b", torch::ones({100000}));
+  checkpoint::save(folder / "c", {{"model", state_of(net)}});
+  const std::string path = folder / "c/model-00001-of-00001.safetensors";
+  std::string content = content_of(path);
+  const size_t first = content.find("\"a\""), second = content.find("\"b\"");
+  std::swap(content[first + 1], content[second + 1]);
+  write_content(path, content);
+  const std::string text = load_error(folder / "c", {{"model", state_of(net)}}, {.only = "a"});
+  EXPECT_NE(text.find(" is damaged: bytes 0 to "), std::string::npos) << text;
+  EXPECT_NE(text.find(", of the header and on, are not those that were saved"), std::string::npos) << text;
+}
+
+TEST(CheckpointErrors, OneThatIsReplacedWhileItIsReadIsNotCalledDamaged) {
+  const Folder folder;
+  const auto save = [&](double value) { checkpoint::save(folder / "c", {{"x", torch::full({1000}, value)}}); };
+  save(1);
+  std::atomic<bool> done = false;
+  std::thread saver([&] {
+    for (int i = 0; i < 300; ++i) save(i % 2);
+    done = true;
+  });
+  const at::Tensor x = torch::zeros({1000});
+  while (!done) {
+    try {
+      checkpoint::load(folder / "c", {{"x", x}});
+      EXPECT_TRUE(x.eq(x[0]).all().item<bool>());
+    } catch (const c10::Error& error) {
+      EXPECT_NE(std::string(error.what()).find(" was replaced or removed by a save while it was read"),
+                std::string::npos)
+          << error.what();
+    }
+  }
+  saver.join();
 }
 
 TEST(CheckpointErrors, ADamagedBlockIsNamed) {

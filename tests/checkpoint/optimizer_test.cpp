@@ -347,6 +347,24 @@ TEST(CheckpointOptimizer, ASamplerGoesOnUnderAnotherNumberOfRanks) {
   });
 }
 
+// As at the top of a loop over epochs.
+TEST(CheckpointOptimizer, ASamplerThatHasNotBegunItsEpochBeginsIt) {
+  const Folder folder;
+  DistributedSampler sampler(10, {.num_replicas = 1, .rank = 0});
+  sampler.reset();
+  sampler.next(10);
+  EXPECT_TRUE(sampler.is_at_end());
+  sampler.set_epoch(1);
+  EXPECT_FALSE(sampler.is_at_end());
+  EXPECT_EQ(sampler.consumed(), 0u);
+  checkpoint::save(folder / "c", {{"sampler", state_of(sampler)}});
+  DistributedSampler other(10, {.num_replicas = 1, .rank = 0});
+  checkpoint::load(folder / "c", {{"sampler", state_of(other)}});
+  other.reset();
+  sampler.reset();
+  EXPECT_EQ(other.next(10), sampler.next(10));
+}
+
 TEST(CheckpointOptimizer, RandomGeneratorsGoOn) {
   const Folder folder;
   torch::manual_seed(3);
@@ -434,6 +452,33 @@ TEST(CheckpointOptimizer, CapturedStepsGoOnFromWhatWasLoaded) {
   checkpoint::load(folder / "c", {{"model", state_of(*plain)}, {"optim", state_of(optimizer)}});
   train_both(5, 8);
   EXPECT_GE(step.replays(), 8);
+}
+
+// Each layer has the other's name in the second module.
+TEST(CheckpointOptimizer, ModulesMayShareParametersUnderCrossingNames) {
+  const Folder folder;
+  torch::nn::Linear first(2, 2), second(2, 2);
+  torch::nn::Sequential model(first, second), back(second, first);
+  torch::optim::SGD optimizer(
+      {torch::optim::OptimizerParamGroup(first->parameters()), torch::optim::OptimizerParamGroup(second->parameters())},
+      torch::optim::SGDOptions(0.1).momentum(0.9));
+  const auto lr = [&](size_t group) -> double { return optimizer.param_groups()[group].options().get_lr(); };
+  optimizer.param_groups()[1].options().set_lr(0.2);
+  (first(torch::ones({1, 2})).sum() + 2 * second(torch::ones({1, 2})).sum()).backward();
+  optimizer.step();
+  const checkpoint::Contents contents = {
+      {"model", state_of(*model)}, {"back", state_of(*back)}, {"optim", state_of(optimizer)}};
+  checkpoint::save(folder / "c", contents);
+  for (const bool strict : {true, false}) {
+    optimizer.state().clear();
+    for (auto& group : optimizer.param_groups()) group.options().set_lr(9);
+    checkpoint::load(folder / "c", contents, {.strict = strict});
+    EXPECT_EQ(lr(0), 0.1);
+    EXPECT_EQ(lr(1), 0.2);
+    const auto& state =
+        static_cast<torch::optim::SGDParamState&>(*optimizer.state()[second->weight.unsafeGetTensorImpl()]);
+    expect_equal(state.momentum_buffer(), torch::full({2, 2}, 2.0));
+  }
 }
 
 TEST(CheckpointOptimizer, TwoModulesMayHaveTheSameNames) {

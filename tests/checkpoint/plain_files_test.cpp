@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "serried/checkpoint/checkpoint.h"
+#include "serried/checkpoint/commit.h"
 #include "serried/parallel/fsdp/fully_shard.h"
 #include "serried/parallel/tensor_parallel/parallelize.h"
 #include "serried/tensor/making/modules.h"
@@ -63,7 +64,7 @@ TEST(PlainFiles, WhatDoesNotFitIsRefused) {
                      "removed or renamed the folder meanwhile"));
   EXPECT_EQ(error_text<c10::Error>([&] {
               save_safetensors(folder / "x/f", *saved);
-            }).find(c10::str("[save_safetensors] cannot create ", folder / "x/f")),
+            }).find(c10::str("[save_safetensors] cannot open ", folder / "x", ": No such file or directory")),
             0u);
   EXPECT_EQ(error_text<c10::ValueError>([&] {
               load_safetensors(folder / "f", *saved, {.strict = false, .rename = {{"(", ""}}});
@@ -119,6 +120,19 @@ TEST(PlainFiles, ThreadsMayWriteTheSameFile) {
   load_safetensors(folder / "f", net);
   EXPECT_TRUE(b.eq(b[0]).all().item<bool>());
   EXPECT_EQ(folder.names(), std::set<std::string>{"f"});
+}
+
+TEST(PlainFiles, OnesThatAKillHasLeftAreRemovedAndOthersAreNot) {
+  const Folder folder;
+  const auto live = checkpoint::detail::create_partial_file(folder / "f");
+  write_content(folder / "f.partial-0123456789abcdef", "cut");
+  write_content(folder / "g.partial-0123456789abcdef", "cut");
+  torch::nn::Linear net(2, 2);
+  save_safetensors(folder / "f", *net);
+  const std::string live_name = std::filesystem::path(live.path()).filename();
+  EXPECT_EQ(folder.names(), (std::set<std::string>{"f", live_name, "g.partial-0123456789abcdef"}));
+  checkpoint::save(folder / "c", {{"step", 1}});
+  EXPECT_EQ(folder.names(), (std::set<std::string>{"c", "f", live_name}));
 }
 
 // Each rank reads what it holds.

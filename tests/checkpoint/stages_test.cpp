@@ -170,6 +170,34 @@ TEST(CheckpointStages, OfOneNameAreRefused) {
             "anything that rank 0 lacks");
 }
 
+// Of buffers the first rank's counts where ranks have copies; stages have none.
+TEST(CheckpointStages, BuffersOfOneNameAreRefused) {
+  EXPECT_EQ(save_error_on_all(2,
+                              [](const Group& world) {
+                                static thread_local std::shared_ptr<torch::nn::Module> net;
+                                net = std::make_shared<torch::nn::Module>();
+                                const int rank = world->getRank();
+                                net->register_module("layer" + std::to_string(rank), torch::nn::Linear(3, 2));
+                                net->register_buffer("mean", torch::full({2}, double(rank)));
+                                return checkpoint::Contents{{"model", state_of(*net)}};
+                              }),
+            "[checkpoint::save] \"model.mean\", f32[2], has other values on rank 1 than on rank 0");
+}
+
+TEST(CheckpointStages, ARandomStateThatOnlySomeSaveIsRefused) {
+  EXPECT_EQ(save_error_on_all(3,
+                              [](const Group& world) {
+                                static thread_local torch::nn::Linear net{nullptr};
+                                net = torch::nn::Linear(3, 2);
+                                rank_generator().set_current_seed(uint64_t(world->getRank()));
+                                const std::string name = "stage" + std::to_string(world->getRank());
+                                checkpoint::Contents contents{{name, state_of(net)}};
+                                if (world->getRank() > 0) contents.push_back({"rng", checkpoint::random_state()});
+                                return contents;
+                              }),
+            "[checkpoint::save] \"rng\" is saved by 2 of 3 ranks, and each has its own");
+}
+
 // Stages 0 and 1 with one weight in common, and an optimizer each.
 TEST(CheckpointStages, MayShareWhatIsTheSame) {
   const Folder folder;

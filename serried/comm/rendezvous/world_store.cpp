@@ -15,8 +15,10 @@
 #include <map>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include <c10/util/Flags.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -28,6 +30,8 @@
 #include "serried/comm/agree/host.h"
 #include "serried/comm/rendezvous/signed_store.h"
 
+C10_DECLARE_int(caffe2_log_level);
+
 namespace serried::detail {
 namespace {
 
@@ -37,6 +41,37 @@ using std::chrono::milliseconds;
 // How long rank 0 waits for farewells where some may never come: others learn of the loss a moment later, and still
 // look into the store for who is missing.
 constexpr milliseconds kHurry(500);
+
+// c10d looks up the name of whom it connects to, and warns where no name server knows it, which is no harm. What goes
+// wrong is in the error. The level is one number of the process, so only the first who raises it takes it back.
+class WithoutWarnings {
+ public:
+  WithoutWarnings() {
+    const std::lock_guard<std::mutex> lock(mutex());
+    if (count()++ == 0) before() = std::exchange(FLAGS_caffe2_log_level, std::max(FLAGS_caffe2_log_level, kErrors));
+  }
+  ~WithoutWarnings() {
+    const std::lock_guard<std::mutex> lock(mutex());
+    if (--count() == 0) FLAGS_caffe2_log_level = before();
+  }
+  WithoutWarnings(const WithoutWarnings&) = delete;
+  WithoutWarnings& operator=(const WithoutWarnings&) = delete;
+
+ private:
+  static constexpr int kErrors = 2;
+  static std::mutex& mutex() {
+    static std::mutex one;
+    return one;
+  }
+  static int& count() {
+    static int number = 0;
+    return number;
+  }
+  static int& before() {
+    static int level = 0;
+    return level;
+  }
+};
 
 std::string farewell_key(int rank) {
   return c10::str("serried/farewell/", rank);
@@ -198,7 +233,10 @@ c10::intrusive_ptr<WorldStore> connect(const TcpPlace& place, milliseconds timeo
   if (place.serve) options.masterListenFd = take_listener(place);
   options.port = place.serve ? port_of(*options.masterListenFd) : place.port;
   const std::string address = place.serve ? local_address_of(*options.masterListenFd) : find_server(place, timeout);
-  const auto open = [=] { return c10::make_intrusive<WorldStore>(place, address, options); };
+  const auto open = [=] {
+    const WithoutWarnings quiet;
+    return c10::make_intrusive<WorldStore>(place, address, options);
+  };
   c10::intrusive_ptr<WorldStore> store = place.serve ? open() : await_answer(open, place, deadline);
   store->setTimeout(timeout);
   return store;
