@@ -9,7 +9,9 @@
 #include <set>
 #include <string>
 
+#include "serried/checkpoint/checkpoint.h"
 #include "serried/checkpoint/limits.h"
+#include "tests/support/errors.h"
 
 namespace serried::testing {
 
@@ -66,5 +68,11 @@ class SmallLimits {
  private:
   checkpoint::detail::FormatLimits before_;
 };
+
+/// What a load that has to fail says.
+inline std::string load_error(const std::string& path, const checkpoint::Contents& contents,
+                              const checkpoint::LoadOptions& options = {}) {
+  return error_text<c10::ValueError>([&] { checkpoint::load(path, contents, options); });
+}
 
 }  // namespace serried::testing

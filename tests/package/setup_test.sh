@@ -16,7 +16,7 @@ stand_in() {
 }
 # The tools that the script itself calls are passed on to the real ones.
 for tool in bash env dirname sort head mkdir rm mv touch; do stand_in $tool "exec $(command -v $tool) \"\$@\""; done
-for tool in ninja ccache clang-format g++ objdump nm script mpirun mpicxx; do stand_in $tool ''; done
+for tool in ninja ccache clang-format g++ objdump nm script ip tc mpirun mpicxx; do stand_in $tool ''; done
 stand_in sudo 'exit 1'
 stand_in cmake 'echo "cmake version 3.25.1"'
 stand_in id 'echo ${FAKE_UID:-1000}'
@@ -102,6 +102,14 @@ expect '[[ $status == 0 && $output == *"installing safetensors with pip into "* 
 rm "$CALLS/pip"
 FAKE_TORCH="$work/python" setup test
 expect '[[ $status == 0 && $output == "set-up: nothing to do "* && ! -e $CALLS/pip ]]'
+
+# Hosts of namespaces are for root.
+mv "$work/bin/tc" "$work/tc"
+FAKE_TORCH="$work/python" setup test
+expect '[[ $status == 0 && $output == "set-up: nothing to do "* ]]'
+FAKE_UID=0 FAKE_TORCH="$work/python" setup test
+expect '[[ $status == 0 && $output == *"installing iproute2"* && $(<"$CALLS/apt") == *"install iproute2" ]]'
+mv "$work/tc" "$work/bin/tc"
 
 # The benchmarks need more.
 rm "$work/bin/mpirun"

@@ -47,7 +47,8 @@ void read_available(Fd& fd, std::string& text) {
 
 }  // namespace
 
-Command::Command(std::vector<std::string> arguments, std::vector<std::string> environment)
+Command::Command(std::vector<std::string> arguments, std::vector<std::string> environment,
+                 const std::vector<std::string>& program)
     : marker_(unique_marker()), begin_(Clock::now()) {
   int out[2];
   int err[2];
@@ -60,13 +61,13 @@ Command::Command(std::vector<std::string> arguments, std::vector<std::string> en
   ::posix_spawn_file_actions_init(&actions);
   ::posix_spawn_file_actions_adddup2(&actions, out[1], STDOUT_FILENO);
   ::posix_spawn_file_actions_adddup2(&actions, err[1], STDERR_FILENO);
-  arguments.insert(arguments.begin(), SERRIED_BINARY);
+  arguments.insert(arguments.begin(), program.begin(), program.end());
   for (char** entry = environ; *entry != nullptr; ++entry) environment.emplace_back(*entry);
   environment.push_back(marker_);
-  const int error =
-      ::posix_spawn(&pid_, SERRIED_BINARY, &actions, nullptr, pointers(arguments).data(), pointers(environment).data());
+  const int error = ::posix_spawn(&pid_, program.front().c_str(), &actions, nullptr, pointers(arguments).data(),
+                                  pointers(environment).data());
   ::posix_spawn_file_actions_destroy(&actions);
-  if (error != 0) throw std::runtime_error("posix_spawn " SERRIED_BINARY);
+  if (error != 0) throw std::runtime_error("posix_spawn " + program.front());
 }
 
 Command::~Command() {

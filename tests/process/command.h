@@ -21,8 +21,10 @@ struct Result {
 /// A `serried run` in the background. Kills it, if it still runs, on destruction.
 class Command {
  public:
-  /// Starts `serried <arguments>`, with a marker variable in its environment that all its processes inherit.
-  explicit Command(std::vector<std::string> arguments, std::vector<std::string> environment = {});
+  /// Starts `serried <arguments>`, with a marker variable in its environment that all its processes inherit. `program`
+  /// stands for `serried`: words that begin with a path.
+  explicit Command(std::vector<std::string> arguments, std::vector<std::string> environment = {},
+                   const std::vector<std::string>& program = {SERRIED_BINARY});
   ~Command();
   Command(const Command&) = delete;
   Command& operator=(const Command&) = delete;

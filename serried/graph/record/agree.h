@@ -48,7 +48,7 @@ struct RankedGraphs {
 /// Whether every other rank of each group that the graph uses has recorded the same collectives on it, and whether the
 /// same holds for them, for the groups that they use, and so on: true and false are the same on all ranks that are
 /// linked by groups. False where one has to record once more: all shall replay from the same call on. Where passes left
-/// the collectives as they were recorded, a rank that replays already counts too.
+/// the collectives as they were recorded, a rank that replays already counts too, but on a group of `together`.
 /// CaptureError that names both ranks and the first difference where another rank recorded others in the same call, or
 /// refused the function, or told nothing within the timeout of the group. Goes through the groups' stores and runs no
 /// collective, so ranks that replay need not take part.

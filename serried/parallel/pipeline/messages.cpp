@@ -2,6 +2,7 @@
 #include "serried/parallel/pipeline/messages.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <cstring>
@@ -101,6 +102,19 @@ at::Tensor wrapped(const Message& message, const std::optional<DeviceMesh>& mesh
   return wrap(part, spec_of_result(part, *mesh, placements, sizes));
 }
 
+// What came where a header should be may be the data of a rank whose step is a replay.
+bool is_header(const MessageHeader& header) {
+  return header.magic == MessageHeader::kMagic && header.content <= Content::failure &&
+         header.num_dims <= MessageHeader::kMostDims && header.num_elements >= 0;
+}
+
+[[noreturn]] void refuse_header(int peer) {
+  raise<c10::DistBackendError>(
+      {"Pipeline", "what came from rank " + std::to_string(peer) + " of the pipeline's group is no message of a step",
+       "capture the step on all ranks or on none, pass arguments of the same sizes on all of them, and let nobody else "
+       "send over the pipeline's group"});
+}
+
 enum class ErrorType : int8_t { plain, value, type, index, not_implemented, backend };
 
 ErrorType type_of(const std::exception& error) {
@@ -139,7 +153,7 @@ std::string text_of(const std::exception& error) {
 // A recorded step has its sizes from the recording: its replays send data and no headers.
 void Inbox::ask_for_header() {
   const tape::Pause no_part_of_a_step;
-  bytes_ = at::empty({int64_t(sizeof(MessageHeader))}, at::kByte);
+  bytes_ = at::empty({MessageHeader::kSentBytes}, at::kByte);
   header_ = async::recv(bytes_, group_, {.peer = peer_, .tag = tag_});
   --num_left_;
 }
@@ -152,6 +166,7 @@ void Inbox::ask_for_data() {
     std::memcpy(&message.header, bytes_.const_data_ptr(), sizeof(MessageHeader));
   }
   header_.reset();
+  if (!is_header(message.header)) refuse_header(peer_);
   const bool has_data = message.header.content != Content::none;
   if (has_data) {
     const bool is_text = message.header.content == Content::failure;
@@ -232,8 +247,9 @@ void Messages::add_ways() {
   }
 }
 
-void Messages::begin_step(int64_t step, bool passes_gradients) {
+void Messages::begin_step(int64_t step, bool passes_gradients, int64_t batch_rows) {
   step_ = step;
+  batch_rows_ = batch_rows;
   headers_sent_.clear();
   data_sent_.clear();
   for (auto& [way, inbox] : incoming_) inbox.expect(way.first && !passes_gradients ? 0 : table_.microbatches());
@@ -250,7 +266,7 @@ void Messages::poll() {
 void Messages::post(const MessageHeader& header, const at::Tensor& data, int peer, int tag) {
   {
     const tape::Pause no_part_of_a_step;
-    const at::Tensor bytes = at::empty({int64_t(sizeof header)}, at::kByte);
+    const at::Tensor bytes = at::zeros({MessageHeader::kSentBytes}, at::kByte);
     std::memcpy(bytes.mutable_data_ptr(), &header, sizeof header);
     headers_sent_.push_back(async::send(bytes, group_, {.peer = peer, .tag = tag}));
   }
@@ -266,6 +282,7 @@ void Messages::send(const PipelineAction& made_by, const at::Tensor& x, bool req
   header.microbatch = int32_t(made_by.microbatch);
   header.rank = group_->getRank();
   header.step = int32_t(step_);
+  header.batch_rows = batch_rows_;
   at::Tensor part;
   if (x.defined()) {
     write_shape(x, header);
@@ -292,6 +309,7 @@ Received Messages::receive(const PipelineAction& made_by, const std::optional<De
                                 to_string(made_by),
                             "call step() and eval() in the same order on every rank"});
   }
+  if (!way.first) batch_rows_ = header.batch_rows;
   if (header.content == Content::none) return {};
   const std::string from = "what " + to_string(made_by) + " on rank " + std::to_string(header.rank) + " made";
   if (header.is_distributed != 0) return {wrapped(message, mesh, from), header.requires_grad != 0};

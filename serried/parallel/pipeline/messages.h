@@ -23,7 +23,11 @@ namespace serried::detail {
 struct MessageHeader {
   static constexpr size_t kMostDims = 8;
   enum class Content : uint8_t { none, data, failure };
+  /// No tensor of floats is as long: what a rank that replays sends instead of a header does not fit.
+  static constexpr int64_t kSentBytes = 257;
+  static constexpr uint64_t kMagic = 0x7365727269656421;
 
+  uint64_t magic = kMagic;
   Content content = Content::none;
   uint8_t is_gradient = 0;
   uint8_t requires_grad = 0;
@@ -36,11 +40,12 @@ struct MessageHeader {
   int32_t microbatch = 0;
   int32_t rank = 0;
   int32_t step = 0;
+  int64_t batch_rows = 0;                  // of the input that the first stage got
   int64_t num_elements = 0;                // that follow: of this rank's part, or bytes of a text
   std::array<int64_t, kMostDims> sizes{};  // global
-  std::array<char, 160> layout{};          // "S0 R on 2x2" of a DTensor
+  std::array<char, 144> layout{};          // "S0 R on 2x2" of a DTensor
 };
-static_assert(sizeof(MessageHeader) == 256);
+static_assert(sizeof(MessageHeader) < MessageHeader::kSentBytes);
 
 /// One that has come.
 struct Message {
@@ -88,8 +93,10 @@ class Messages {
  public:
   Messages(Group group, const PipelineTable& table);
 
-  /// `passes_gradients`: backwards run, too.
-  void begin_step(int64_t step, bool passes_gradients);
+  /// `passes_gradients`: backwards run, too. `batch_rows`: where the first stage is; the others are told.
+  void begin_step(int64_t step, bool passes_gradients, int64_t batch_rows = 0);
+  /// Once a forward has its input.
+  int64_t batch_rows() const { return batch_rows_; }
   /// Lets go of what has been sent, and begins to receive what has come.
   void poll();
   /// To the stage after (or before, of gradients): each F but the last stage's makes one, each B or I but the first
@@ -120,6 +127,7 @@ class Messages {
   const Group group_;
   const PipelineTable& table_;
   int64_t step_ = 0;
+  int64_t batch_rows_ = 0;
   std::map<Way, Inbox> incoming_;
   std::map<Way, Outgoing> outgoing_;
   std::deque<Pending> headers_sent_;

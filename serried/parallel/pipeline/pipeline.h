@@ -62,11 +62,13 @@ class Pipeline {
 
   /// Forward and backward of a whole batch: gradients are added to those that are there, as by one backward of the mean
   /// of the losses. Returns the losses, one per micro-batch where the last stage is, none elsewhere. `input` is read
-  /// where the first stage is, `target` where the last is; both are cut like at::tensor_split along dim 0. An error on
-  /// one rank is raised on all of them; the pipeline is of no use after it.
+  /// where the first stage is, `target` where the last is; both are cut like at::tensor_split along dim 0, so a target
+  /// has as many rows as the input (or several for each, where the rows divide evenly by the micro-batches). An error
+  /// on one rank is raised on all of them; the pipeline is of no use after it.
   std::vector<at::Tensor> step(const at::Tensor& input = {}, const at::Tensor& target = {});
 
-  /// Forwards only, without gradients: the outputs, one per micro-batch where the last stage is, none elsewhere.
+  /// Forwards only, without gradients: the outputs, one per micro-batch where the last stage is, none elsewhere. Fewer
+  /// rows than micro-batches leave some of them empty.
   /// Modules are in whichever of train() and eval() they are in.
   std::vector<at::Tensor> eval(const at::Tensor& input = {});
 

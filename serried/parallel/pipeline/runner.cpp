@@ -95,7 +95,8 @@ void Runner::check_arguments(const at::Tensor& input, const at::Tensor& target, 
     raise<c10::ValueError>({where, c10::str("the input is undefined on rank ", rank_, ", which has the first stage"),
                             "pass the batch there"});
   }
-  if (has_first() && (input.dim() == 0 || input.size(0) < count)) {
+  // Without gradients a micro-batch may be empty: the last batch of a validation set is as small as it likes.
+  if (has_first() && (input.dim() == 0 || (trains && input.size(0) < count))) {
     raise<c10::ValueError>(
         {where, c10::str(watch::describe_tensor(input), " cannot be cut into ", count, " micro-batches along dim 0"),
          c10::str("pass ", count, " rows or more, or fewer micro-batches")});
@@ -109,6 +110,23 @@ void Runner::check_arguments(const at::Tensor& input, const at::Tensor& target, 
     raise<c10::ValueError>({where, c10::str("the target is undefined on rank ", rank_, ", which has the last stage"),
                             "pass the target there"});
   }
+  if (target.dim() == 0) {
+    raise<c10::ValueError>(
+        {where, c10::str("the target ", watch::describe_tensor(target), " has no rows to be cut into micro-batches"),
+         "pass one row for each row of the input"});
+  }
+}
+
+// Both are cut alike: rows of the one have to meet those of the other, or a loss that broadcasts is wrong in silence.
+void Runner::check_target_rows() const {
+  const int64_t rows = messages_.batch_rows();
+  if (target_rows_ == rows) return;
+  const bool has_several_each = target_rows_ > 0 && target_rows_ % rows == 0 && rows % table().microbatches() == 0;
+  if (has_several_each) return;
+  raise<c10::ValueError>({"Pipeline::step",
+                          c10::str("the target has ", target_rows_, " rows, and the input ", rows, ", to be cut into ",
+                                   table().microbatches(), " micro-batches each"),
+                          "pass one row of the target for each row of the input"});
 }
 
 void Runner::begin(const at::Tensor& input, const at::Tensor& target, bool trains) {
@@ -125,10 +143,12 @@ void Runner::begin(const at::Tensor& input, const at::Tensor& target, bool train
     times_ns_.assign(options_.trace ? 2 * row_.size() : 0, 0);
     peak_in_flight_ = 0;
   }
-  messages_.begin_step(*step_, trains);
+  // Before anything is checked: an error is told to those who wait.
+  messages_.begin_step(*step_, trains, has_first() && input.defined() && input.dim() > 0 ? input.size(0) : 0);
   check_arguments(input, target, trains);
   inputs_ = has_first() ? input.tensor_split(count) : std::vector<at::Tensor>();
   targets_ = trains && has_last() ? target.tensor_split(count) : std::vector<at::Tensor>();
+  target_rows_ = targets_.empty() ? 0 : target.size(0);
 }
 
 // A replay runs the ops of the step and nothing of this.
@@ -277,6 +297,7 @@ void Runner::forward(const PipelineAction& action, bool is_last_microbatch) {
 }
 
 at::Tensor Runner::loss_of(const at::Tensor& output, int64_t microbatch) {
+  check_target_rows();
   const at::Tensor loss = options_.loss(output, targets_[size_t(microbatch)]);
   if (!loss.defined() || loss.numel() != 1) {
     raise<c10::ValueError>({"Pipeline",

@@ -47,6 +47,7 @@ class Runner {
   void rely_on_stages() const;
   void check_usable();
   void check_arguments(const at::Tensor& input, const at::Tensor& target, bool trains) const;
+  void check_target_rows() const;
   void begin(const at::Tensor& input, const at::Tensor& target, bool trains);
   void run_row(bool trains);
   void run(size_t place, bool trains);
@@ -77,6 +78,7 @@ class Runner {
   bool trains_ = false;
   std::vector<at::Tensor> inputs_;
   std::vector<at::Tensor> targets_;
+  int64_t target_rows_ = 0;
   std::map<Place, Received> activations_;  // from a stage of this rank, for the one after it
   std::map<Place, at::Tensor> gradients_;  // and back
   std::string needs_;                      // what the running action has got or waits for, for messages

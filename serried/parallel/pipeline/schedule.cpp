@@ -53,7 +53,9 @@ std::string stages_text(int64_t count) {
 void check_stages_per_rank(Schedule schedule, int64_t given) {
   const std::optional<int64_t> needed = known(schedule).stages_per_rank;
   if (!needed || *needed == given) return;
-  std::string fix = "pass .stages_per_rank = " + std::to_string(*needed);
+  std::string fix = "pass .stages_per_rank = " + std::to_string(*needed) + ", and to Pipeline " +
+                    (*needed == 1 ? "one module" : "a vector of " + std::to_string(*needed) + " modules") +
+                    " on every rank";
   if (schedule == Schedule::GPipe) fix += ", or take LoopedBFS";
   if (schedule == Schedule::OneFOneB) fix += ", or take Interleaved";
   refuse_sizes(to_string(schedule) + " has " + stages_text(*needed) + ", not " + std::to_string(given), fix);

@@ -140,5 +140,38 @@ TEST(PipelineCaptured, FullyShardedTensorParallelStagesAreBitwiseEager) {
   expect_data_parallel_like_eager(DataParallel::sharded_with_tensor_parallel);
 }
 
+// A rank that does something else in one call of a new shape is not ready when the others are: they wait for it, though
+// all of them replay the first shape already.
+TEST(PipelineCaptured, RanksBeginToReplayAnotherShapeTogether) {
+  run_ranks(2, [](const Group& group) {
+    std::vector<std::vector<at::Tensor>> losses(2);
+    for (const bool is_captured : {false, true}) {
+      Layer layer = staged::make_layers(2)[size_t(group->getRank())];
+      Pipeline pipe(layer, {.group = group, .microbatches = 2, .loss = staged::loss_fn});
+      serried::SGD optimizer(pipe.parameters(), torch::optim::SGDOptions(0.05));
+      bool does_more = false;
+      const auto step = [&](const at::Tensor& input, const at::Tensor& target) {
+        optimizer.zero_grad();
+        auto all = pipe.step(input, target);
+        if (does_more) input.sum();
+        optimizer.step();
+        return all;
+      };
+      auto captured = capture(step);
+      for (int64_t i = 0; i < 14; ++i) {
+        const auto batch = staged::batch_of(i < 6 ? 4 : 6, 2, i);
+        does_more = i == 7 && group->getRank() == 1;
+        for (const at::Tensor& loss :
+             is_captured ? captured(batch.input, batch.target) : step(batch.input, batch.target)) {
+          losses[is_captured].push_back(loss.clone());
+        }
+      }
+      if (is_captured) EXPECT_GE(captured.replays(), 5) << captured.last_recapture_reason();
+    }
+    ASSERT_EQ(losses[0].size(), losses[1].size());
+    for (size_t i = 0; i < losses[0].size(); ++i) expect_equal(losses[1][i], losses[0][i], c10::str("loss ", i));
+  });
+}
+
 }  // namespace
 }  // namespace serried::testing

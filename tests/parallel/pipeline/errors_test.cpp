@@ -235,5 +235,41 @@ TEST(PipelineErrors, NineDimsAndSparseTensorsDoNotTravel) {
                              "some of them")));
 }
 
+// As a rank does whose step is a replay.
+TEST(PipelineErrors, DataInPlaceOfAMessageIsRefused) {
+  constexpr int kFirstTag = 1 << 20;
+  for (const char* backend : {"threads", "gloo"}) {
+    for (const int64_t bytes : {256, 257}) {
+      run_ranks(
+          2,
+          [&](const Group& group) {
+            Pipeline pipe(layer_of(group), {.group = group, .microbatches = 1, .loss = loss_fn});
+            if (group->getRank() == 0) {
+              send(torch::zeros({bytes}, at::kByte), group, {.peer = 1, .tag = kFirstTag});
+              return;
+            }
+            const std::string text = error_text<c10::Error>([&] { pipe.step({}, staged::batch_of(1, 1, 0).target); });
+            if (bytes == 257) {
+              EXPECT_THAT(text, HasSubstr("[Pipeline] what came from rank 0 of the pipeline's group is no message of a "
+                                          "step\n  fix: capture the step on all ranks or on none, "));
+            } else {
+              EXPECT_NE(text, "") << backend;
+            }
+          },
+          {.backend = backend, .timeout = std::chrono::seconds(5)});
+    }
+  }
+}
+
+TEST(PipelineErrors, TargetsHaveTheRowsOfTheInput) {
+  EXPECT_THAT(step_texts({.target = staged::batch_of(3, 2, 0).target}),
+              Each(HasSubstr("[Pipeline::step] the target has 3 rows, and the input 4, to be cut into 2 micro-batches "
+                             "each\n  fix: pass one row of the target for each row of the input")));
+  EXPECT_THAT(step_texts({.input = staged::batch_of(5, 2, 0).input, .target = staged::batch_of(10, 2, 0).target}),
+              Each(HasSubstr("[Pipeline::step] the target has 10 rows, and the input 5,")));
+  EXPECT_THAT(step_texts({.target = torch::ones({})}),
+              Each(HasSubstr("[Pipeline::step] the target f32[] has no rows to be cut into micro-batches")));
+}
+
 }  // namespace
 }  // namespace serried::testing

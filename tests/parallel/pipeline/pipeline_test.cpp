@@ -168,6 +168,35 @@ TEST(Pipeline, EvalGivesOutputsWhereTheLastStageIs) {
   }
 }
 
+TEST(Pipeline, EvalTakesFewerRowsThanMicroBatches) {
+  for (const int64_t rows : {0, 1, 3}) {
+    run_ranks(2, [&](const Group& group) {
+      std::vector<Layer> layers = make_layers(2);
+      Pipeline pipe(layers[size_t(group->getRank())], {.group = group, .microbatches = 4, .loss = loss_fn});
+      const Batch batch = batch_of(rows, 2, 0);
+      const auto outputs = pipe.eval(batch.input);
+      if (group->getRank() == 0) return;
+      const at::NoGradGuard no_grad;
+      expect_close(at::cat(outputs), layers[1]->forward(make_layers(2)[0]->forward(batch.input)));
+    });
+  }
+}
+
+// Tokens of a text as one column: several rows of the target for each of the input.
+TEST(Pipeline, TargetsMayHaveSeveralRowsForEachOfTheInput) {
+  run_ranks(2, [](const Group& group) {
+    std::vector<Layer> layers = make_layers(2), plain = make_layers(2);
+    const Batch batch = batch_of(4, 3, 0);
+    const auto expected = run_loop(plain, batch, 2);
+    const PipelineLoss loss = [](const at::Tensor& output, const at::Tensor& target) {
+      return loss_fn(output.flatten(0, 1), target);
+    };
+    Pipeline pipe(layers[size_t(group->getRank())], {.group = group, .microbatches = 2, .loss = loss});
+    const auto losses = pipe.step(batch.input, batch.target.flatten(0, 1));
+    for (size_t i = 0; i < losses.size(); ++i) expect_close(losses[i], expected[i]);
+  });
+}
+
 TEST(Pipeline, GradientsOfTheSumWhereAskedFor) {
   run_ranks(2, [](const Group& group) {
     std::vector<Layer> layers = make_layers(2), plain = make_layers(2);

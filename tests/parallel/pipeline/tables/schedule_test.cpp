@@ -193,14 +193,16 @@ TEST(PipelineSchedules, SizesThatDoNotFitAreNamed) {
             "[pipeline_table] microbatches is 0\n  fix: pass 1 or more");
   EXPECT_EQ(of(Schedule::GPipe, {.ranks = 2, .stages_per_rank = 2, .microbatches = 4}),
             "[pipeline_table] GPipe has 1 stage per rank, not 2\n"
-            "  fix: pass .stages_per_rank = 1, or take LoopedBFS");
+            "  fix: pass .stages_per_rank = 1, and to Pipeline one module on every rank, or take LoopedBFS");
   EXPECT_EQ(of(Schedule::OneFOneB, {.ranks = 2, .stages_per_rank = 3, .microbatches = 4}),
             "[pipeline_table] 1F1B has 1 stage per rank, not 3\n"
-            "  fix: pass .stages_per_rank = 1, or take Interleaved");
+            "  fix: pass .stages_per_rank = 1, and to Pipeline one module on every rank, or take Interleaved");
   EXPECT_EQ(of(Schedule::ZBV, {.ranks = 4, .microbatches = 8}),
-            "[pipeline_table] ZBV has 2 stages per rank, not 1\n  fix: pass .stages_per_rank = 2");
+            "[pipeline_table] ZBV has 2 stages per rank, not 1\n  fix: pass .stages_per_rank = 2, and to Pipeline a "
+            "vector of 2 modules on every rank");
   EXPECT_EQ(of(Schedule::DualPipeV, {.ranks = 4, .stages_per_rank = 3, .microbatches = 8}),
-            "[pipeline_table] DualPipeV has 2 stages per rank, not 3\n  fix: pass .stages_per_rank = 2");
+            "[pipeline_table] DualPipeV has 2 stages per rank, not 3\n  fix: pass .stages_per_rank = 2, and to "
+            "Pipeline a vector of 2 modules on every rank");
   constexpr int64_t kHuge = int64_t(1) << 62;
   EXPECT_EQ(of(Schedule::LoopedBFS, {.ranks = 2, .stages_per_rank = kHuge, .microbatches = kHuge}),
             "[pipeline_table] 2 ranks with 4611686018427387904 stages per rank and 4611686018427387904 micro-batches "

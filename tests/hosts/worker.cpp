@@ -1,0 +1,48 @@
+// A rank for the tests between hosts: `worker <mode> <backend>`, started by `serried run`.
+#include <cstdio>
+#include <string>
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include "serried/comm/collectives/collectives.h"
+#include "serried/comm/groups/group.h"
+#include "tests/process/ranks/worker_output.h"
+
+namespace {
+
+using serried::Group;
+using serried::testing::say;
+using namespace std::chrono_literals;
+
+void sum(const Group& group) {
+  at::Tensor x = at::full({5}, group->getRank() + 1);
+  serried::all_reduce_(x, group);
+  say(c10::str("sum ", x[0].item<int64_t>(), " on ", group->getBackendName()));
+}
+
+/// Rank 0 comes with another shape than the rest.
+void mismatch(const Group& group) {
+  at::Tensor x = at::ones({group->getRank() == 0 ? 1000 : 300});
+  try {
+    serried::all_reduce_(x, group);
+  } catch (const c10::Error& error) {
+    say("raised: " + error.msg().substr(0, error.msg().find('\n')));
+  }
+}
+
+}  // namespace
+
+int main(int, char** argv) {
+  const std::string mode = argv[1];
+  at::set_num_threads(1);
+  try {
+    const Group group = serried::new_group(argv[2], {.timeout = 10s});
+    if (mode == "sum") sum(group);
+    if (mode == "mismatch") mismatch(group);
+  } catch (const c10::Error& error) {
+    std::fprintf(stderr, "%s\n", error.msg().c_str());
+    return 4;
+  }
+  return 0;
+}
