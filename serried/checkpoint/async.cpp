@@ -15,6 +15,7 @@
 #include "serried/base/trace.h"
 #include "serried/checkpoint/checkpoint.h"
 #include "serried/checkpoint/failure.h"
+#include "serried/checkpoint/keep.h"
 #include "serried/checkpoint/save_job.h"
 #include "serried/tape/tape.h"
 
@@ -213,7 +214,7 @@ Saving async_save(const std::string& path, const Contents& contents, SaveOptions
   auto order = std::make_shared<detail::WriteOrder>();
   std::string place;
   try {
-    const detail::SavePlan plan = detail::make_plan(contents, ranks);
+    const detail::SavePlan plan = detail::make_plan(contents, ranks, options);
     ranks.together([&] {
       place = detail::absolute_path(path);
       *order = detail::order_of(plan, ranks.is_first());

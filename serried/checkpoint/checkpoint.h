@@ -118,7 +118,8 @@ struct LoadSafetensorsOptions {
   std::vector<checkpoint::Rename> rename = {};
 };
 
-/// Reads a safetensors file, whoever wrote it, into parameters and buffers of the same names. Of DTensors, and of
+/// Reads a safetensors file, whoever wrote it, or a folder as Hugging Face has it (`model.safetensors`, or several
+/// files and `model.safetensors.index.json`), into parameters and buffers of the same names. Of DTensors, and of
 /// parameters that fully_shard has cut, each rank reads what it holds: all ranks of their meshes call it.
 void load_safetensors(const std::string& path, const torch::nn::Module& module, LoadSafetensorsOptions options = {});
 

@@ -41,11 +41,6 @@ uint64_t hash_of_text(const std::string& text) {
   return std::stoull(text, nullptr, 16);
 }
 
-bool is_file_name(const std::string& name) {
-  return !name.empty() && name.front() != '.' && name.find('/') == std::string::npos &&
-         name.find('\0') == std::string::npos;
-}
-
 IndexedFile parse_file(const std::string& name, const json& object, int64_t block_bytes) {
   if (!is_file_name(name)) throw std::invalid_argument("a file has a name that leads elsewhere");
   IndexedFile file{name, object.at("bytes").get<int64_t>()};
@@ -120,6 +115,11 @@ json json_of_file(const IndexedFile& file) {
 }
 
 }  // namespace
+
+bool is_file_name(const std::string& name) {
+  return !name.empty() && name.front() != '.' && name.find('/') == std::string::npos &&
+         name.find('\0') == std::string::npos;
+}
 
 std::string index_text(const Index& index) {
   json object = {{"format", kFormat},          {"version", kFormatVersion},        {"world_size", index.world_size},

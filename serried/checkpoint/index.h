@@ -39,6 +39,9 @@ struct Index {
   std::vector<IndexedFile> weight_maps = {};  // which nobody but other readers and `verify` looks at
 };
 
+/// Whether a name that a file gives is that of a file beside it, and leads nowhere else.
+bool is_file_name(const std::string& name);
+
 /// "model.safetensors.index.json", as Hugging Face's readers want it.
 std::string weight_map_name(const std::string& entry);
 

@@ -1,4 +1,6 @@
-// Which older checkpoints stay.
+// Names with numbers, and when each was saved.
+#include "serried/checkpoint/keep.h"
+
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
@@ -10,7 +12,6 @@
 #include "serried/checkpoint/failure.h"
 #include "serried/checkpoint/index.h"
 #include "serried/checkpoint/load_names.h"
-#include "serried/checkpoint/save_job.h"
 
 namespace serried::checkpoint::detail {
 namespace {
@@ -62,9 +63,22 @@ void remove_or_fail(const Numbered& old) {
 
 }  // namespace
 
+void check_keep(const SaveOptions& options) {
+  const auto check = [](const char* name, int64_t value) {
+    if (value < 0) fail(c10::str(name, " is ", value), "pass how many, or 0 to remove nothing");
+  };
+  check("keep_last", options.keep_last);
+  check("keep_every", options.keep_every);
+}
+
 void remove_older(const std::string& path, const SaveOptions& options) {
   const std::string target = clean_path(path);
-  if (options.keep_last <= 0 || numbered(fs::path(target).filename().string()).number < 0) return;
+  if (options.keep_last == 0) return;
+  if (numbered(fs::path(target).filename().string()).number < 0) {
+    log::warn_once(
+        c10::str("[checkpoint] keep_last removes nothing: ", target, " has no number at the end of its name"));
+    return;
+  }
   // The new one is there: what goes wrong with older ones is no failure of the save.
   const auto warn = [&](const std::string& old, const std::string& why) {
     log::warn_once(c10::str("[checkpoint] ", target, " is saved, but of the older ones ", old, " stays: ", why));

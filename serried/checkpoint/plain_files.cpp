@@ -1,4 +1,4 @@
-// Plain modules as single safetensors files.
+// Plain modules as safetensors files.
 #include <ATen/ATen.h>
 #include <c10/util/StringUtil.h>
 #include <unistd.h>
@@ -7,15 +7,13 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdio>
-#include <filesystem>
-#include <unordered_map>
 
 #include "serried/checkpoint/checkpoint.h"
 #include "serried/checkpoint/collect.h"
 #include "serried/checkpoint/commit.h"
 #include "serried/checkpoint/failure.h"
 #include "serried/checkpoint/load_names.h"
-#include "serried/checkpoint/reader.h"
+#include "serried/checkpoint/plain_source.h"
 #include "serried/checkpoint/save_job.h"
 #include "serried/checkpoint/source.h"
 #include "serried/checkpoint/writer.h"
@@ -42,13 +40,6 @@ void check_plain(const Part& part) {
     if (item.name != "__metadata__") continue;
     fail("a tensor has the name \"__metadata__\", which the format has for something else", "give it another name");
   }
-}
-
-void check_is_file(const std::string& path) {
-  std::error_code error;
-  if (!std::filesystem::is_directory(path, error)) return;
-  if (!has_index(path)) fail(path + " is a folder", "pass a safetensors file");
-  fail(path + " is the folder of a checkpoint", "load it with checkpoint::load(path, {{\"model\", state_of(module)}})");
 }
 
 FileHeader header_of(const Part& part, const SaveSafetensorsOptions& options) {
@@ -88,17 +79,6 @@ void write_plain(const std::string& path, const torch::nn::Module& module, const
   }
 }
 
-// Names of tensors that stand under another one; metadata has other things, too.
-std::map<std::string, std::string> aliases_in(const FileHeader& header) {
-  std::unordered_map<std::string, bool> names;
-  for (const FileTensor& tensor : header.tensors) names[tensor.name] = true;
-  std::map<std::string, std::string> aliases;
-  for (const auto& [key, text] : header.metadata) {
-    if (names.count(key) == 0 && names.count(text) != 0) aliases[key] = text;
-  }
-  return aliases;
-}
-
 void check_plain_names(const std::string& path, const Wanted& wanted) {
   if (wanted.missing.empty() && wanted.extra.empty()) return;
   fail(c10::str(path, " has other names than the module: missing there: ", list_of_names(wanted.missing),
@@ -107,22 +87,15 @@ void check_plain_names(const std::string& path, const Wanted& wanted) {
 }
 
 void read_plain(const std::string& path, const torch::nn::Module& module, const LoadSafetensorsOptions& options) {
-  check_is_file(path);
-  const Part part = part_for_file(module);
-  const auto file = std::make_shared<TensorFile>(path);
-  const SavedPart saved{file->header().tensors, aliases_in(file->header()), nullptr, nullptr};
-  const Wanted wanted = match_names(part, saved, {.rename = options.rename});
+  const PlainSource source(path);
+  const Wanted wanted = match_names(part_for_file(module), source.part(), {.rename = options.rename});
   if (options.strict) check_plain_names(path, wanted);
-  std::unordered_map<std::string, const FileTensor*> found;
-  for (const FileTensor& tensor : file->header().tensors) found[tensor.name] = &tensor;
   std::vector<Reading> readings;
   for (const Target& target : wanted.targets) {
-    readings.push_back({file, found.at(target.saved_name), target.tensor});
+    readings.push_back(source.reading(target.saved_name, target.tensor));
     check_looks(readings.back(), {options.convert, ""});
   }
-  for (const auto& [one, other] : wanted.twins) {
-    check_twins({file, found.at(one), {}}, {file, found.at(other), {}}, path);
-  }
+  for (const auto& [one, other] : wanted.twins) check_twins(source.reading(one, {}), source.reading(other, {}), path);
   read_all(std::move(readings));
 }
 

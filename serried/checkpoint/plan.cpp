@@ -10,6 +10,7 @@
 #include "serried/checkpoint/collect.h"
 #include "serried/checkpoint/failure.h"
 #include "serried/checkpoint/holders.h"
+#include "serried/checkpoint/keep.h"
 
 namespace serried::checkpoint::detail {
 namespace {
@@ -90,9 +91,10 @@ void check_names_differ(const SavePlan& plan) {
 
 }  // namespace
 
-SavePlan make_plan(const Contents& contents, const Ranks& ranks) {
+SavePlan make_plan(const Contents& contents, const Ranks& ranks, const SaveOptions& options) {
   Collected all;
   const auto tell = [&] {
+    check_keep(options);
     all = collect(contents, ranks);
     return message_of(all);
   };

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "serried/checkpoint/checkpoint.h"
 #include "serried/checkpoint/index.h"
 #include "serried/checkpoint/ranks.h"
 #include "serried/checkpoint/safetensors.h"
@@ -47,7 +48,7 @@ struct SavePlan {
 
 /// All ranks call it; nothing but names, meshes and hashes is exchanged. Failure on all of them where one cannot save
 /// what it has, or where they have different things.
-SavePlan make_plan(const Contents& contents, const Ranks& ranks);
+SavePlan make_plan(const Contents& contents, const Ranks& ranks, const SaveOptions& options = {});
 
 /// How long blocks with a hash are where files have so many bytes in all: short, since a block that ranks share is read
 /// again to be checked, but not so many that the index is long.

@@ -10,6 +10,7 @@
 #include "serried/checkpoint/commit.h"
 #include "serried/checkpoint/failure.h"
 #include "serried/checkpoint/packed.h"
+#include "serried/checkpoint/keep.h"
 #include "serried/checkpoint/save_job.h"
 #include "serried/tape/recorder.h"
 
@@ -175,7 +176,7 @@ void save(const std::string& path, const Contents& contents, SaveOptions options
   const detail::Ranks ranks(detail::chosen_group(options.process_group));
   try {
     detail::wait_for_saving(ranks.group());
-    const detail::SavePlan plan = detail::make_plan(contents, ranks);
+    const detail::SavePlan plan = detail::make_plan(contents, ranks, options);
     detail::write_checkpoint(path, detail::order_of(plan, ranks.is_first()), ranks, [&](detail::Writer& writer) {
       detail::for_each_piece(plan, ranks.is_first(), [&](size_t file, int64_t offset, const char* data, int64_t size) {
         writer.take(file, offset, data, size);

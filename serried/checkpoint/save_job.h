@@ -23,9 +23,6 @@ WriteOrder order_of(const SavePlan& plan, bool is_first);
 /// Writes a planned checkpoint and commits it. All ranks call it; Failure on all of them where one of them fails.
 void write_checkpoint(const std::string& path, WriteOrder order, const Ranks& ranks, const WritePieces& write);
 
-/// Removes older checkpoints beside `path` as `options` say; see SaveOptions.
-void remove_older(const std::string& path, const SaveOptions& options);
-
 /// Waits for what async_save has under way on `group`, whether it went well or not.
 void wait_for_saving(const Group& group);
 

@@ -168,5 +168,18 @@ TEST(CheckpointFolders, SavesBesideEachOtherSayNothing) {
   EXPECT_EQ(folder.names(), (Names{"a", "b", "c"}));
 }
 
+TEST(CheckpointFolders, HowManyStayIsNoNegativeNumberAndNeedsNames) {
+  const Folder folder;
+  for (const checkpoint::SaveOptions& options :
+       {checkpoint::SaveOptions{.keep_last = -1}, checkpoint::SaveOptions{.keep_every = -1}}) {
+    const std::string name = options.keep_last < 0 ? "keep_last" : "keep_every";
+    EXPECT_EQ(error_text<c10::ValueError>([&] { save(folder / "c", 1, options); }),
+              "[checkpoint::save] " + name + " is -1\n  fix: pass how many, or 0 to remove nothing");
+  }
+  const std::string text = captured([&] { save(folder / "newest", 1, {.keep_last = 1}); });
+  EXPECT_NE(text.find("[checkpoint] keep_last removes nothing: "), std::string::npos) << text;
+  EXPECT_NE(text.find("newest has no number at the end of its name"), std::string::npos) << text;
+}
+
 }  // namespace
 }  // namespace serried::testing

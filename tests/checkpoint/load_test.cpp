@@ -333,8 +333,11 @@ TEST(CheckpointLoad, PathsOfOtherThingsAreNamed) {
             c10::str("[load_safetensors] ", folder / "run/step1",
                      " is the folder of a checkpoint\n  fix: load it with checkpoint::load(path, {{\"model\", "
                      "state_of(module)}})"));
-  EXPECT_EQ(error_text<c10::ValueError>([&] { load_safetensors(folder / "run", *net); }),
-            c10::str("[load_safetensors] ", folder / "run", " is a folder\n  fix: pass a safetensors file"));
+  EXPECT_EQ(
+      error_text<c10::ValueError>([&] { load_safetensors(folder / "run", *net); }),
+      c10::str("[load_safetensors] ", folder / "run",
+               " is a folder without model.safetensors and model.safetensors.index.json\n  fix: pass a safetensors "
+               "file"));
 }
 
 TEST(CheckpointLoad, ValuesThatNobodyWroteAreRefused) {

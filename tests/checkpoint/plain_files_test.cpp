@@ -163,5 +163,62 @@ TEST(PlainFiles, AreLoadedIntoModulesThatAreCut) {
   });
 }
 
+TEST(PlainFiles, AFolderOfSeveralIsReadByItsIndex) {
+  const Folder folder;
+  std::filesystem::create_directories(folder / "hub");
+  torch::nn::Sequential saved(torch::nn::Linear(3, 4), torch::nn::Linear(4, 2)),
+      loaded(torch::nn::Linear(3, 4), torch::nn::Linear(4, 2));
+  torch::nn::Module first, second;
+  first.register_module("0", saved[0]);
+  second.register_module("1", saved[1]);
+  second.register_buffer("not_of_the_model", torch::ones({2}));
+  save_safetensors(folder / "hub/model-00001-of-00002.safetensors", first);
+  save_safetensors(folder / "hub/model-00002-of-00002.safetensors", second);
+  const std::string index = folder / "hub/model.safetensors.index.json";
+  const auto text = [](const std::string& of_bias) {
+    return R"({"metadata": {"total_size": 104}, "weight_map": {"0.weight": "model-00001-of-00002.safetensors",
+      "0.bias": "model-00001-of-00002.safetensors", "1.weight": "model-00002-of-00002.safetensors", "1.bias": )" +
+           of_bias + "}}";
+  };
+  const std::string good = text("\"model-00002-of-00002.safetensors\"");
+  for (const std::string& path : {folder / "hub", index}) {
+    write_content(index, good);
+    for (const at::Tensor& parameter : loaded->parameters()) parameter.detach().zero_();
+    load_safetensors(path, *loaded);
+    const auto expected = saved->named_parameters();
+    for (const auto& item : loaded->named_parameters()) {
+      expect_equal(item.value().detach(), expected[item.key()].detach(), item.key());
+    }
+  }
+  const auto refused = [&](const std::string& content) {
+    write_content(index, content);
+    return error_text<c10::Error>([&] { load_safetensors(folder / "hub", *loaded); });
+  };
+  EXPECT_EQ(refused(text("\"model-00001-of-00002.safetensors\"")),
+            c10::str("[load_safetensors] ", index,
+                     " says that \"1.bias\" is in model-00001-of-00002.safetensors, where it is not\n  fix: a file of "
+                     "another model is among them: copy all files anew"));
+  for (const char* bad : {"\"../f\"", "\"/etc/passwd\"", "\"\"", "3"}) {
+    EXPECT_EQ(refused(text(bad)),
+              c10::str("[load_safetensors] ", index,
+                       " has no name of a file beside it for \"1.bias\"\n  fix: the index is damaged or of another "
+                       "format: use a copy"));
+  }
+  for (const char* bad : {"[]", "{}", "{\"weight_map\": []}"}) {
+    EXPECT_EQ(refused(bad),
+              c10::str("[load_safetensors] ", index,
+                       " has no weight_map\n  fix: the index is damaged or of another format: use a copy"));
+  }
+  EXPECT_EQ(refused("{").find("[load_safetensors] " + index + " is no JSON"), 0u);
+  EXPECT_EQ(refused(text("\"gone.safetensors\"")).find("[load_safetensors] cannot open " + (folder / "hub/gone")), 0u);
+  std::filesystem::remove(index);
+  EXPECT_EQ(error_text<c10::ValueError>([&] { load_safetensors(folder / "hub", *loaded); }),
+            c10::str("[load_safetensors] ", folder / "hub",
+                     " is a folder without model.safetensors and model.safetensors.index.json\n  fix: pass a "
+                     "safetensors file"));
+  save_safetensors(folder / "hub/model.safetensors", *saved);
+  load_safetensors(folder / "hub", *loaded);
+}
+
 }  // namespace
 }  // namespace serried::testing

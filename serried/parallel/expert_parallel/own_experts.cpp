@@ -36,10 +36,13 @@ void check_own(const char* where, const std::string& name, const at::Tensor& par
   check_not_averaged(where, name, parameter, mesh);
   const DTensorMeta* meta = dtensor_meta(parameter);
   if (meta == nullptr || !share_other_ranks(meta->spec->mesh, mesh)) return;
-  raise<c10::ValueError>({where,
-                          c10::str(name, " is ", meta->spec->to_string(), ": ranks of ", mesh.to_string(),
-                                   " share it, and each has experts of its own"),
-                          "leave it plain, or cut it over ranks with the same experts: {.mesh = mesh[\"dp\"]}"});
+  raise<c10::ValueError>(
+      {where,
+       c10::str(name, " is ", meta->spec->to_string(), ": ranks of ", mesh.to_string(),
+                " share it, and each has experts of its own"),
+       "leave it plain, or cut it over ranks with the same experts: {.mesh = mesh[\"dp\"]}; weights of all experts "
+       "in one tensor are cut over ranks of experts by distribute_parameter(weight, mesh[\"ep\"], "
+       "{Shard(0)})"});
 }
 
 }  // namespace serried::detail
