@@ -38,8 +38,10 @@ std::string chosen_in(const std::string& path) {
   fail(c10::str(path, " is a folder without ", kOnlyFile, " and ", kIndexOfFiles), "pass a safetensors file");
 }
 
-std::map<std::string, std::string> files_by_name(const std::string& index) {
-  const nlohmann::json json = parse_json(read_file(index, kMaxIndexBytes), index);
+}  // namespace
+
+std::map<std::string, std::string> parse_weight_map(const std::string& text, const std::string& index) {
+  const nlohmann::json json = parse_json(text, index);
   const auto map = json.is_object() ? json.find("weight_map") : json.end();
   const char* fix = "the index is damaged or of another format: use a copy";
   if (!json.is_object() || map == json.end() || !map->is_object()) fail(index + " has no weight_map", fix);
@@ -52,8 +54,6 @@ std::map<std::string, std::string> files_by_name(const std::string& index) {
   }
   return files;
 }
-
-}  // namespace
 
 PlainSource::PlainSource(const std::string& path) {
   const std::string chosen = chosen_in(path);
@@ -74,7 +74,7 @@ PlainSource::Places PlainSource::open_files_of(const std::string& index) {
   const fs::path folder = parent_of(index);
   std::map<std::string, Places> by_file;
   Places all;
-  for (const auto& [name, file_name] : files_by_name(index)) {
+  for (const auto& [name, file_name] : parse_weight_map(read_file(index, kMaxIndexBytes), index)) {
     auto [found, is_new] = by_file.try_emplace(file_name);
     if (is_new) found->second = open((folder / file_name).string());
     const auto place = found->second.find(name);

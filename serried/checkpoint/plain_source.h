@@ -10,6 +10,10 @@
 
 namespace serried::checkpoint::detail {
 
+/// The file of each tensor, as the text of a `model.safetensors.index.json` at `index` has it. Failure for anything
+/// else.
+std::map<std::string, std::string> parse_weight_map(const std::string& text, const std::string& index);
+
 class PlainSource {
  public:
   /// A file, the folder of `model.safetensors` or `model.safetensors.index.json`, or that index itself. Failure where

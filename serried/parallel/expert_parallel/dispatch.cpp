@@ -65,9 +65,26 @@ void check_in_range(const char* where, const SortedChoices& order, const at::Ten
                           "pass numbers of experts, less than num_experts"});
 }
 
-at::Tensor rows_or_zeros(const at::Tensor& source, const at::Tensor& index, const at::Tensor& is_none) {
-  at::Tensor rows = source.index_select(0, index);
-  return is_none.defined() ? rows.masked_fill_(is_none, 0) : rows;
+at::Tensor rows_or_zeros(const at::Tensor& source, const RowMap& map) {
+  at::Tensor rows = source.index_select(0, map.index);
+  return map.is_none.defined() ? rows.masked_fill_(map.is_none, 0) : rows;
+}
+
+// Rows of `source` as `there` has them. `back` is who takes each row again, `num_each` of them for one of `source`: the
+// gradient is gathered, too, where that of index_select would fill a tensor with zeros and add row by row.
+at::Tensor moved_rows(const at::Tensor& source, const RowMap& there, const RowMap& back, int64_t num_each) {
+  const at::Tensor rows = rows_or_zeros(source.detach(), there);
+  if (!wants_gradient(source)) return rows;
+  record_gradient("MovedRows", source, rows, [back, num_each](const at::Tensor& grad) {
+    const at::Tensor all = rows_or_zeros(grad, back);
+    return num_each == 1 ? all : all.view({all.size(0) / num_each, num_each, all.size(1)}).sum(1);
+  });
+  return rows;
+}
+
+RowMap row_map(const at::Tensor& index, bool has_none) {
+  if (!has_none) return {index, {}};
+  return {index.clamp_min(0), (index < 0).unsqueeze(1)};
 }
 
 // A fresh tensor on the same memory, of which gradients come back multiplied.
@@ -184,26 +201,25 @@ DispatchedTokens dispatch(const DispatchCall& call, const at::Tensor& x, const a
   const at::Tensor choices = experts.reshape({num_tokens * num_choices});
   const SortedChoices order = order_by_expert(choices, call.num_experts, slots);
   if (!call.is_in_range) check_in_range(call.where, order, choices, call.num_experts, !slots);
-  auto way = std::make_shared<TokenWay>(
-      TokenWay{.mesh = call.mesh,
-               .traffic = agree_on_traffic(expert_call(call, x, slots), order.counts),
-               .sizes = x.sizes().vec(),
-               .dtype = x.scalar_type(),
-               .num_choices = num_choices,
-               .slot_of_choice = slots ? order.slot_of_choice.clamp_min(0) : order.slot_of_choice,
-               .is_dropped = slots ? (order.slot_of_choice < 0).unsqueeze(1) : at::Tensor(),
-               .averages = options.average_gradients});
-  const at::Tensor is_empty = slots ? (order.choice_of_slot < 0).unsqueeze(1) : at::Tensor();
-  at::Tensor token = slots ? order.choice_of_slot.clamp_min(0) : order.choice_of_slot;
-  if (num_choices > 1) token = token.div(num_choices, "floor");
+  auto way = std::make_shared<TokenWay>(TokenWay{.mesh = call.mesh,
+                                                 .traffic = agree_on_traffic(expert_call(call, x, slots), order.counts),
+                                                 .sizes = x.sizes().vec(),
+                                                 .dtype = x.scalar_type(),
+                                                 .num_choices = num_choices,
+                                                 .slot_of_choice = row_map(order.slot_of_choice, slots.has_value()),
+                                                 .choice_of_slot = row_map(order.choice_of_slot, slots.has_value()),
+                                                 .averages = options.average_gradients});
+  RowMap token_of_slot = way->choice_of_slot;
+  if (num_choices > 1) token_of_slot.index = token_of_slot.index.div(num_choices, "floor");
   const at::Tensor flat = x.reshape({num_tokens, x.size(-1)});
   const at::Tensor source = way->traffic.tokens_need_gradient ? taking_part(flat) : flat;
-  const at::Tensor rows = exchanged(*way, rows_or_zeros(source, token, is_empty), /*back=*/false);
+  const at::Tensor sent = moved_rows(source, token_of_slot, way->slot_of_choice, num_choices);
+  const at::Tensor rows = exchanged(*way, sent, /*back=*/false);
   const double num_ranks = options.average_gradients ? double(call.mesh.size()) : 1;
   return {.tokens = scaled_gradient(by_expert(rows, way->traffic), num_ranks),
           .counts = rows_of_experts(way->traffic),
           .tokens_per_expert = order.counts,
-          .dropped = slots ? way->is_dropped.sum() : at::zeros({}, choices.options()),
+          .dropped = slots ? way->slot_of_choice.is_none.sum() : at::zeros({}, choices.options()),
           .way = way};
 }
 
@@ -216,8 +232,8 @@ at::Tensor combine(const std::vector<at::Tensor>& results, const DispatchedToken
   if (way.traffic.results_need_gradient) rows = taking_part(rows);
   const double num_ranks = way.averages ? double(way.mesh.size()) : 1;
   const at::Tensor back = exchanged(way, scaled_gradient(rows, 1 / num_ranks), /*back=*/true);
-  const int64_t width = way.sizes.back(), num_tokens = way.slot_of_choice.numel() / way.num_choices;
-  const at::Tensor chosen = rows_or_zeros(back, way.slot_of_choice, way.is_dropped);
+  const int64_t width = way.sizes.back(), num_tokens = way.slot_of_choice.index.numel() / way.num_choices;
+  const at::Tensor chosen = moved_rows(back, way.slot_of_choice, way.choice_of_slot, 1);
   const at::Tensor weighted =
       chosen.view({num_tokens, way.num_choices, width}) * weights.reshape({num_tokens, way.num_choices, 1});
   return (way.num_choices == 1 ? weighted.squeeze(1) : weighted.sum(1)).to(way.dtype).view(way.sizes);

@@ -6,6 +6,12 @@
 
 namespace serried::detail {
 
+/// Which row of another tensor each row is.
+struct RowMap {
+  at::Tensor index;    // int64 [rows]
+  at::Tensor is_none;  // bool [rows, 1]: rows of zeros; undefined where there is none
+};
+
 /// Where the tokens of a call went.
 struct TokenWay {
   DeviceMesh mesh;
@@ -13,8 +19,8 @@ struct TokenWay {
   std::vector<int64_t> sizes;  // of the tokens, all dims
   at::ScalarType dtype;
   int64_t num_choices;
-  at::Tensor slot_of_choice;  // int64 [tokens x choices]: the row that it was sent as
-  at::Tensor is_dropped;      // bool [tokens x choices, 1]; undefined where nothing is dropped
+  RowMap slot_of_choice;  // [tokens x choices]: the row that each was sent as; none: dropped
+  RowMap choice_of_slot;  // and back; none: a row that is left empty
   bool averages = false;
 };
 
