@@ -3,39 +3,28 @@
 
 #include <poll.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstdio>
-#include <cstring>
 #include <random>
 #include <utility>
 
 #include "serried/launch/error.h"
 #include "serried/launch/socket.h"
+#include "serried/launch/token.h"
 
 namespace serried::launch {
 namespace {
 
+constexpr Seconds kHandshake{5};
+constexpr size_t kMostStrangers = 64;
+constexpr Seconds kBetweenWordsOfStrangers{60};
 constexpr Seconds kSlack{10};  // for a node's last messages, on top of the grace its ranks get
 
 std::string make_run_id() {
   std::random_device random;
   char text[32];
   std::snprintf(text, sizeof text, "%08x%08x", random(), random());
-  return text;
-}
-
-// 32 random bytes in hexadecimal.
-std::string make_secret() {
-  unsigned char bytes[32];
-  if (::getentropy(bytes, sizeof bytes) != 0) {
-    throw LaunchError(kExitFailure, std::string("the kernel gives no random numbers: ") + std::strerror(errno),
-                      "let the launcher call getrandom()");
-  }
-  std::string text;
-  for (const unsigned char byte : bytes) text += {"0123456789abcdef"[byte >> 4], "0123456789abcdef"[byte & 15]};
   return text;
 }
 
@@ -54,7 +43,7 @@ Leader::Leader(const Options& options, Screen& screen)
       coordinator_({.num_nodes = options.num_nodes,
                     .max_restarts = options.max_restarts,
                     .run_id = make_run_id(),
-                    .job_secret = make_secret(),
+                    .job_secret = make_token(),
                     .new_master_port = [this] { return new_master_port(); }}),
       join_deadline_(after(options.join_timeout)),
       notice_at_(after(kNoticeAfter)) {
@@ -69,19 +58,47 @@ int Leader::new_master_port() {
 }
 
 void Leader::watch(std::vector<Watch>& watches) {
-  if (listener_) watches.push_back({listener_.get(), POLLIN, [this] { accept_peers(); }});
+  if (listener_) watches.push_back({listener_.get(), POLLIN, [this] { accept_strangers(); }});
+  for (const auto& stranger : strangers_) {
+    watches.push_back(
+        {stranger->socket.get(), stranger->handshake.events(), [this, s = stranger.get()] { greet(*s); }});
+  }
   for (const auto& peer : peers_) {
     watches.push_back({peer->connection.fd(), peer->connection.events(), [this, p = peer.get()] { hear(*p); }});
   }
 }
 
-void Leader::accept_peers() {
+void Leader::accept_strangers() {
   for (;;) {
     Fd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket) return;
+    if (strangers_.size() >= kMostStrangers) continue;  // a launcher tries again
     keep_alive(socket);
-    peers_.push_back(std::make_unique<Peer>(Peer{Connection(std::move(socket))}));
+    strangers_.push_back(std::make_unique<Stranger>(
+        Stranger{std::move(socket), Handshake(Handshake::Side::leader, options_.token), after(kHandshake)}));
+    greet(*strangers_.back());
   }
+}
+
+void Leader::greet(Stranger& stranger) {
+  using State = Handshake::State;
+  const State state = stranger.handshake.advance(stranger.socket);
+  if (state == State::open) return;
+  if (state == State::agreed) {
+    peers_.push_back(std::make_unique<Peer>(Peer{Connection(std::move(stranger.socket))}));
+    return;
+  }
+  if (state == State::closed_early) return stranger.socket.reset();
+  refuse_stranger(stranger, state == State::other_token ? "it has another token, or none" : "it is no launcher");
+}
+
+// Closed without a word to it, and with few words here.
+void Leader::refuse_stranger(Stranger& stranger, const std::string& why) {
+  if (Clock::now() >= next_word_of_strangers_) {
+    screen_.write(Stream::err, "[run] refused a connection from " + peer_address(stranger.socket) + ": " + why + "\n");
+    next_word_of_strangers_ = after(kBetweenWordsOfStrangers);
+  }
+  stranger.socket.reset();
 }
 
 void Leader::hear(Peer& peer) {
@@ -123,6 +140,10 @@ void Leader::tick() {
 }
 
 void Leader::drop_closed() {
+  for (const auto& stranger : strangers_) {
+    if (stranger->socket && Clock::now() >= stranger->deadline) refuse_stranger(*stranger, "it says nothing");
+  }
+  std::erase_if(strangers_, [](const auto& stranger) { return !stranger->socket; });
   for (const auto& peer : peers_) {
     if (peer->connection.closed() && peer->node >= 0) coordinator_.lost(peer->node);
   }
@@ -169,7 +190,9 @@ void Leader::deliver() {
 
 Time Leader::deadline() const {
   const bool joining = !coordinator_.started() && !coordinator_.stopping();
-  return joining ? std::min(join_deadline_, notice_at_) : stop_deadline_;
+  Time next = joining ? std::min(join_deadline_, notice_at_) : stop_deadline_;
+  for (const auto& stranger : strangers_) next = std::min(next, stranger->deadline);
+  return next;
 }
 
 std::vector<Order> Leader::take_orders() {

@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "serried/launch/coordinator.h"
+#include "serried/launch/fd.h"
+#include "serried/launch/handshake.h"
 #include "serried/launch/loop.h"
 #include "serried/launch/options.h"
 #include "serried/launch/output.h"
@@ -41,8 +43,17 @@ class Leader {
     int node = -1;  // until it has said hello
   };
 
+  // A connection that has not shown that it has the token.
+  struct Stranger {
+    Fd socket;
+    Handshake handshake;
+    Time deadline;
+  };
+
   int new_master_port();
-  void accept_peers();
+  void accept_strangers();
+  void greet(Stranger& stranger);
+  void refuse_stranger(Stranger& stranger, const std::string& why);
   void hear(Peer& peer);
   void answer(Peer& peer, const Message& message);
   void welcome(Peer& peer, const Hello& hello);
@@ -57,6 +68,8 @@ class Leader {
   Fd listener_;
   Fd master_;
   Coordinator coordinator_;
+  std::vector<std::unique_ptr<Stranger>> strangers_;
+  Time next_word_of_strangers_{};
   std::vector<std::unique_ptr<Peer>> peers_;
   std::vector<Order> own_orders_;
   Time join_deadline_;

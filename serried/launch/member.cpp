@@ -15,7 +15,10 @@ namespace {
 constexpr Seconds kFirstPause{0.05};
 constexpr Seconds kLongestPause{1};
 constexpr Seconds kTryTimeout{5};    // of one connect: packets may just vanish
+constexpr int kMostRefusals = 3;     // node 0 may also have closed the connection for another reason
 constexpr Seconds kAnswerSlack{30};  // above what node 0 allows the slowest node
+
+constexpr const char* kNotNode0 = "something answers there, but it is not node 0's launcher";
 
 }  // namespace
 
@@ -29,11 +32,13 @@ Member::Member(const Options& options, Screen& screen)
 
 void Member::watch(std::vector<Watch>& watches) {
   if (connecting_) watches.push_back({connecting_.get(), POLLOUT, [this] { finish_connecting(); }});
+  if (greeting_) watches.push_back({greeting_->socket.get(), greeting_->handshake.events(), [this] { greet(); }});
   if (connection_) watches.push_back({connection_->fd(), connection_->events(), [this] { hear(); }});
 }
 
 void Member::connect_again() {
   connecting_.reset();
+  greeting_.reset();
   connection_.reset();
   welcomed_ = false;
   if (Clock::now() < try_at_) return;
@@ -47,20 +52,37 @@ void Member::connect_again() {
 }
 
 void Member::finish_connecting() {
-  const std::string error = connect_error(connecting_);
-  if (!error.empty()) {
-    last_error_ = error;
-    connecting_.reset();
-    try_at_ = after(std::min(kFirstPause * num_attempts_, kLongestPause));
-    return;
-  }
+  if (const std::string error = connect_error(connecting_); !error.empty()) return try_later(error);
   keep_alive(connecting_);
-  connection_.emplace(std::move(connecting_));
+  greeting_.emplace(std::move(connecting_), Handshake(Handshake::Side::member, options_.token));
+  try_at_ = after(kTryTimeout);
+  last_error_ = kNotNode0;
+}
+
+void Member::try_later(const std::string& error) {
+  last_error_ = error;
+  connecting_.reset();
+  greeting_.reset();
+  try_at_ = after(std::min(kFirstPause * num_attempts_, kLongestPause));
+}
+
+void Member::greet() {
+  using State = Handshake::State;
+  const State state = greeting_->handshake.advance(greeting_->socket);
+  if (state == State::open) return;
+  if (state == State::other_token) {
+    const std::string what = "node 0 at " + options_.rendezvous + " has another token than this node" +
+                             (options_.token.empty() ? ", which has none" : "");
+    if (++num_refusals_ < kMostRefusals) return try_later(what);
+    throw LaunchError(kExitUsage, what, "set the same SERRIED_TOKEN_FILE or SERRIED_TOKEN on every node");
+  }
+  if (state != State::agreed) return try_later(kNotNode0);
+  connection_.emplace(std::move(greeting_->socket));
+  greeting_.reset();
   connection_->send(to_message(Hello{.node = options_.node_rank,
                                      .num_nodes = options_.num_nodes,
                                      .num_local = options_.num_ranks,
                                      .host = host_name()}));
-  last_error_ = "something answers there, but it is not node 0's launcher";
 }
 
 void Member::hear() {
@@ -96,8 +118,8 @@ void Member::tick() {
   if (!orders_.empty()) return;  // ended before it began
   check_join_deadline();
   if (closed) try_at_ = after(kFirstPause);
-  const bool stuck = connecting_ && Clock::now() >= try_at_;
-  if (closed || stuck || (!connecting_ && !connection_)) connect_again();
+  const bool stuck = (connecting_ || greeting_) && Clock::now() >= try_at_;
+  if (closed || stuck || (!connecting_ && !greeting_ && !connection_)) connect_again();
 }
 
 void Member::check_join_deadline() {

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "serried/launch/fd.h"
+#include "serried/launch/handshake.h"
 #include "serried/launch/loop.h"
 #include "serried/launch/options.h"
 #include "serried/launch/order.h"
@@ -32,7 +34,15 @@ class Member {
   void ended();
 
  private:
+  // A connection to what may be node 0.
+  struct Greeting {
+    Fd socket;
+    Handshake handshake;
+  };
+
   void finish_connecting();
+  void greet();
+  void try_later(const std::string& error);
   void connect_again();
   void hear();
   void answer(const Message& message);
@@ -43,10 +53,12 @@ class Member {
   Screen& screen_;
   Address address_;
   Fd connecting_;
+  std::optional<Greeting> greeting_;
   std::optional<Connection> connection_;
   std::vector<Order> orders_;
   std::string last_error_ = "no answer";
   int num_attempts_ = 0;
+  int num_refusals_ = 0;  // of the token
   bool welcomed_ = false;
   bool working_ = false;  // has been told to start once
   bool lost_ = false;

@@ -14,6 +14,10 @@ namespace {
   throw LaunchError(kExitUsage, what, fix);
 }
 
+bool is_on_this_machine(const std::string& host) {
+  return host == "localhost" || host == "::1" || host.starts_with("127.");
+}
+
 void check_nodes(const Options& options) {
   if (options.num_nodes < 1) usage("--nnodes is " + std::to_string(options.num_nodes), "pass 1 or more");
   if (options.node_rank < 0 || options.node_rank >= options.num_nodes) {
@@ -29,7 +33,12 @@ void check_nodes(const Options& options) {
     usage("--nnodes is " + std::to_string(options.num_nodes) + ", but --rendezvous is missing",
           "pass --rendezvous host:port, the same on every node, where host is node 0");
   }
-  parse_address(options.rendezvous);
+  const Address address = parse_address(options.rendezvous);
+  if (!options.token.empty() || options.insecure || is_on_this_machine(address.host)) return;
+  usage("--nnodes is " + std::to_string(options.num_nodes) + " and there is no token: whoever reaches " +
+            options.rendezvous + " could join the job",
+        "serried token > FILE, chmod 600 FILE, copy it to every node and set SERRIED_TOKEN_FILE=FILE there; or pass "
+        "--insecure on all of them");
 }
 
 }  // namespace

@@ -30,6 +30,8 @@ struct Options {
   Seconds join_timeout{300};
   std::string log_dir = {};
   bool says_who_is_late = true;
+  std::string token = {};  // of all launchers of a job on several nodes; see read_token
+  bool insecure = false;   // several nodes may do without
 };
 
 /// LaunchError that says which option is wrong and how to fix it.

@@ -270,6 +270,9 @@ int run(const Options& options) {
   // Children of ranks that lose their parent come to the launcher, which can then wait for their end.
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   Screen screen(STDOUT_FILENO, STDERR_FILENO);
+  if (options.insecure && options.num_nodes > 1 && options.token.empty()) {
+    screen.write(Stream::err, "[run] --insecure: whoever reaches " + options.rendezvous + " can join this job\n");
+  }
   try {
     return Job(options, signals, screen).run();
   } catch (const LaunchError&) {

@@ -93,6 +93,19 @@ std::string connect_error(const Fd& socket) {
   return itself ? "nobody listens there" : "";
 }
 
+std::string peer_address(const Fd& socket) {
+  sockaddr_storage there{};
+  socklen_t size = sizeof there;
+  char host[NI_MAXHOST];
+  char port[NI_MAXSERV];
+  if (::getpeername(socket.get(), reinterpret_cast<sockaddr*>(&there), &size) != 0 ||
+      ::getnameinfo(reinterpret_cast<sockaddr*>(&there), size, host, sizeof host, port, sizeof port,
+                    NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
+    return "somebody";
+  }
+  return std::string(host) + ":" + port;
+}
+
 void keep_alive(const Fd& socket) {
   set_option(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
   set_option(socket, IPPROTO_TCP, TCP_KEEPIDLE, 10);

@@ -26,6 +26,9 @@ Connecting start_connecting(const Address& address, int attempt = 0);
 /// Why a socket of `start_connecting` could not connect; "" if it is connected.
 std::string connect_error(const Fd& socket);
 
+/// "10.0.0.2:40113", of the other end; "somebody" where the kernel does not know.
+std::string peer_address(const Fd& socket);
+
 /// The kernel notices within 30 s when the other machine is gone without a word.
 void keep_alive(const Fd& socket);
 

@@ -42,9 +42,11 @@ std::string Hosts::address(int host) const {
   return "10.77.0." + std::to_string(host + 1);
 }
 
-Command Hosts::serried(int host, std::vector<std::string> arguments) const {
-  return Command(std::move(arguments), environment_of(keeper_),
-                 {SERRIED_HOSTS_SCRIPT, "run", std::to_string(host), SERRIED_BINARY});
+Command Hosts::serried(int host, std::vector<std::string> arguments,
+                       const std::vector<std::string>& environment) const {
+  std::vector<std::string> all = environment_of(keeper_);
+  all.insert(all.end(), environment.begin(), environment.end());
+  return Command(std::move(arguments), all, {SERRIED_HOSTS_SCRIPT, "run", std::to_string(host), SERRIED_BINARY});
 }
 
 Command Hosts::start(int host, std::vector<std::string> words) const {

@@ -29,7 +29,7 @@ class Hosts {
   std::string address(int host) const;
 
   /// Starts `serried <arguments>` in a host. Its signals go to the process outside: only SIGKILL reaches the command.
-  Command serried(int host, std::vector<std::string> arguments) const;
+  Command serried(int host, std::vector<std::string> arguments, const std::vector<std::string>& environment = {}) const;
 
   /// Starts any program in a host.
   Command start(int host, std::vector<std::string> words) const;

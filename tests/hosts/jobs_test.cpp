@@ -15,10 +15,14 @@ std::vector<std::string> node(int rank, const std::string& mode) {
           "2",   SERRIED_HOSTS_WORKER, mode, "gloo"};
 }
 
+Command start(const Hosts& hosts, int host, const std::string& mode) {
+  return hosts.serried(host, node(host, mode), {"SERRIED_TOKEN=" + std::string(64, 'a')});
+}
+
 /// Four ranks on two hosts add up 1 to 4, without a word on stderr that is c10d's.
 void expect_sum(const Hosts& hosts) {
-  Command second = hosts.serried(1, node(1, "sum"));
-  Command first = hosts.serried(0, node(0, "sum"));
+  Command second = start(hosts, 1, "sum");
+  Command first = start(hosts, 0, "sum");
   for (Command* command : {&first, &second}) {
     const Result result = command->finish();
     EXPECT_EQ(result.exit_code, 0) << result.err;
@@ -38,8 +42,8 @@ TEST(JobOverHosts, AddsUpWhereTheOwnNameIsLoopback) {
 
 TEST(JobOverHosts, NamesBothRanksOfAMismatch) {
   const Hosts hosts(2);
-  Command second = hosts.serried(1, node(1, "mismatch"));
-  Command first = hosts.serried(0, node(0, "mismatch"));
+  Command second = start(hosts, 1, "mismatch");
+  Command first = start(hosts, 0, "mismatch");
   const Result a = first.finish();
   const Result b = second.finish();
   EXPECT_EQ(a.exit_code, 0) << a.err;

@@ -5,6 +5,7 @@
 #include <signal.h>
 
 #include <filesystem>
+#include <fstream>
 
 #include "serried/launch/socket.h"
 #include "tests/process/command.h"
@@ -259,6 +260,93 @@ TEST(LaunchNodes, ProgramMissingOnOneNodeEndsBoth) {
     EXPECT_THAT(result.err, HasSubstr("its interpreter or loader does not exist\n  fix: "));
     EXPECT_TRUE(command->nothing_left());
   }
+}
+
+std::string token_of(char letter) {
+  return "SERRIED_TOKEN=" + std::string(64, letter);
+}
+
+TEST(LaunchNodes, NodesWithTheSameTokenMeetAndRanksDoNotSeeIt) {
+  const int port = free_port();
+  const std::string script = "env | grep -c TOKEN";
+  Command first(node(port, 0, script), {token_of('a')});
+  Command second(node(port, 1, script), {token_of('a')});
+  EXPECT_EQ(first.finish().out, "[rank 0] 0\n");
+  EXPECT_EQ(second.finish().out, "[rank 1] 0\n");
+}
+
+TEST(LaunchNodes, ANodeWithAnotherTokenOrNoneIsRefused) {
+  for (const bool has_token : {true, false}) {
+    const int port = free_port();
+    const std::vector<std::string> other = has_token ? std::vector{token_of('b')} : std::vector<std::string>{};
+    Command first(node(port, 0, "true"), {token_of('a')});
+    Command wrong(node(port, 1, "true"), other);
+    const Result refused = wrong.finish();
+    EXPECT_EQ(refused.exit_code, 2);
+    EXPECT_EQ(refused.err, "[run] node 0 at 127.0.0.1:" + std::to_string(port) + " has another token than this node" +
+                               (has_token ? "" : ", which has none") +
+                               "\n  fix: set the same SERRIED_TOKEN_FILE or SERRIED_TOKEN on every node\n");
+    Command right(node(port, 1, "true"), {token_of('a')});
+    const Result result = first.finish();
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_EQ(right.finish().exit_code, 0);
+    EXPECT_EQ(count_of(result.err, "[run] refused a connection from 127.0.0.1:"), 1) << result.err;
+    EXPECT_THAT(result.err, HasSubstr(": it has another token, or none"));
+  }
+}
+
+TEST(LaunchNodes, SeveralMachinesNeedATokenOrSayThatTheyHaveNone) {
+  const std::vector<std::string> words = {"run", "--nnodes", "2", "--node-rank", "1", "--rendezvous", "10.255.255.1:9"};
+  const auto with = [&](std::vector<std::string> more) {
+    std::vector<std::string> all = words;
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  };
+  const Result refused = serried(with({"true"}));
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_EQ(
+      refused.err,
+      "[run] --nnodes is 2 and there is no token: whoever reaches 10.255.255.1:9 could join the job\n  fix: serried "
+      "token > FILE, chmod 600 FILE, copy it to every node and set SERRIED_TOKEN_FILE=FILE there; or pass "
+      "--insecure on all of them\n");
+  const Result insecure = serried(with({"--insecure", "--join-timeout", "0.1", "true"}));
+  EXPECT_EQ(insecure.exit_code, 1);
+  EXPECT_EQ(insecure.err.find("[run] --insecure: whoever reaches 10.255.255.1:9 can join this job\n"), 0u)
+      << insecure.err;
+}
+
+TEST(LaunchNodes, TokensOfFilesAreForTheirUserAlone) {
+  const TemporaryFolder folder;
+  const std::string file = folder.path() + "/token";
+  const auto error_with = [&](std::vector<std::string> environment) {
+    const Result result = serried(node(1, 0, "true"), std::move(environment));
+    EXPECT_EQ(result.exit_code, 2);
+    return result.err;
+  };
+  EXPECT_EQ(error_with({"SERRIED_TOKEN_FILE=" + file}),
+            "[run] SERRIED_TOKEN_FILE=" + file + " cannot be read: No such file or directory\n  fix: serried token > " +
+                file + "\n");
+  const Result made = serried({"token"});
+  EXPECT_EQ(made.out.size(), 65u);
+  EXPECT_EQ(made.out.find_first_not_of("0123456789abcdef"), 64u);
+  EXPECT_NE(serried({"token"}).out, made.out);
+  std::ofstream(file) << made.out;
+  std::filesystem::permissions(file, std::filesystem::perms(0644));
+  EXPECT_EQ(error_with({"SERRIED_TOKEN_FILE=" + file}),
+            "[run] SERRIED_TOKEN_FILE=" + file + " can be read or changed by other users\n  fix: chmod 600 " + file +
+                ", as the user that owns it\n");
+  EXPECT_EQ(error_with({"SERRIED_TOKEN_FILE=" + folder.path()}),
+            "[run] SERRIED_TOKEN_FILE=" + folder.path() + " is no file\n  fix: serried token > FILE, and pass that\n");
+  EXPECT_EQ(error_with({"SERRIED_TOKEN=short"}),
+            "[run] the token of SERRIED_TOKEN has 5 characters, and needs 32\n  fix: make one by: serried token\n");
+  EXPECT_EQ(error_with({"SERRIED_TOKEN=short", "SERRIED_TOKEN_FILE=" + file}),
+            "[run] SERRIED_TOKEN_FILE and SERRIED_TOKEN are both set\n  fix: unset one of them\n");
+  std::filesystem::permissions(file, std::filesystem::perms(0600));
+  const int port = free_port();
+  Command first(node(port, 0, "true"), {"SERRIED_TOKEN_FILE=" + file});
+  Command second(node(port, 1, "true"), {"SERRIED_TOKEN=" + made.out.substr(0, 64)});
+  EXPECT_EQ(first.finish().exit_code, 0);
+  EXPECT_EQ(second.finish().exit_code, 0);
 }
 
 }  // namespace

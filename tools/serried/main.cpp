@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "serried/launch/error.h"
+#include "serried/launch/token.h"
 #include "tools/serried/external.h"
 #include "tools/serried/run_command.h"
 #include "tools/serried/top_command.h"
@@ -31,6 +32,7 @@ int run_serried(int argc, char** argv) {
   serried::tools::RunCommand run(app);
   serried::tools::TopCommand top(app);
   const serried::tools::TraceCommand trace(app);
+  const CLI::App* token = app.add_subcommand("token", "Print a new secret, which launchers on several nodes share.");
   if (argc < 2) {
     std::cout << app.help();
     return 0;
@@ -44,8 +46,12 @@ int run_serried(int argc, char** argv) {
   try {
     app.parse(static_cast<int>(end - argv), argv);
   } catch (const CLI::ParseError& error) {
-    const std::string asked = trace.chosen() ? "trace merge" : top.chosen() ? "top" : "run";
+    const std::string asked = trace.chosen() ? "trace merge" : token->parsed() ? "token" : top.chosen() ? "top" : "run";
     return parse_error(app, error, asked);
+  }
+  if (token->parsed()) {
+    std::cout << serried::launch::make_token() << "\n";
+    return 0;
   }
   if (top.chosen()) return top.execute();
   if (trace.chosen()) return trace.execute();

@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 
 #include "serried/launch/run.h"
+#include "serried/launch/token.h"
 #include "serried/launch/torchrun.h"
 #include "tools/serried/progress_option.h"
 
@@ -19,6 +20,7 @@ constexpr const char* kExamples =
     "  serried run --nnodes 2 --node-rank 0 --rendezvous node0:29500 -n 4 ./train   (on node0)\n"
     "  serried run --nnodes 2 --node-rank 1 --rendezvous node0:29500 -n 4 ./train   (on the other)\n"
     "\n"
+    "Several nodes need a token: serried token > FILE, on every node SERRIED_TOKEN_FILE=FILE.\n"
     "Each rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, MASTER_PORT.\n"
     "The first rank that fails ends the others; its exit code, or 128 + its signal, is that of the command.\n";
 
@@ -61,6 +63,7 @@ RunCommand::RunCommand(CLI::App& app)
                  "Seconds between asking ranks, and what they leave behind, to end and killing them")
       ->capture_default_str();
   run.add_option("--join-timeout", join_seconds_, "Seconds to wait for the other nodes")->capture_default_str();
+  run.add_flag("--insecure", options_.insecure, "Let launchers of several nodes meet without a token");
   add_progress_option(run, progress_);
   run.add_option("--master-port,--master_port", options_.master_port,
                  "A port that rank 0 opens by itself, for programs that do not use serried; default: a free port, "
@@ -77,6 +80,7 @@ int RunCommand::execute(const std::vector<std::string>& rest) {
   const auto progress = Progress::mode_of(progress_);
   options_.says_who_is_late =
       progress == Progress::Mode::always || (progress == Progress::Mode::automatic && ::isatty(STDERR_FILENO) == 1);
+  if (options_.num_nodes > 1) options_.token = launch::read_token();
   options_.command = command_->remaining();
   // After a program it is one of its arguments.
   const bool ends_our_options = options_.command.empty() && !rest.empty();
