@@ -21,7 +21,7 @@ constexpr const char* kIndexEnding = ".safetensors.index.json";
 constexpr int64_t kMaxIndexBytes = int64_t(1) << 30;
 
 std::string named(const std::string& name) {
-  return "\"" + serried::detail::printable(name) + "\"";
+  return c10::str('"', serried::detail::printable(name), '"');
 }
 
 // The file or the index that a folder stands for.

@@ -6,6 +6,7 @@
 #include "serried/optim/adam.h"
 #include "serried/parallel/ddp/ddp.h"
 #include "serried/parallel/fsdp/fully_shard.h"
+#include "serried/parallel/pipeline/pipeline.h"
 #include "serried/parallel/tensor_parallel/parallelize.h"
 #include "serried/parallel/zero.h"
 #include "serried/tensor/debug/comm_debug.h"
@@ -20,25 +21,56 @@ namespace {
 using checkpoint::state_of;
 using torch::optim::AdamWOptions;
 
+// The stage of a pipeline of two, under the names of the whole.
+struct HalfImpl : torch::nn::Module {
+  HalfImpl(const gpt::Gpt& net, int half) : net_(net), half_(half) {
+    if (half == 0) register_module("tokens", net->tokens), register_module("places", net->places);
+    const auto blocks = register_module("blocks", std::make_shared<torch::nn::Module>());
+    blocks->register_module(std::to_string(half), net->blocks->ptr(size_t(half)));
+    if (half == 1) register_module("norm", net->norm), register_module("head", net->head);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    gpt::BlockImpl& block = net_->blocks->at<gpt::BlockImpl>(size_t(half_));
+    if (half_ == 0) return block.forward(net_->tokens(x) + net_->places(at::arange(x.size(1))));
+    return net_->head(net_->norm(block.forward(x)));
+  }
+
+ private:
+  gpt::Gpt net_;
+  const int half_;
+};
+TORCH_MODULE(Half);
+
 // A model under a strategy; every rank has the same batch, so that all compute what one process does.
 struct Training {
   gpt::Gpt net{nullptr};
   std::unique_ptr<torch::optim::Optimizer> optimizer;
   std::shared_ptr<DistributedDataParallel<gpt::Gpt>> ddp = {};
-  std::vector<at::Tensor> kept = {};
+  Half half{nullptr};  // what this rank has of it, where it has no more
+  std::unique_ptr<Pipeline> pipe = {};
 
   void train(int first, int count) {
     const ImplicitReplication targets_are_whole;
     for (int step = first; step < first + count; ++step) {
       const gpt::Batch batch = gpt::batch_of(step);
       optimizer->zero_grad();
-      gpt::loss_of(ddp ? (*ddp)(batch.ids) : net(batch.ids), batch.targets).backward();
+      if (pipe)
+        pipe->step(batch.ids, batch.targets);
+      else
+        gpt::loss_of(ddp ? (*ddp)(batch.ids) : net(batch.ids), batch.targets).backward();
       optimizer->step();
     }
   }
 
-  checkpoint::Contents contents() {
-    return {{"model", ddp ? state_of(*ddp) : state_of(net)}, {"optim", state_of(*optimizer)}};
+  checkpoint::State model() { return ddp ? state_of(*ddp) : pipe ? state_of(half) : state_of(net); }
+  checkpoint::Contents contents() { return {{"model", model()}, {"optim", state_of(*optimizer)}}; }
+
+  std::map<std::string, at::Tensor> values() const {
+    const at::NoGradGuard no_grad;
+    const torch::nn::Module& module = pipe ? static_cast<const torch::nn::Module&>(*half) : *net;
+    std::map<std::string, at::Tensor> values;
+    for (const auto& item : module.named_parameters()) values[item.key()] = full(item.value().detach()).clone();
+    return values;
   }
 };
 
@@ -88,11 +120,18 @@ std::vector<Strategy> strategies() {
              shard_blocks(t.net, init_device_mesh("cpu", {2, 2}, {"replicate", "shard"}, {.group = group}));
              use_adamw(t);
            }},
-          {"FSDP x TP", 4, [](Training& t, const Group& group) {
+          {"FSDP x TP", 4,
+           [](Training& t, const Group& group) {
              const DeviceMesh mesh = init_device_mesh("cpu", {2, 2}, {"dp", "tp"}, {.group = group});
              parallelize_module(*t.net, mesh["tp"], gpt::tensor_plan());
              shard_blocks(t.net, mesh["dp"]);
              use_adamw(t);
+           }},
+          {"PP", 2, [](Training& t, const Group& group) {
+             t.half = Half(t.net, group->getRank());
+             t.pipe = std::make_unique<Pipeline>(
+                 t.half, PipelineOptions{.group = group, .microbatches = 2, .loss = gpt::loss_of});
+             t.optimizer = std::make_unique<torch::optim::AdamW>(t.half->parameters(), AdamWOptions(kRate));
            }}};
 }
 
@@ -104,42 +143,47 @@ void on(const Strategy& strategy, const std::function<void(Training&)>& fn) {
   });
 }
 
-std::vector<at::Tensor> values_of(const gpt::Gpt& net) {
-  const at::NoGradGuard no_grad;
-  std::vector<at::Tensor> values;
-  for (const at::Tensor& p : net->parameters()) values.push_back(full(p.detach()).clone());
-  return values;
-}
+// Of all ranks together.
+class Values {
+ public:
+  void add(const std::map<std::string, at::Tensor>& values) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    values_.insert(values.begin(), values.end());
+  }
+  const at::Tensor& at(const std::string& name) const { return values_.at(name); }
+  size_t size() const { return values_.size(); }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, at::Tensor> values_;
+};
 
 class CheckpointStrategies : public ::testing::TestWithParam<Strategy> {};
 
 TEST_P(CheckpointStrategies, GoOnUnderEachOtherAsIfTheyHadNotStopped) {
   const SmallLimits limits({.file_bytes = 20000, .block_bytes = 1024, .short_run = 128});
   const Folder folder;
-  std::vector<at::Tensor> saved, expected;
+  Values saved, expected;
   on(GetParam(), [&](Training& training) {
     training.train(0, 3);
     checkpoint::save(folder / "c", training.contents());
-    const std::vector<at::Tensor> now = values_of(training.net);
+    saved.add(training.values());
     training.train(3, 10);
-    const std::vector<at::Tensor> later = values_of(training.net);
-    if (rank_label().rank == 0) saved = now, expected = later;
+    expected.add(training.values());
   });
-  ASSERT_EQ(strategies().size(), 7u);
+  ASSERT_EQ(strategies().size(), 8u);
   for (const Strategy& other : strategies()) {
     on(other, [&](Training& training) {
       training.train(50, 1);  // has other values and states, and whole ones in use
       checkpoint::load(folder / "c", training.contents());
-      const std::vector<at::Tensor> loaded = values_of(training.net);
-      ASSERT_EQ(loaded.size(), saved.size());
-      for (size_t i = 0; i < loaded.size(); ++i) expect_equal(loaded[i], saved[i], other.name);
+      for (const auto& [name, value] : training.values()) expect_equal(value, saved.at(name), other.name + name);
       training.train(3, 10);
-      const std::vector<at::Tensor> after = values_of(training.net);
-      for (size_t i = 0; i < after.size(); ++i) {
-        EXPECT_LE((after[i] - expected[i]).abs().max().item<double>(), 1e-9) << other.name << ", parameter " << i;
+      for (const auto& [name, value] : training.values()) {
+        EXPECT_LE((value - expected.at(name)).abs().max().item<double>(), 1e-9) << other.name << ", " << name;
       }
     });
   }
+  EXPECT_EQ(saved.size(), gpt::make_gpt()->parameters().size());
 }
 
 // The bytes on the disk do not tell how the ranks were arranged.
@@ -149,7 +193,7 @@ TEST_P(CheckpointStrategies, WriteTheBytesThatOneProcessWrites) {
   on(strategies()[0], [&](Training& training) {
     checkpoint::save(folder / "plain", {{"model", state_of(training.net)}});
   });
-  on(GetParam(), [&](Training& training) { checkpoint::save(folder / "c", {{"model", state_of(training.net)}}); });
+  on(GetParam(), [&](Training& training) { checkpoint::save(folder / "c", {{"model", training.model()}}); });
   int compared = 0;
   for (const auto& item : std::filesystem::directory_iterator(folder / "plain")) {
     const std::string name = item.path().filename();

@@ -15,9 +15,7 @@
 #include "serried/comm/backends/gloo/work.h"
 
 namespace serried::gloo {
-namespace {
 
-using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 using watch::Record;
 
@@ -47,14 +45,17 @@ class ComparedWork : public c10d::Work {
   const FuturePtr future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
 };
 
-struct Waiting {
+/// One that waits for the records of all ranks.
+struct ComparedCall {
   Record record;
   std::chrono::milliseconds timeout;
   Issue issue;
   c10::intrusive_ptr<ComparedWork> work;
 };
 
-std::vector<Record> gather_records(c10d::Backend& engine, const Waiting& call) {
+namespace {
+
+std::vector<Record> gather_records(c10d::Backend& engine, const ComparedCall& call) {
   at::Tensor mine = at::empty({int64_t(sizeof(Record))}, at::kByte);
   std::memcpy(mine.mutable_data_ptr(), &call.record, sizeof(Record));
   at::Tensor all = at::empty({engine.getSize() * mine.numel()}, at::kByte);
@@ -94,7 +95,7 @@ class ComparedCalls::Queue {
     queue->thread_ = std::thread([queue] { queue->run(); });
   }
 
-  void add(Waiting call) {
+  void add(ComparedCall call) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
       calls_waiting_.push_back(std::move(call));
@@ -119,7 +120,7 @@ class ComparedCalls::Queue {
  private:
   void run() {
     while (true) {
-      Waiting call;
+      ComparedCall call;
       {
         std::unique_lock<std::mutex> lock(mutex_);
         changed_.wait(lock, [this] { return stopped_ || !calls_waiting_.empty(); });
@@ -135,12 +136,12 @@ class ComparedCalls::Queue {
     }
   }
 
-  void make(const Waiting& call) {
+  void make(const ComparedCall& call) {
     detail::GroupStatus& status = calls_->status();
     if (status.failed()) raise_unusable(status, call.record);
     if (!all_agree(gather_records(*engine_, call), before_, status)) raise_failure(status, call.record);
     before_ = call.record;
-    const WorkPtr made = call.issue(*engine_);
+    const c10::intrusive_ptr<c10d::Work> made = call.issue(*engine_);
     if (!made) return call.work->finish();
     made->getFuture()->addCallback([work = call.work](c10::ivalue::Future& inner) { work->finish(inner); });
   }
@@ -151,7 +152,7 @@ class ComparedCalls::Queue {
   std::thread thread_;
   std::mutex mutex_;  // guards all below
   std::condition_variable changed_;
-  std::deque<Waiting> calls_waiting_;
+  std::deque<ComparedCall> calls_waiting_;
   bool stopped_ = false;
 };
 
