@@ -10,6 +10,7 @@
 #include "serried/parallel/zero.h"
 #include "serried/tensor/dtensor.h"
 #include "serried/tensor/making/modules.h"
+#include "serried/tensor/random/random.h"
 #include "tests/checkpoint/folder.h"
 #include "tests/support/close.h"
 #include "tests/support/errors.h"
