@@ -13,6 +13,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::StartsWith;
 
 TEST(LaunchCommand, AloneItPrintsHelp) {
@@ -164,7 +165,26 @@ TEST(LaunchCommand, ScriptWithoutItsInterpreterExitsWith127) {
 TEST(LaunchCommand, UnknownCommandListsTheKnownOnes) {
   const Result result = serried({"dance"});
   EXPECT_EQ(result.exit_code, 2);
-  EXPECT_THAT(result.err, StartsWith("[serried] unknown command \"dance\"; known: run"));
+  EXPECT_THAT(result.err, StartsWith("[serried] unknown command \"dance\"; known: checkpoint, doctor, explain, plan, "
+                                     "run, token, top, trace\n  fix: serried --help, or serried run -n 4 dance to "
+                                     "start a program\n"));
+  EXPECT_THAT(serried({"chekpoint"}).err, HasSubstr("fix: serried checkpoint?\n"));
+}
+
+TEST(LaunchCommand, HelpSaysWhatEachCommandDoes) {
+  for (const std::vector<std::string>& asked : {std::vector<std::string>{"help"}, {"--help"}, {}}) {
+    const Result result = serried(asked);
+    EXPECT_EQ(result.exit_code, 0);
+    EXPECT_THAT(result.out, HasSubstr("\n  checkpoint                  List, verify and compare checkpoints\n"));
+  }
+  EXPECT_THAT(serried({"token", "--help"}).out, Not(HasSubstr("Other commands")));
+}
+
+TEST(LaunchCommand, AnUnknownOptionIsAnsweredWithTheNearest) {
+  EXPECT_EQ(serried({"top", "--onec"}).err,
+            "[serried] there is no option --onec; did you mean --once?\n  fix: serried top --help lists the options\n");
+  EXPECT_EQ(serried({"token", "please"}).err,
+            "[serried] \"please\" was not expected\n  fix: serried token --help lists the options\n");
 }
 
 TEST(LaunchCommand, ProgramsBesideItAreCommands) {
@@ -177,7 +197,7 @@ TEST(LaunchCommand, ProgramsBesideItAreCommands) {
   const Result result = serried(shell({}, copy + " dance --fast 'a b'"));
   EXPECT_EQ(result.exit_code, 12);
   EXPECT_EQ(result.out, "[rank 0] dancing --fast a b\n");
-  EXPECT_THAT(serried(shell({}, copy + " --help")).out, HasSubstr("Other commands: dance"));
+  EXPECT_THAT(serried(shell({}, copy + " --help")).out, HasSubstr("Other commands:\n[rank 0]   dance\n"));
 }
 
 }  // namespace

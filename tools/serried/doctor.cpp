@@ -18,6 +18,7 @@
 #include "serried/base/env.h"
 #include "serried/comm/groups/group.h"
 #include "tools/serried/probes.h"
+#include "tools/serried/usage.h"
 
 namespace {
 
@@ -138,7 +139,8 @@ int main(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);
-    std::cerr << "[doctor] " << error.what() << "\n  fix: serried doctor --help lists the options\n";
+    std::cerr << "[doctor] " << serried::tools::usage_text(app, error)
+              << "\n  fix: serried doctor --help lists the options\n";
     return 2;
   }
   const Report report = examine();

@@ -4,6 +4,7 @@
 #include <iostream>
 
 #include "tools/serried/explain_call.h"
+#include "tools/serried/usage.h"
 
 namespace {
 
@@ -33,7 +34,8 @@ int main(int argc, char** argv) {
     return 0;
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);
-    std::cerr << "[explain] " << error.what() << "\n  fix: serried explain --help lists the options\n";
+    std::cerr << "[explain] " << serried::tools::usage_text(app, error)
+              << "\n  fix: serried explain --help lists the options\n";
   } catch (const c10::Error& error) {
     std::cerr << error.what_without_backtrace() << "\n";
   }

@@ -13,6 +13,7 @@
 #include "tools/serried/run_command.h"
 #include "tools/serried/top_command.h"
 #include "tools/serried/trace_command.h"
+#include "tools/serried/usage.h"
 
 namespace {
 
@@ -20,27 +21,31 @@ using serried::launch::kExitUsage;
 
 int parse_error(const CLI::App& app, const CLI::ParseError& error, const std::string& command) {
   if (error.get_exit_code() == 0) return app.exit(error);  // --help, --version
-  std::cerr << "[serried] " << error.what() << "\n  fix: serried " << command << " --help lists the options\n";
+  std::cerr << "[serried] " << serried::tools::usage_text(app, error) << "\n  fix: serried " << command
+            << " --help lists the options\n";
   return kExitUsage;
 }
 
 int run_serried(int argc, char** argv) {
   CLI::App app("Distributed training for LibTorch.", "serried");
   app.set_version_flag("--version", std::string("serried ") + SERRIED_VERSION);
-  app.footer("Other commands: " + serried::tools::list_external_commands());
+  app.footer("Other commands:" + serried::tools::describe_external_commands() + "\n");
   app.require_subcommand(0, 1);
   serried::tools::RunCommand run(app);
   serried::tools::TopCommand top(app);
   const serried::tools::TraceCommand trace(app);
-  const CLI::App* token = app.add_subcommand("token", "Print a new secret, which launchers on several nodes share.");
-  if (argc < 2) {
+  CLI::App* token = app.add_subcommand("token", "Print a new secret, which launchers on several nodes share.");
+  token->footer("");
+  const std::string command = argc < 2 ? "help" : argv[1];
+  if (command == "help") {
     std::cout << app.help();
     return 0;
   }
-  const std::string command = argv[1];
   const auto is_it = [&](CLI::App* ours) { return ours->get_name() == command; };
   if (command[0] != '-' && app.get_subcommands(is_it).empty()) {
-    return serried::tools::exec_external_command(command, argv + 1);
+    std::vector<std::string> own;
+    for (const CLI::App* each : app.get_subcommands({})) own.push_back(each->get_name());
+    return serried::tools::exec_external_command(command, argv + 1, own);
   }
   char** const end = std::find(argv + 1, argv + argc, std::string_view("--"));
   try {

@@ -67,7 +67,8 @@ double busy_time(const PipelineSimulation& simulation, size_t rank) {
   return busy;
 }
 
-std::string timetable(const PipelineTable& table, const PipelineSimulation& simulation, size_t width) {
+std::string timetable(const PipelineTable& table, const PipelineSimulation& simulation, size_t width,
+                      size_t most_blocks) {
   if (!is_whole(simulation)) return table.to_text();
   const Lines cells = cells_of(table, simulation);
   const size_t num_units = size_t(simulation.makespan);
@@ -78,7 +79,8 @@ std::string timetable(const PipelineTable& table, const PipelineSimulation& simu
   const size_t label_width = std::string("rank ").size() + std::to_string(cells.size() - 1).size();
   const size_t per_block = std::max<size_t>(1, (std::max(width, label_width) - label_width) / (cell_width + 2));
   std::string text;
-  for (size_t begin = 0; begin < num_units; begin += per_block) {
+  const size_t num_shown = num_units / per_block < most_blocks ? num_units : most_blocks * per_block;
+  for (size_t begin = 0; begin < num_shown; begin += per_block) {
     const size_t end = std::min(begin + per_block, num_units);
     std::vector<std::string> times;
     for (size_t time = begin; time < end; ++time) times.push_back(std::to_string(time));
@@ -89,6 +91,7 @@ std::string timetable(const PipelineTable& table, const PipelineSimulation& simu
       text += one_line("rank " + std::to_string(rank), label_width, part, cell_width);
     }
   }
+  if (num_shown < num_units) text += "... and up to time " + std::to_string(num_units - 1) + ": --full\n";
   return text;
 }
 

@@ -1,6 +1,7 @@
 // A pipeline's table and what it costs, for a terminal.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -19,10 +20,11 @@ double busy_time(const PipelineSimulation& simulation, size_t rank);
 
 /// A column per unit of time and a row per rank, in blocks of at most `width` letters. Where an action takes more than
 /// one unit, "-" stands in the rest of them, and "." where a rank waits. Actions that take no time are left out. Times
-/// that are no whole numbers fit into no columns: then the table alone.
+/// that are no whole numbers fit into no columns: then the table alone. More than `most_blocks` are counted.
 ///     time      0    1    2
 ///     rank 0  0F0  0F1    .
-std::string timetable(const PipelineTable& table, const PipelineSimulation& simulation, size_t width = 100);
+std::string timetable(const PipelineTable& table, const PipelineSimulation& simulation, size_t width = 100,
+                      size_t most_blocks = SIZE_MAX);
 
 /// Lines of cells, the first one of headings.
 using TextTable = std::vector<std::vector<std::string>>;

@@ -11,6 +11,7 @@
 #include "tools/serried/plan_gpt.h"
 #include "tools/serried/plan_pipeline.h"
 #include "tools/serried/progress_option.h"
+#include "tools/serried/usage.h"
 
 namespace {
 
@@ -27,7 +28,7 @@ constexpr const char* kExamples =
     "  serried plan --dp 2 --fsdp 8 --tp 4 --layers 12 --width 768 --heads 12 --html step.html\n"
     "\n"
     "serried plan --pipeline zbv --stages 8 --microbatches 16 prints the timetable of a pipeline instead, and takes\n"
-    "other options: serried plan --pipeline zbv --help.\n";
+    "other options: serried plan --pipeline --help.\n";
 
 void write(const std::string& path, const std::string& content) {
   if (path.empty()) return;
@@ -100,7 +101,8 @@ int main(int argc, char** argv) {
     return 0;
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);
-    std::cerr << "[plan] " << error.what() << "\n  fix: serried plan --help lists the options\n";
+    std::cerr << "[plan] " << serried::tools::usage_text(app, error)
+              << "\n  fix: serried plan --help lists the options\n";
   } catch (const c10::Error& error) {
     std::cerr << error.what_without_backtrace() << "\n";
   }

@@ -19,6 +19,7 @@
 #include "tools/serried/pipeline_page.h"
 #include "tools/serried/pipeline_svg.h"
 #include "tools/serried/pipeline_text.h"
+#include "tools/serried/usage.h"
 
 namespace serried::tools {
 namespace {
@@ -33,11 +34,15 @@ constexpr const char* kPipelineExamples =
     "A forward takes 1, a backward 2, each of its parts 1. Cells are stage, kind and micro-batch: 3F0 is the forward\n"
     "of micro-batch 0 in stage 3; B is a backward, I and W its two parts: gradients of inputs and of weights.\n";
 
+constexpr size_t kTextWidth = 100;
+constexpr size_t kFewBlocks = 12;
+
 struct PipelineWords {
   std::string pipeline;  // a schedule's name, or a file
   std::optional<int64_t> stages = {};
   std::optional<int64_t> ranks = {};
   int64_t microbatches = 8;
+  bool full = false;
   std::string svg_file, html_file, csv_file;
 };
 
@@ -135,7 +140,7 @@ void show_table(const PipelineWords& words, const PipelineTable& table, const st
   if (!words.svg_file.empty()) write_picture(words.svg_file, pipeline_svg(table, simulation, title));
   if (!words.html_file.empty()) write_picture(words.html_file, pipeline_page(table, simulation, title));
   std::cout << title << "\n\n"
-            << timetable(table, simulation) << "\n"
+            << timetable(table, simulation, kTextWidth, words.full ? SIZE_MAX : kFewBlocks) << "\n"
             << rank_list(table, simulation) << "\nmakespan " << short_number(simulation.makespan) << ", bubble "
             << percent(simulation.bubble) << "\n";
 }
@@ -162,6 +167,11 @@ void show(const PipelineWords& words, const NamedTable& named) {
     show_table(words, named.table, title);
 }
 
+// Before anything is parsed: behind --pipeline it would be the name of a schedule.
+bool asks_for_help(int argc, char** argv) {
+  return std::any_of(argv + 1, argv + argc, [](std::string_view word) { return word == "-h" || word == "--help"; });
+}
+
 }  // namespace
 
 bool asks_for_pipeline(int argc, char** argv) {
@@ -183,10 +193,15 @@ int plan_pipeline(int argc, char** argv) {
                      "Parts of the model; default: 1 per rank, or 2 where several are possible"),
       app.add_option("--ranks", words.ranks, "Default: as many as the stages need"),
       app.add_option("--microbatches", words.microbatches, "Parts of a batch")->capture_default_str()};
+  app.add_flag("--full", words.full, "The whole timetable, however long");
   app.add_option("--svg", words.svg_file, "File for the picture")->type_name("FILE");
   app.add_option("--html", words.html_file, "File for the picture on a page with its numbers")->type_name("FILE");
   app.add_option("--csv", words.csv_file, "File for the table")->type_name("FILE");
   app.footer(kPipelineExamples);
+  if (asks_for_help(argc, argv)) {
+    std::cout << app.help();
+    return 0;
+  }
   try {
     app.parse(argc, argv);
     const auto is_given = [](const CLI::Option* option) { return option->count() > 0; };
@@ -194,7 +209,7 @@ int plan_pipeline(int argc, char** argv) {
     return 0;
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);
-    std::cerr << "[plan] " << error.what() << "\n  fix: serried plan --pipeline zbv --help lists the options\n";
+    std::cerr << "[plan] " << usage_text(app, error) << "\n  fix: serried plan --pipeline --help lists the options\n";
   } catch (const c10::Error& error) {
     std::cerr << error.what_without_backtrace() << "\n";
   }

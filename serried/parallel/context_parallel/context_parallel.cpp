@@ -26,6 +26,7 @@ using detail::SequenceCut;
 using detail::SequenceScope;
 
 constexpr const char* kContextParallel = "ContextParallel";
+constexpr const char* kDocumentsAddUp = "documents add up to ";
 
 void check_axis(std::string_view where, const DeviceMesh& mesh) {
   if (mesh.ndim() != 1) {
@@ -93,8 +94,10 @@ void check_lists(const ContextParallelOptions& options) {
 
 [[noreturn]] void raise_lengths_differ(const std::string& first, int64_t length, const std::string& second,
                                        int64_t other) {
+  const bool of_documents = first == kDocumentsAddUp || second == kDocumentsAddUp;
   raise<c10::ValueError>({kContextParallel, c10::str("lengths differ: ", first, length, ", ", second, other),
-                          "pass buffers of one sequence, with its dim as seq_dims"});
+                          of_documents ? "let the lengths of documents add up to that of the sequence"
+                                       : "pass buffers of one sequence, with its dim as seq_dims"});
 }
 
 // What the buffers, the documents and the option say, which must be the same; none where nothing says it.
@@ -110,7 +113,7 @@ std::optional<int64_t> checked_length(const ContextParallelOptions& options) {
     raise<c10::ValueError>({kContextParallel, c10::str("length is ", *length), "pass the number of positions"});
   }
   if (!options.documents.empty()) {
-    compare(std::accumulate(options.documents.begin(), options.documents.end(), int64_t(0)), "documents add up to ");
+    compare(std::accumulate(options.documents.begin(), options.documents.end(), int64_t(0)), kDocumentsAddUp);
   }
   for (size_t i = 0; i < options.buffers.size(); ++i) {
     check_buffer(options, i);

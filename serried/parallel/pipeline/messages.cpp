@@ -8,9 +8,11 @@
 #include <cstring>
 #include <iterator>
 #include <limits>
+#include <numeric>
 
 #include "serried/base/error.h"
 #include "serried/comm/collectives/watch.h"
+#include "serried/parallel/pipeline/group_use.h"
 #include "serried/tape/tape.h"
 #include "serried/tensor/meta.h"
 
@@ -66,12 +68,35 @@ void write_shape(const at::Tensor& x, MessageHeader& header) {
   std::copy(layout.begin(), layout.end(), header.layout.begin());
 }
 
-// This rank's part as it can be sent.
-at::Tensor sent_part(const at::Tensor& x) {
+// Its dims, those that are far apart in memory first; as they stand where it has holes, or memory of its own twice.
+c10::DimVector memory_order(const at::Tensor& x) {
+  c10::DimVector order(size_t(x.dim()));
+  std::iota(order.begin(), order.end(), int64_t(0));
+  if (x.is_contiguous() || !x.is_non_overlapping_and_dense()) return order;
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return x.stride(a) > x.stride(b); });
+  return order;
+}
+
+// This rank's part as it can be sent: the next stage computes on what lies as it would without a border between them,
+// since kernels may add in the order of memory. Parts of DTensors are row-major.
+at::Tensor sent_part(const at::Tensor& x, MessageHeader& header) {
   const DTensorMeta* meta = dtensor_meta(x);
   const at::Tensor part = meta != nullptr ? meta->local : x;
   if (part.layout() != at::kStrided) refuse_sent(x, "is not dense", "call to_dense() at the end of the stage");
-  return part.detach().resolve_conj().resolve_neg().contiguous();
+  const at::Tensor plain = part.detach().resolve_conj().resolve_neg();
+  const c10::DimVector order = memory_order(meta != nullptr ? plain.contiguous() : plain);
+  for (size_t i = 0; i < std::min(order.size(), header.order.size()); ++i) header.order[i] = uint8_t(order[i]);
+  return plain.permute(order).contiguous();
+}
+
+// The other way round.
+at::Tensor in_order_of(const MessageHeader& header, const at::Tensor& data) {
+  c10::DimVector sizes, places(size_t(header.num_dims));
+  for (int64_t i = 0; i < header.num_dims; ++i) {
+    sizes.push_back(header.sizes[header.order[size_t(i)]]);
+    places[header.order[size_t(i)]] = i;
+  }
+  return data.view(sizes).permute(places);
 }
 
 // On its own mesh, with the placements of the sender's: parts travel between equal coordinates.
@@ -102,10 +127,16 @@ at::Tensor wrapped(const Message& message, const std::optional<DeviceMesh>& mesh
   return wrap(part, spec_of_result(part, *mesh, placements, sizes));
 }
 
+bool has_order(const MessageHeader& header) {
+  unsigned dims = 0;
+  for (size_t i = 0; i < header.num_dims; ++i) dims |= 1u << header.order[i];
+  return dims + 1 == 1u << header.num_dims;
+}
+
 // What came where a header should be may be the data of a rank whose step is a replay.
 bool is_header(const MessageHeader& header) {
   return header.magic == MessageHeader::kMagic && header.content <= Content::failure &&
-         header.num_dims <= MessageHeader::kMostDims && header.num_elements >= 0;
+         header.num_dims <= MessageHeader::kMostDims && header.num_elements >= 0 && has_order(header);
 }
 
 [[noreturn]] void refuse_header(int peer) {
@@ -221,7 +252,8 @@ Message Inbox::take(int64_t microbatch) {
   return message;
 }
 
-Messages::Messages(Group group, const PipelineTable& table) : group_(std::move(group)), table_(table) {
+Messages::Messages(Group group, const PipelineTable& table)
+    : group_(std::move(group)), table_(table), pipeline_(uint8_t(count_pipeline(group_))) {
   add_ways();
 }
 
@@ -282,11 +314,12 @@ void Messages::send(const PipelineAction& made_by, const at::Tensor& x, bool req
   header.microbatch = int32_t(made_by.microbatch);
   header.rank = group_->getRank();
   header.step = int32_t(step_);
+  header.pipeline = pipeline_;
   header.batch_rows = batch_rows_;
   at::Tensor part;
   if (x.defined()) {
     write_shape(x, header);
-    part = sent_part(x);
+    part = sent_part(x, header);
     header.num_elements = part.numel();
   }
   Outgoing& out = outgoing_.at(way);
@@ -302,6 +335,13 @@ Received Messages::receive(const PipelineAction& made_by, const std::optional<De
     failure_ = message;
     raise_failure(message);
   }
+  if (header.pipeline != pipeline_) {
+    raise<c10::ValueError>({"Pipeline",
+                            c10::str("pipeline ", int(pipeline_), " of this group meets pipeline ",
+                                     int(header.pipeline), " of rank ", header.rank, " at ", to_string(made_by)),
+                            "call step() and eval() of several pipelines in the same order on every rank, or give each "
+                            "a group of its own"});
+  }
   if (header.step != int32_t(step_)) {
     raise<c10::ValueError>({"Pipeline",
                             "step " + std::to_string(step_) + " of this rank meets step " +
@@ -313,7 +353,7 @@ Received Messages::receive(const PipelineAction& made_by, const std::optional<De
   if (header.content == Content::none) return {};
   const std::string from = "what " + to_string(made_by) + " on rank " + std::to_string(header.rank) + " made";
   if (header.is_distributed != 0) return {wrapped(message, mesh, from), header.requires_grad != 0};
-  return {message.data.view(c10::IntArrayRef(header.sizes.data(), header.num_dims)), header.requires_grad != 0};
+  return {in_order_of(header, message.data), header.requires_grad != 0};
 }
 
 void Messages::end_step() {
@@ -344,6 +384,7 @@ Message Messages::failure_of(const PipelineAction& failed_at, const std::excepti
 void Messages::tell_failure(const PipelineAction& failed_at, const std::exception& error) {
   const tape::Pause no_part_of_a_step;
   failure_ = failure_of(failed_at, error);
+  note_failed_step(group_, c10::str("at ", to_string(failed_at), " on rank ", group_->getRank()));
   for (auto& [way, out] : outgoing_) {
     if (out.num_left == 0) continue;
     try {

@@ -35,15 +35,16 @@ struct MessageHeader {
   int8_t dtype = 0;  // at::ScalarType; of a failure: the type of the error
   uint8_t num_dims = 0;
   uint8_t failed_kind = 0;  // of a failure: at which action
-  uint8_t unused = 0;
-  int32_t stage = 0;  // that has made it, or where it failed
+  uint8_t pipeline = 0;     // of those on the group: its number, as far as it fits
+  int32_t stage = 0;        // that has made it, or where it failed
   int32_t microbatch = 0;
   int32_t rank = 0;
   int32_t step = 0;
   int64_t batch_rows = 0;                  // of the input that the first stage got
   int64_t num_elements = 0;                // that follow: of this rank's part, or bytes of a text
   std::array<int64_t, kMostDims> sizes{};  // global
-  std::array<char, 144> layout{};          // "S0 R on 2x2" of a DTensor
+  std::array<uint8_t, kMostDims> order{};  // of the dims in memory: a transposed activation arrives as one
+  std::array<char, 136> layout{};          // "S0 R on 2x2" of a DTensor
 };
 static_assert(sizeof(MessageHeader) < MessageHeader::kSentBytes);
 
@@ -126,6 +127,7 @@ class Messages {
 
   const Group group_;
   const PipelineTable& table_;
+  const uint8_t pipeline_;
   int64_t step_ = 0;
   int64_t batch_rows_ = 0;
   std::map<Way, Inbox> incoming_;

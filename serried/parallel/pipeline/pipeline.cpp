@@ -3,6 +3,7 @@
 
 #include "serried/base/error.h"
 #include "serried/comm/collectives/objects.h"
+#include "serried/parallel/pipeline/group_use.h"
 #include "serried/parallel/pipeline/runner.h"
 
 namespace serried {
@@ -12,14 +13,21 @@ namespace {
   raise<c10::ValueError>({"Pipeline", what, fix});
 }
 
-std::string modules_text(size_t count) {
-  return std::to_string(count) + (count == 1 ? " module" : " modules");
+std::string given_text(size_t num_modules) {
+  return std::to_string(num_modules) + (num_modules == 1 ? " module was given" : " modules were given");
 }
 
 PipelineTable table_of(size_t num_stages, const PipelineOptions& options) {
   if (options.table) return *options.table;
   if (options.microbatches < 1) {
     refuse_pipeline("microbatches is " + std::to_string(options.microbatches), "pass 1 or more");
+  }
+  const std::optional<int64_t> fixed = stages_per_rank_of(options.schedule);
+  if (fixed && *fixed != int64_t(num_stages)) {
+    refuse_pipeline(c10::str(to_string(options.schedule), " has ", *fixed, *fixed == 1 ? " stage" : " stages",
+                             " per rank, and ", given_text(num_stages)),
+                    *fixed == 1 ? "pass one module, or a schedule with several stages per rank: Interleaved, LoopedBFS"
+                                : "pass a vector of two AnyModules: of p ranks, rank r has stages r and 2p - 1 - r");
   }
   return pipeline_table(options.schedule, {.ranks = options.group->getSize(),
                                            .stages_per_rank = int64_t(num_stages),
@@ -43,7 +51,7 @@ void check_stages(const std::vector<PipelineStage>& stages, const PipelineTable&
   const std::vector<int64_t> indices = table.stages_of(rank);
   if (indices.size() != stages.size()) {
     refuse_pipeline(c10::str("rank ", rank, " has ", indices.size(), indices.size() == 1 ? " stage" : " stages",
-                             " in the table, and ", modules_text(stages.size()), " were given"),
+                             " in the table, and ", given_text(stages.size())),
                     "pass one module for each stage of the rank, in ascending order");
   }
   for (size_t i = 0; i < stages.size(); ++i) {
@@ -53,11 +61,19 @@ void check_stages(const std::vector<PipelineStage>& stages, const PipelineTable&
   }
 }
 
+std::string tied_text(const std::vector<PipelineTie>& ties) {
+  std::string text = ties.empty() ? "nothing tied" : "tied:";
+  for (const auto& [first, second] : ties) {
+    text += c10::str(" {", first.stage, " \"", first.name, "\", ", second.stage, " \"", second.name, "\"}");
+  }
+  return text;
+}
+
 // What all ranks have to agree on.
 std::string agreed_text(const PipelineTable& table, const PipelineOptions& options) {
-  std::string text =
-      c10::str(table.stages(), " stages, ", table.microbatches(), " micro-batches, ",
-               options.table ? "a table of its own" : to_string(options.schedule), ", ", options.tied.size(), " tied");
+  std::string text = c10::str(table.stages(), " stages, ", table.microbatches(), " micro-batches, ",
+                              options.table ? "a table of its own" : to_string(options.schedule), ", gradients of the ",
+                              options.scale_gradients ? "mean" : "sum", ", ", tied_text(options.tied));
   return text + "\n" + table.to_csv();
 }
 
@@ -71,6 +87,10 @@ struct Prepared {
 Prepared prepare(const std::vector<PipelineStage>& stages, const PipelineOptions& options) {
   Prepared prepared;
   try {
+    if (const std::string failed = detail::failed_step_on(options.group); !failed.empty()) {
+      refuse_pipeline("a step on this group has failed " + failed + ": it may hold messages of that step",
+                      "make a new group for the new Pipeline, on every rank");
+    }
     prepared.table = table_of(stages.size(), options);
     prepared.agreed = agreed_text(*prepared.table, options);
     check_table(*prepared.table, options);
@@ -97,8 +117,8 @@ void check_all_ranks(const Prepared& own, const Group& group) {
     if (texts[rank] == texts[0]) continue;
     const auto head = [](const std::string& text) { return text.substr(0, text.find('\n')); };
     refuse_pipeline(
-        c10::str("ranks run different tables: rank 0 ", head(texts[0]), "; rank ", rank, " ", head(texts[rank])),
-        "pass the same schedule, table, micro-batches and ties on every rank");
+        c10::str("ranks run different pipelines: rank 0 ", head(texts[0]), "; rank ", rank, " ", head(texts[rank])),
+        "pass the same schedule, table, micro-batches, ties and scale_gradients on every rank");
   }
 }
 

@@ -29,7 +29,7 @@ TEST(ContextParallelErrors, LengthsOfBuffersMustAgree) {
     EXPECT_EQ(x.size(1), 10);
     EXPECT_EQ(error_of_scope(mesh, {.buffers = {x}, .seq_dims = {1}, .documents = {3, 4}}),
               "[ContextParallel] lengths differ: documents add up to 7, dim 1 of buffer 0 is 10\n"
-              "  fix: pass buffers of one sequence, with its dim as seq_dims");
+              "  fix: let the lengths of documents add up to that of the sequence");
     EXPECT_EQ(error_of_scope(mesh, {.buffers = {x}, .seq_dims = {1}, .length = 12}),
               "[ContextParallel] lengths differ: length is 12, dim 1 of buffer 0 is 10\n"
               "  fix: pass buffers of one sequence, with its dim as seq_dims");

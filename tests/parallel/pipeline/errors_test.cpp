@@ -58,19 +58,28 @@ TEST(PipelineErrors, TablesOfOtherSizesAreRefused) {
 TEST(PipelineErrors, MicroBatchesAndModulesAreCounted) {
   EXPECT_THAT(texts_of_all<c10::ValueError>(2, [](const Group& group) { Pipeline(layer_of(group), {.group = group}); }),
               Each(HasSubstr("[Pipeline] microbatches is 0\n  fix: pass 1 or more")));
-  EXPECT_THAT(texts_of_all<c10::ValueError>(1,
-                                            [](const Group& group) {
-                                              const PipelineStage stage = layer_of(group);
-                                              Pipeline(
-                                                  std::vector<PipelineStage>{stage, stage},
-                                                  {.group = group, .schedule = Schedule::GPipe, .microbatches = 2});
-                                            }),
-              Each(HasSubstr("[pipeline_table] GPipe has 1 stage per rank, not 2")));
+  EXPECT_THAT(
+      texts_of_all<c10::ValueError>(1,
+                                    [](const Group& group) {
+                                      const PipelineStage stage = layer_of(group);
+                                      Pipeline(std::vector<PipelineStage>{stage, stage},
+                                               {.group = group, .schedule = Schedule::GPipe, .microbatches = 2});
+                                    }),
+      Each(HasSubstr("[Pipeline] GPipe has 1 stage per rank, and 2 modules were given\n  fix: pass one module, or "
+                     "a schedule with several stages per rank: Interleaved, LoopedBFS")));
+  EXPECT_THAT(
+      texts_of_all<c10::ValueError>(2,
+                                    [](const Group& group) {
+                                      Pipeline(layer_of(group),
+                                               {.group = group, .schedule = Schedule::ZBV, .microbatches = 4});
+                                    }),
+      Each(HasSubstr("[Pipeline] ZBV has 2 stages per rank, and 1 module was given\n  fix: pass a vector of two "
+                     "AnyModules: of p ranks, rank r has stages r and 2p - 1 - r")));
   const PipelineTable table = PipelineTable::from_csv("0F0,2F0,2B0,0B0\n1F0,1B0\n");
   const auto texts = texts_of_all<c10::ValueError>(
       2, [&](const Group& group) { Pipeline(layer_of(group), {.group = group, .table = table}); });
   EXPECT_THAT(texts[0],
-              HasSubstr("[Pipeline] rank 0 has 2 stages in the table, and 1 module were given\n  fix: pass one "
+              HasSubstr("[Pipeline] rank 0 has 2 stages in the table, and 1 module was given\n  fix: pass one "
                         "module for each stage of the rank, in ascending order"));
   EXPECT_THAT(texts[1], HasSubstr("[Pipeline] rank 0 of the pipeline cannot begin: [Pipeline] rank 0 has 2 stages"));
 }
@@ -79,8 +88,46 @@ TEST(PipelineErrors, RanksThatRunDifferentTablesFindOut) {
   const auto texts = texts_of_all<c10::ValueError>(2, [](const Group& group) {
     Pipeline(layer_of(group), {.group = group, .microbatches = 2 + group->getRank(), .loss = loss_fn});
   });
-  EXPECT_THAT(texts, Each(HasSubstr("[Pipeline] ranks run different tables: rank 0 2 stages, 2 micro-batches, 1F1B, 0 "
-                                    "tied; rank 1 2 stages, 3 micro-batches, 1F1B, 0 tied\n  fix: pass the same")));
+  EXPECT_THAT(texts,
+              Each(HasSubstr("[Pipeline] ranks run different pipelines: rank 0 2 stages, 2 micro-batches, "
+                             "1F1B, gradients of the mean, nothing tied; rank 1 2 stages, 3 micro-batches, 1F1B, "
+                             "gradients of the mean, nothing tied\n  fix: pass the same")));
+}
+
+TEST(PipelineErrors, RanksThatTieOtherParametersFindOut) {
+  const auto texts = texts_of_all<c10::ValueError>(2, [](const Group& group) {
+    const PipelineTie up{{0, "up.weight"}, {1, "up.weight"}}, down{{0, "down.weight"}, {1, "down.weight"}};
+    Pipeline(layer_of(group),
+             {.group = group, .microbatches = 2, .loss = loss_fn, .tied = {group->getRank() == 0 ? up : down}});
+  });
+  EXPECT_THAT(texts, Each(HasSubstr("tied: {0 \"up.weight\", 1 \"up.weight\"}; rank 1 ")));
+  EXPECT_THAT(texts, Each(HasSubstr("tied: {0 \"down.weight\", 1 \"down.weight\"}\n  fix: pass the same")));
+}
+
+// Their messages are of the same shapes: nothing else tells them apart.
+TEST(PipelineErrors, PipelinesOfOneGroupThatRanksCallInAnotherOrderAreNamed) {
+  const auto texts = texts_of_all<c10::ValueError>(2, [](const Group& group) {
+    const PipelineOptions options{.group = group, .microbatches = 2, .loss = loss_fn};
+    Pipeline first(layer_of(group), options), second(layer_of(group), options);
+    const staged::Batch batch = staged::batch_of(4, 3, 0);
+    for (int i = 0; i < 2; ++i) (i == group->getRank() ? first : second).step(batch.input, batch.target);
+  });
+  EXPECT_THAT(texts, Each(HasSubstr("[Pipeline] pipeline ")));
+  EXPECT_THAT(texts, Each(HasSubstr("call step() and eval() of several pipelines in the same order on every rank")));
+}
+
+TEST(PipelineErrors, APipelineOnAGroupWhereAStepHasFailedIsRefused) {
+  const auto texts = texts_of_all<c10::ValueError>(2, [](const Group& group) {
+    const PipelineOptions options{.group = group, .microbatches = 2, .loss = loss_fn};
+    const staged::Batch batch = staged::batch_of(4, 3, 0);
+    {
+      Pipeline pipe(layer_of(group), options);
+      EXPECT_THROW(pipe.step(batch.input, group->getRank() == 1 ? at::Tensor() : batch.target), c10::ValueError);
+    }
+    Pipeline next(layer_of(group), options);
+  });
+  EXPECT_THAT(texts, Each(HasSubstr("[Pipeline] a step on this group has failed at ")));
+  EXPECT_THAT(texts, Each(HasSubstr("fix: make a new group for the new Pipeline, on every rank")));
 }
 
 TEST(PipelineErrors, AStageHasParameters) {

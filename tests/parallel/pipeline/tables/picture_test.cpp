@@ -41,6 +41,11 @@ TEST(PipelinePicture, TheTimetableIsCutIntoBlocks) {
             "rank 0  0B0    -  0B1    -\n"
             "rank 1  1F1  1I1  1W1    .\n");
   EXPECT_EQ(occurrences(timetable(small_table(), simulate(small_table()), 1), "time"), 8);
+  EXPECT_EQ(timetable(small_table(), simulate(small_table()), 30, 1),
+            "time      0    1    2    3\n"
+            "rank 0  0F0  0F1    .    .\n"
+            "rank 1    .  1F0  1B0    -\n"
+            "... and up to time 7: --full\n");
 }
 
 TEST(PipelinePicture, TimesThatFitIntoNoColumnsLeaveTheTable) {
