@@ -2,10 +2,12 @@
 # Runs the benchmarks beside their references and leaves <build>/bench/results.json: run.sh <build> [name|all]. A missed goal is shown, not an error.
 set -euo pipefail
 
-readonly names=(comm start dtensor redistribute ddp capture sharded experts context checkpoint pipeline)
+readonly names=(comm start dtensor redistribute ddp capture sharded experts context checkpoint pipeline hosts)
 readonly build=${1:?usage: run.sh <build> [name|all]; names: ${names[*]}}
 readonly wanted=${2:-all}
 readonly results=$build/bench/results.json
+hosts=$(dirname "$0")/../tests/hosts/hosts.sh
+readonly hosts
 
 # Open MPI refuses root otherwise, and there is nothing here that root could break.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
@@ -135,6 +137,30 @@ bench_pipeline() {
     done
   fi
   "${run[@]}" "$build/benchmarks/bench_pipeline" "$results" "$lines"
+}
+
+# Ranks on both hosts, in the foreground until all have ended: on_hosts RANKS MBITS.
+on_hosts() {
+  local host
+  local -r token=$("$build/bin/serried" token)
+  for host in 1 0; do
+    SERRIED_TOKEN=$token "$hosts" run $host "$build/bin/serried" run --nnodes 2 --node-rank $host --rendezvous h0:29500 -n "$1" \
+      "$build/benchmarks/bench_hosts" "$2" "$results" &
+  done
+  wait
+}
+
+bench_hosts() {
+  local -r mbits=500
+  local ranks host
+  say "hosts: two hosts that are namespaces, 1, 2 and 4 ranks on each, beside Gloo and the link"
+  "$hosts" can || return 0
+  SERRIED_HOSTS=$("$hosts" up 2)
+  export SERRIED_HOSTS
+  trap '"$hosts" down' EXIT
+  on_hosts 1 0
+  for host in 0 1; do "$hosts" link $host rate=$mbits; done
+  for ranks in 1 2 4; do on_hosts $ranks $mbits; done
 }
 
 known=" ${names[*]} all "
