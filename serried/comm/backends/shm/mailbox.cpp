@@ -39,7 +39,7 @@ std::exception_ptr make_error(const std::string& what, const std::string& fix) {
 
 }  // namespace
 
-Mailbox::Mailbox(std::shared_ptr<Engine> engine)
+Mailbox::Mailbox(std::shared_ptr<Runner> engine)
     : engine_(std::move(engine)),
       segment_(engine_->segment()),
       rank_(engine_->rank()),
@@ -111,7 +111,7 @@ void Mailbox::wait(Transfer& transfer, milliseconds timeout) {
     if (waited >= timeout) {
       const std::string what =
           c10::str("timed out after ", waited.count(), " ms in ", transfer.what, detail::stopped_text(sync_.pids()));
-      sync_.abort(what);
+      engine_->abort(what);
       report(fail_open_transfers(what));
     }
   }
@@ -171,7 +171,7 @@ char* Mailbox::Incoming::room_for(uint64_t part) {
 // The counters of a stream are the peer's to write: they end the group where they make no sense.
 bool Mailbox::fits_ring(uint64_t held, int from, int to) {
   if (held <= Ring::kCapacity) return true;
-  sync_.abort(c10::str("the stream from rank ", from, " to rank ", to, " claims ", held, " bytes in a buffer of ",
+  engine_->abort(c10::str("the stream from rank ", from, " to rank ", to, " claims ", held, " bytes in a buffer of ",
                        Ring::kCapacity));
   return false;
 }
@@ -211,7 +211,7 @@ bool Mailbox::begin_message(int source, Done& done) {
   Incoming message;
   copy_out(ring, read, reinterpret_cast<char*>(&message.header), sizeof(MessageHeader));
   if (message.header.bytes < 0) {
-    sync_.abort(c10::str("rank ", source, " sends rank ", rank_, " a message of ", message.header.bytes, " bytes"));
+    engine_->abort(c10::str("rank ", source, " sends rank ", rank_, " a message of ", message.header.bytes, " bytes"));
     return false;
   }
   ring.read.store(read + sizeof(MessageHeader), std::memory_order_release);
@@ -347,7 +347,7 @@ Mailbox::Done Mailbox::check_health() {
     }
   }
   if (why.empty()) return {};
-  sync_.abort(why, PhaseSync::Cause::loss);
+  engine_->abort(why, PhaseSync::Cause::loss);
   return fail_open_transfers(why);
 }
 

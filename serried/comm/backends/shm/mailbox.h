@@ -2,7 +2,7 @@
 #pragma once
 
 #include "serried/base/fork.h"
-#include "serried/comm/backends/shm/engine.h"
+#include "serried/comm/backends/shm/runner.h"
 
 #include <chrono>
 #include <condition_variable>
@@ -45,7 +45,7 @@ struct Transfer {
 /// callback that the thread runs.
 class Mailbox : public std::enable_shared_from_this<Mailbox> {
  public:
-  explicit Mailbox(std::shared_ptr<Engine> engine);
+  explicit Mailbox(std::shared_ptr<Runner> engine);
 
   /// Fails what is open: nobody moves bytes after this. The thread ends.
   void close();
@@ -97,7 +97,7 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
   void run();
 
   const HomeProcess home_;
-  const std::shared_ptr<Engine> engine_;
+  const std::shared_ptr<Runner> engine_;
   const Segment& segment_;
   const int rank_;
   PhaseSync& sync_;

@@ -60,6 +60,7 @@ Segment::Offsets Segment::lay_out(const SegmentShape& shape) {
   at.tables = take(n * 2 * n * sizeof(Piece), kPage);
   at.ring_stride = round_up(offsetof(Ring, data) + Ring::kCapacity, kPage);
   at.rings = take(n * n * at.ring_stride, kPage);
+  at.arrivals = take(n * 2 * shape.arrival_bytes, kPage);
   // slots, stages and the result chunk of one rank lie together: one rank, one run of pages.
   at.rank_stride = 2 * SegmentShape::kSlotBytes + 3 * SegmentShape::kStageBytes;
   at.ranks = take(n * at.rank_stride, kPage);
