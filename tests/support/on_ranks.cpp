@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 
+#include "serried/comm/agree/rank_texts.h"
 #include "serried/comm/backends/factories.h"
 #include "serried/comm/backends/hierarchical/group.h"
 #include "tests/support/thread_wire.h"
@@ -33,14 +34,19 @@ constexpr Hosts kHosts[] = {
     {"hierarchical_mixed", [](int rank, int) { return rank % 2; }},
 };
 
+std::unique_ptr<net::Wire> connected_thread_wire(const shm::ConnectArgs& args) {
+  auto wire = std::make_unique<ThreadWire>(args.rank);
+  const detail::StoreRanks ranks{args.store, args.rank, args.world_size, args.timeout};
+  wire->connect(detail::exchange(ranks, "new_group", "thread wire", wire->address()));
+  return wire;
+}
+
 Group make_group_of_hosts(const FactoryArgs& args, const Hosts& hosts) {
   FactoryArgs placed = args;
   placed.options["host"] = std::to_string(hosts.host_of(args.rank, args.world_size));
   // Half of the backends reach tensors of neighbours, half stage them.
   placed.options["always_stage"] = hosts.backend == std::string("hierarchical_pairs");
-  return hierarchical::make_group_over(placed, {.make_wire = [](const shm::ConnectArgs& of_group) {
-    return std::make_unique<ThreadWire>(of_group.rank);
-  }});
+  return hierarchical::make_group_over(placed, {.make_wire = connected_thread_wire});
 }
 
 }  // namespace

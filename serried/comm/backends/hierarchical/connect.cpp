@@ -115,13 +115,10 @@ std::unique_ptr<shm::Engine> make_local(const ConnectArgs& args, Host host, cons
                                        host.members);
 }
 
-std::unique_ptr<net::Wire> connect_wire(const ConnectArgs& args, const Topology& topology, const Options& options) {
+std::unique_ptr<net::Wire> connect_wire(const ConnectArgs& args, const Options& options) {
   std::unique_ptr<net::Wire> wire;
   const std::string failure = failure_of([&] { wire = options.make_wire(args); });
   raise_failures(args, "hierarchical/wire", failure);
-  std::vector<std::string> addresses = exchange(args, "hierarchical/address", wire->address());
-  for (const int neighbour : topology.neighbours(args.rank)) addresses[size_t(neighbour)].clear();
-  raise_failures(args, "hierarchical/connected", failure_of([&] { wire->connect(std::move(addresses)); }));
   return wire;
 }
 
@@ -146,7 +143,7 @@ std::unique_ptr<shm::Runner> connect(const ConnectArgs& args, const Options& opt
   local->meet(args.timeout, detail::place_of(args.store));
   log::line(log::Topic::comm, args.backend, ": hosts of ", topology.text());
   if (topology.num_hosts() == 1) return local;
-  std::unique_ptr<net::Wire> wire = connect_wire(args, topology, options);
+  std::unique_ptr<net::Wire> wire = connect_wire(args, options);
   log::line(log::Topic::comm, args.backend, ": between hosts by ", wire->name());
   return std::make_unique<HierarchicalEngine>(std::move(local), topology, std::move(wire));
 }

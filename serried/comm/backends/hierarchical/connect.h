@@ -12,7 +12,7 @@
 namespace serried::hierarchical {
 
 struct Options {
-  /// This rank's end of the wires between hosts; called only where there are several.
+  /// This rank's end of a wire, connected; called where there are several hosts, on all ranks.
   std::function<std::unique_ptr<net::Wire>(const shm::ConnectArgs&)> make_wire;
   /// For tests: ranks that name different hosts do as if they could not share memory.
   std::string pretended_host = {};

@@ -10,6 +10,7 @@ HierarchicalEngine::HierarchicalEngine(std::unique_ptr<shm::Engine> local, Topol
     : local_(std::move(local)),
       topology_(std::move(topology)),
       links_(std::move(wire), local_->segment(), local_->sync(), topology_, local_->rank()),
+      mail_(links_, topology_, local_->rank()),
       receivers_(topology_.receivers(rank())),
       tellers_(topology_.tellers(rank())) {
   for (const int peer : tellers_) coming_.emplace_back().peer = peer;

@@ -8,6 +8,7 @@
 
 #include "serried/comm/backends/hierarchical/links.h"
 #include "serried/comm/backends/hierarchical/stream.h"
+#include "serried/comm/backends/hierarchical/wire_mail.h"
 #include "serried/comm/backends/shm/engine.h"
 
 #include <deque>
@@ -53,6 +54,7 @@ class HierarchicalEngine final : public shm::Runner {
   uint64_t sequence() const override { return local_->sequence(); }
   const shm::Segment& segment() const override { return local_->segment(); }
   shm::PhaseSync& sync() override { return local_->sync(); }
+  shm::FarMail* far_mail() override { return &mail_; }
 
  private:
   /// One message that an arrival is.
@@ -113,6 +115,7 @@ class HierarchicalEngine final : public shm::Runner {
   const std::unique_ptr<shm::Engine> local_;
   const Topology topology_;
   Links links_;
+  WireMail mail_;
   const std::vector<int> receivers_;
   const std::vector<int> tellers_;
   std::deque<Post> coming_;

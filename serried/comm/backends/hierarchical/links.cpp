@@ -3,6 +3,8 @@
 
 #include <poll.h>
 #include <sched.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -37,7 +39,11 @@ uint64_t make_tag(Purpose purpose, uint64_t sequence, uint64_t step) {
 
 Links::Links(std::unique_ptr<net::Wire> wire, const shm::Segment& segment, PhaseSync& sync, const Topology& topology,
              int rank)
-    : wire_(std::move(wire)), segment_(segment), sync_(sync), rank_(rank) {
+    : wire_(std::move(wire)),
+      segment_(segment),
+      sync_(sync),
+      rank_(rank),
+      bell_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   for (int peer = 0; peer < topology.num_ranks(); ++peer) {
     if (topology.host_of(peer) == topology.host_of(rank)) continue;
     Inbox& inbox = inboxes_.emplace_back();
@@ -53,12 +59,15 @@ Links::~Links() {
   for (Letter& letter : letters_) {
     if (!letter.transfer.ended()) wire_->cancel(letter.transfer);
   }
+  if (bell_ >= 0) close(bell_);
 }
 
 bool Links::progress() {
   const bool any = wire_->progress();
-  if (any) look_for_news();
-  return any;
+  if (!any) return false;
+  look_for_news();
+  if (sleeps_.load(std::memory_order_seq_cst)) eventfd_write(bell_, 1);
+  return true;
 }
 
 void Links::look_for_news() {
@@ -109,7 +118,7 @@ void Links::wait(c10::function_ref<bool()> is_done, c10::function_ref<void()> lo
     const bool any = progress();
     if (is_done()) return;
     sync_.check_usable();
-    if (!any) sleep(shm::kWaitSlice);
+    if (!any) sleep(shm::kWaitSlice, is_done);
     if (steady_clock::now() < next_look) continue;
     check_health(begin);
     look();
@@ -117,15 +126,22 @@ void Links::wait(c10::function_ref<bool()> is_done, c10::function_ref<void()> lo
   }
 }
 
-void Links::sleep(milliseconds longest) {
+void Links::sleep(milliseconds longest, c10::function_ref<bool()> is_done) {
   const std::unique_lock lock(sleep_mutex_, std::try_to_lock);
   if (!lock || wire_->descriptor() < 0) {
     std::this_thread::sleep_for(std::chrono::microseconds(200));  // nothing wakes this thread
     return;
   }
-  if (!wire_->arm()) return;
-  pollfd entry{.fd = wire_->descriptor(), .events = POLLIN, .revents = 0};
-  ::poll(&entry, 1, int(longest.count()));
+  sleeps_.store(true, std::memory_order_seq_cst);
+  // Once more: another thread may have ended what this one waits for, before it knew that this one sleeps.
+  if (!is_done() && wire_->arm()) {
+    pollfd entries[] = {{.fd = wire_->descriptor(), .events = POLLIN, .revents = 0},
+                        {.fd = bell_, .events = POLLIN, .revents = 0}};
+    ::poll(entries, 2, int(longest.count()));
+  }
+  sleeps_.store(false, std::memory_order_relaxed);
+  eventfd_t rung = 0;
+  eventfd_read(bell_, &rung);
 }
 
 void Links::check_health(steady_clock::time_point begin) {

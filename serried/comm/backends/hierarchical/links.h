@@ -40,8 +40,8 @@ class Links {
   /// the collective is over; `look`, between slices, may raise for reasons of its own.
   void wait(c10::function_ref<bool()> is_done, c10::function_ref<void()> look);
 
-  /// Sleeps until something comes, at most `longest`. Any thread.
-  void sleep(std::chrono::milliseconds longest);
+  /// Sleeps until something comes, at most `longest`, unless `is_done`. Any thread.
+  void sleep(std::chrono::milliseconds longest, c10::function_ref<bool()> is_done);
 
   /// Fails the group for the loss of a rank.
   [[noreturn]] void fail_for_lost(int peer, const std::string& why);
@@ -82,6 +82,8 @@ class Links {
   const int rank_;
   std::atomic<bool> told_abort_{false};
   std::mutex sleep_mutex_;  // one thread sleeps on the descriptor
+  std::atomic<bool> sleeps_{false};
+  int bell_ = -1;           // rung by threads that find what it waits for
   std::mutex news_mutex_;   // guards all below
   std::deque<Inbox> inboxes_;
   std::deque<Letter> letters_;

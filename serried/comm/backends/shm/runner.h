@@ -1,6 +1,7 @@
 // What runs the collectives of one rank, in the memory of one host or between hosts, and what a collective is to it.
 #pragma once
 
+#include "serried/comm/backends/shm/far_mail.h"
 #include "serried/comm/backends/shm/phase_sync.h"
 #include "serried/comm/backends/shm/reduce_kernels.h"
 
@@ -77,6 +78,8 @@ class Runner {
   /// What the ranks of this host share.
   virtual const Segment& segment() const = 0;
   virtual PhaseSync& sync() = 0;
+  /// Null where all ranks share the segment.
+  virtual FarMail* far_mail() { return nullptr; }
 };
 
 }  // namespace serried::shm
