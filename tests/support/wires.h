@@ -9,7 +9,13 @@
 
 namespace serried::testing {
 
-using Wires = std::vector<std::unique_ptr<net::Wire>>;
+/// One per rank. Ends all at once, as ranks do: an end waits until its peers have what it has sent.
+class Wires : public std::vector<std::unique_ptr<net::Wire>> {
+ public:
+  Wires() = default;
+  Wires(Wires&&) = default;
+  ~Wires();
+};
 
 /// "threads"; "ucx" and "gloo" go through the loopback device.
 Wires make_wires(const std::string& kind, int size);

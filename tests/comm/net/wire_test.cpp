@@ -368,7 +368,11 @@ TEST_P(WireTest, RefusesTagsAndRanksThatAreNone) {
   EXPECT_EQ(landing.transfer.error, "there is no rank -1 among 2");
 }
 
-INSTANTIATE_TEST_SUITE_P(All, WireTest, ::testing::Values("threads"), [](const auto& info) { return info.param; });
+INSTANTIATE_TEST_SUITE_P(Threads, WireTest, ::testing::Values("threads"));
+INSTANTIATE_TEST_SUITE_P(Gloo, WireTest, ::testing::Values("gloo"));
+#ifdef SERRIED_WITH_UCX
+INSTANTIATE_TEST_SUITE_P(Ucx, WireTest, ::testing::Values("ucx"));
+#endif
 
 }  // namespace
 }  // namespace serried::testing
