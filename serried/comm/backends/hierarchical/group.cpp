@@ -8,7 +8,7 @@
 namespace serried::hierarchical {
 
 Group make_group_over(const FactoryArgs& args, Options options) {
-  reject_unknown_options(args, {"heap_mb", "always_stage", "host"});
+  reject_unknown_options(args, {"always_stage", "heap_mb", "host"});
   const auto host = args.options.find("host");
   if (host != args.options.end()) options.pretended_host = host->second.toStringRef();
   shm::ConnectArgs connect_args = shm::connect_args(args, "hierarchical");

@@ -49,6 +49,9 @@ class PhaseSync {
 
   uint32_t phase() const { return phase_; }
 
+  /// Whether it is the lowest of the ranks that share the segment.
+  bool is_first() const { return index_ == 0; }
+
   /// Tells the peers that this rank has reached its next phase.
   void post();
 

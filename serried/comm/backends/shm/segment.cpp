@@ -94,7 +94,8 @@ void Segment::describe_layout() {
   page.call_stride = sizeof(watch::Record);
   page.num_calls = std::tuple_size_v<decltype(RankInfo::records)>;
   page.phases = uint64_t(offsets_.lines) + offsetof(RankLine, phase);
-  page.phase_stride = sizeof(RankLine);
+  // Ranks of other hosts have no phases here, but calls.
+  page.phase_stride = shape_.arrival_bytes > 0 ? 0 : sizeof(RankLine);
   page.failure = offsetof(Header, reason);
   page.failure_room = sizeof(Header::reason);
   page.magic = watch_page::Header::kMagic;
