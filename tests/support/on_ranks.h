@@ -20,7 +20,7 @@ struct Setting {
   }
 };
 
-/// Every backend that runs on one host, with each of the world sizes.
+/// Every backend, with each of the world sizes; where hosts matter, each way to lay ranks out over hosts.
 std::vector<Setting> settings(const std::vector<int>& world_sizes);
 
 /// "shm_3"
@@ -33,6 +33,7 @@ class OnRanks : public ::testing::TestWithParam<Setting> {
 
   int world_size() const { return GetParam().world_size; }
   bool is(const std::string& backend) const { return GetParam().backend == backend; }
+  bool is_hierarchical() const { return GetParam().backend.starts_with("hierarchical"); }
 
   /// Runs `fn` on every rank; a failure that leaves a rank is a test failure with its text.
   void on_ranks(const std::function<void(const Group&)>& fn);

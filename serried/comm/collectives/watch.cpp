@@ -9,6 +9,7 @@
 
 #include "serried/base/hash.h"
 #include "serried/comm/agree/rank_texts.h"
+#include "serried/comm/collectives/unknown_place.h"
 #include "serried/tape/recorder.h"
 
 namespace serried::watch {
@@ -143,6 +144,12 @@ std::string behind_text(int rank, const Record& record, const Record& before) {
   if (!repeats(record, before)) return "";
   return c10::str("; rank ", rank, " repeats #", before.sequence, ": it may be one call behind since #",
                   record.sequence);
+}
+
+// Ranks of other hosts, which tell one that is missing itself.
+std::string unknown_text(const std::vector<int>& ranks) {
+  if (ranks.empty()) return "";
+  return c10::str("; where ", detail::rank_list(ranks), ranks.size() == 1 ? " is" : " are", " is not known here");
 }
 
 std::string describe_rest(const Record& waiting, const std::vector<int>& rest, bool any_ahead, size_t num_ranks) {
@@ -304,10 +311,14 @@ std::string missing_text(const Record& waiting, int64_t waited_ms, const std::ve
   if (last.empty()) return head + "where the other ranks are is not known";
   const bool point_to_point = waiting.kind == Kind::send || waiting.kind == Kind::recv;
   Places places;
-  std::vector<int> rest;
+  std::vector<int> rest, unknown;
   bool any_ahead = false;
   for (int rank = 0; rank < int(last.size()); ++rank) {
     const Record& newest = last[rank];
+    if (newest.sequence == kUnknownPlace) {
+      unknown.push_back(rank);
+      continue;
+    }
     const bool asked = point_to_point && (waiting.root < 0 || waiting.root == rank);
     if (asked || (!point_to_point && newest.sequence < waiting.sequence)) {
       places[{newest.sequence, describe(newest)}].push_back(rank);
@@ -317,7 +328,7 @@ std::string missing_text(const Record& waiting, int64_t waited_ms, const std::ve
     any_ahead = any_ahead || newest.sequence > waiting.sequence;
   }
   if (point_to_point) return head + describe_places(places);
-  return head + describe_places(places) + describe_rest(waiting, rest, any_ahead, last.size());
+  return head + describe_places(places) + describe_rest(waiting, rest, any_ahead, last.size()) + unknown_text(unknown);
 }
 
 }  // namespace serried::watch

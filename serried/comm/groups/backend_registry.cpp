@@ -27,19 +27,29 @@ std::string works_everywhere() {
   return "";
 }
 
+// More ranks than have room in memory that they share.
+constexpr int kMostOfHierarchical = 512;
+
+constexpr const char* kNoShm = "no shm: ";
+
 // Every rank sees the same texts, so all choose alike; a rank that cannot use shared memory says so in its text.
 Group make_auto_group(const FactoryArgs& args) {
   const std::string unavailable = why_shm_unavailable();
-  const std::string mine = unavailable.empty() ? detail::host_identity() : "no shm: " + unavailable;
+  const std::string mine = unavailable.empty() ? detail::host_identity() : kNoShm + unavailable;
   const std::vector<std::string> hosts =
       detail::exchange({args.store, args.rank, args.world_size, args.timeout}, "new_group", "auto/host", mine);
   const bool one_host = std::all_of(hosts.begin(), hosts.end(), [&](const std::string& h) { return h == hosts[0]; });
-  const bool share_memory = one_host && unavailable.empty();
-  log::line(log::Topic::comm, "auto takes ", share_memory ? "shm" : "gloo", " for ", args.name, ": ",
-            !unavailable.empty() ? unavailable
-            : one_host           ? "all ranks share this host"
-                                 : "ranks are on several hosts");
-  return share_memory ? make_shm_group(args) : make_gloo_group(args);
+  const auto without = std::find_if(hosts.begin(), hosts.end(), [](auto& host) { return host.starts_with(kNoShm); });
+  const auto take = [&](const char* backend, const std::string& why, auto* make) {
+    log::line(log::Topic::comm, "auto takes ", backend, " for ", args.name, ": ", why);
+    return make(args);
+  };
+  if (without != hosts.end()) {
+    return take("gloo", c10::str("rank ", without - hosts.begin(), " has ", *without), make_gloo_group);
+  }
+  if (one_host) return take("shm", "all ranks share this host", make_shm_group);
+  if (args.world_size > kMostOfHierarchical) return take("gloo", "ranks are many, on several hosts", make_gloo_group);
+  return take("hierarchical", "ranks are on several hosts", make_hierarchical_group);
 }
 
 std::string why_mpi_unavailable() {
@@ -57,6 +67,7 @@ constexpr std::array kBuiltins{
     BuiltinBackend{"auto", make_auto_group, works_everywhere},
     BuiltinBackend{"fake", make_fake_group, works_everywhere},
     BuiltinBackend{"gloo", make_gloo_group, works_everywhere},
+    BuiltinBackend{"hierarchical", make_hierarchical_group, why_shm_unavailable},
     BuiltinBackend{"mpi", make_mpi_group, why_mpi_unavailable},
     BuiltinBackend{"nccl", make_nccl_group, why_nccl_unavailable},
     BuiltinBackend{"shm", make_shm_group, why_shm_unavailable},

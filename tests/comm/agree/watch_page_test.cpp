@@ -79,12 +79,13 @@ TEST_P(PublishedByGroups, SayWhatEachRankCalledLast) {
       ASSERT_FALSE(pages.empty());
       for (const top::Page& page : pages) {
         EXPECT_EQ(page.problem, "");
+        ASSERT_EQ(page.ranks.size(), 3u);
+        if (page.ranks[0].pid == 0) continue;  // of another host, which may not have heard of all calls
         EXPECT_THAT(page.group, StartsWith(GetParam().backend + "/"));
         EXPECT_THAT(page.group, ::testing::Not(HasSubstr("@")));
         EXPECT_EQ(page.failure, "");
-        ASSERT_EQ(page.ranks.size(), 3u);
         for (int rank = 0; rank < 3; ++rank) {
-          EXPECT_EQ(page.ranks[rank].pid, getpid());
+          if (!is_hierarchical() || page.ranks[rank].pid != 0) EXPECT_EQ(page.ranks[rank].pid, getpid());
           EXPECT_EQ(page.ranks[rank].rank, rank);
           EXPECT_FALSE(page.ranks[rank].has_left);
           EXPECT_GE(page.ranks[rank].newest, 3u);

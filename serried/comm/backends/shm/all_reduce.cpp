@@ -47,7 +47,7 @@ void Engine::complete_all_reduce(Op& op) {
   wait_for_all(op);
   if (op.count * op.element_bytes <= kMaxSlotBytes) return reduce_slots(op);
   bool reachable = true;
-  for (int peer = 0; peer < world_size(); ++peer) {
+  for (const int peer : members_) {
     const Offer offer = offer_of(peer, op);
     reachable &= memory_.reachable(offer.address) && memory_.reachable(offer.extent);
   }
@@ -57,16 +57,16 @@ void Engine::complete_all_reduce(Op& op) {
 
 void Engine::reduce_slots(Op& op) {
   c10::SmallVector<const void*, 16> sources;
-  for (int peer = 0; peer < world_size(); ++peer) sources.push_back(segment_.slot(peer, op.parity));
-  op.kernel(op.output, sources.data(), world_size(), op.count);
+  for (const int peer : members_) sources.push_back(segment_.slot(peer, op.parity));
+  op.kernel(op.output, sources.data(), num_members(), op.count);
 }
 
 void Engine::reduce_in_place_of_all(Op& op) {
-  const int n = world_size();
-  const Slice mine = slice_of(op.count, op.element_bytes, n, rank_);
+  const int n = num_members();
+  const Slice mine = slice_of(op.count, op.element_bytes, n, index_);
   c10::SmallVector<const char*, 16> inputs;
   c10::SmallVector<char*, 16> outputs;
-  for (int peer = 0; peer < n; ++peer) {
+  for (const int peer : members_) {
     const Offer offer = offer_of(peer, op);
     inputs.push_back(reach(peer, offer.address, op.count * op.element_bytes));
     outputs.push_back(reach(peer, offer.extent, op.count * op.element_bytes));
@@ -80,9 +80,10 @@ void Engine::reduce_in_place_of_all(Op& op) {
     const int64_t offset = begin * op.element_bytes;
     sources.clear();
     for (const char* input : inputs) sources.push_back(input + offset);
-    op.kernel(outputs[rank_] + offset, sources.data(), n, count);
+    char* const result = outputs[index_] + offset;
+    op.kernel(result, sources.data(), n, count);
     for (int i = 1; i < n; ++i) {
-      std::memcpy(outputs[(rank_ + i) % n] + offset, outputs[rank_] + offset, count * op.element_bytes);
+      std::memcpy(outputs[place_after(i)] + offset, result, count * op.element_bytes);
     }
   }
   finish_reading();
@@ -90,21 +91,21 @@ void Engine::reduce_in_place_of_all(Op& op) {
 }
 
 void Engine::stage_slices(const Op& op, int64_t chunk) {
-  const int n = world_size();
+  const int n = num_members();
   const int64_t chunk_elements = SegmentShape::kStageBytes / op.element_bytes;
   const int64_t begin = chunk * chunk_elements;
   const int64_t count = std::min(chunk_elements, op.count - begin);
   char* stage = segment_.stage(rank_, int(chunk & 1));
   // Only what the peers reduce: the own slice is read from the tensor itself.
   for (int i = 1; i < n; ++i) {
-    const Slice slice = slice_of(count, op.element_bytes, n, (rank_ + i) % n);
+    const Slice slice = slice_of(count, op.element_bytes, n, place_after(i));
     std::memcpy(stage + slice.begin * op.element_bytes, op.input + (begin + slice.begin) * op.element_bytes,
                 (slice.end - slice.begin) * op.element_bytes);
   }
 }
 
 void Engine::reduce_in_chunks(Op& op) {
-  const int n = world_size();
+  const int n = num_members();
   const int64_t chunk_elements = SegmentShape::kStageBytes / op.element_bytes;
   const int64_t num_chunks = (op.count + chunk_elements - 1) / chunk_elements;
   const bool staged = (offer_of(rank_, op).flags & kInStage) != 0;
@@ -119,10 +120,10 @@ void Engine::reduce_in_chunks(Op& op) {
     if (staged && chunk + 1 < num_chunks) stage_slices(op, chunk + 1);
     if (chunk > 0) sync_.wait_all();
 
-    const Slice mine = slice_of(count, op.element_bytes, n, rank_);
+    const Slice mine = slice_of(count, op.element_bytes, n, index_);
     const int64_t mine_offset = mine.begin * op.element_bytes;
     sources.clear();
-    for (int peer = 0; peer < n; ++peer) {
+    for (const int peer : members_) {
       const Offer offer = offer_of(peer, op);
       const char* contribution = segment_.stage(peer, int(chunk & 1));
       if (peer == rank_)
@@ -141,8 +142,8 @@ void Engine::reduce_in_chunks(Op& op) {
     char* output = op.output + begin * op.element_bytes;
     std::memcpy(output + mine_offset, result, (mine.end - mine.begin) * op.element_bytes);
     for (int i = 1; i < n; ++i) {
-      const int peer = (rank_ + i) % n;
-      const Slice theirs = slice_of(count, op.element_bytes, n, peer);
+      const int peer = member_after(i);
+      const Slice theirs = slice_of(count, op.element_bytes, n, place_after(i));
       const int64_t offset = theirs.begin * op.element_bytes;
       sync_.wait(peer, sync_.phase());
       std::memcpy(output + offset, segment_.result(peer) + offset, (theirs.end - theirs.begin) * op.element_bytes);

@@ -22,9 +22,9 @@ ShmBackend::ShmBackend(const ConnectArgs& args)
     : OwnBackend(args.rank, args.world_size),
       args_(args),
       timeout_ms_(args.timeout.count()),
-      driver_(make_shared_at_home<Driver>(connect(args))),
+      driver_(make_shared_at_home<Driver>(args.connect(args))),
       heap_(std::make_shared<Heap>(driver_->engine().segment().heap_bytes())),
-      mailbox_(make_shared_at_home<Mailbox>(std::shared_ptr<Engine>(driver_, &driver_->engine()))) {
+      mailbox_(make_shared_at_home<Mailbox>(std::shared_ptr<Runner>(driver_, &driver_->engine()))) {
   init();
 }
 
@@ -43,16 +43,16 @@ void ShmBackend::close() {
   const auto patience = std::min<std::chrono::milliseconds>(kFarewellPatience, timeout_or_default(c10d::kUnsetTimeout));
   driver_->close(patience);
   PhaseSync& sync = driver_->engine().sync();
-  sync.leave();
+  driver_->engine().leave();
   // Rank 0's store need not wait at exit for ranks that may be dead, noticed by a collective or not.
-  if (sync.aborted() || sync.any_peer_died()) detail::abandon(args_.store);
+  if (sync.aborted() || sync.dead_peer() >= 0) detail::abandon(args_.store);
   mailbox_->close();
 }
 
 void ShmBackend::setGroupUid(const std::string& name) {
   Backend::setGroupUid(name);
   // Ranks that are threads have their number behind an @.
-  if (rank_ == 0) driver_->engine().segment().header().page.set_group(name.substr(0, name.find('@')));
+  if (driver_->engine().sync().is_first()) driver_->engine().segment().header().page.set_group(name.substr(0, name.find('@')));
 }
 
 c10::intrusive_ptr<c10d::Backend::Options> ShmBackend::getBackendOptions() {
@@ -85,7 +85,7 @@ c10::intrusive_ptr<c10d::Backend> ShmBackend::merge(const Store& store, const c1
 
 void ShmBackend::abort() {
   home_.require("abort");
-  driver_->engine().sync().abort(c10::str("rank ", rank_, " called abort()"));
+  driver_->engine().abort(c10::str("rank ", rank_, " called abort()"));
   detail::abandon(args_.store);
 }
 
@@ -120,7 +120,7 @@ at::Tensor ShmBackend::allocateTensor(long size, at::TensorOptions options) {
 
 // Without the fix and the place of this rank: those who read it have their own.
 void ShmBackend::fail(const std::string& what) {
-  driver_->engine().sync().abort(what);
+  driver_->engine().abort(what);
 }
 
 }  // namespace serried::shm

@@ -64,7 +64,7 @@ WorkPtr ShmBackend::issue(OpType type, Task task, CallOptions options) {
 WorkPtr ShmBackend::issue_program(OpType type, Task task, std::vector<Op> ops, CallOptions options) {
   for (Op& op : ops) op.timeout = timeout_or_default(options.timeout);
   if (!ops.empty()) task.op.record = record_of(ops);
-  task.program = [ops = std::move(ops)](Engine& engine) mutable {
+  task.program = [ops = std::move(ops)](Runner& engine) mutable {
     for (Op& op : ops) shm::run(engine, op);
   };
   return issue(type, std::move(task), options);

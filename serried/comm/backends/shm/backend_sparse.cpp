@@ -13,7 +13,7 @@ namespace serried::shm {
 namespace {
 
 /// All ranks' rows of `mine` (dim 0), in rank order; `rows` says how many each has.
-at::Tensor gather_rows(Engine& engine, const at::Tensor& mine, const at::Tensor& rows, Op like) {
+at::Tensor gather_rows(Runner& engine, const at::Tensor& mine, const at::Tensor& rows, Op like) {
   const int64_t* counts = rows.const_data_ptr<int64_t>();
   Tensors pieces;
   for (int rank = 0; rank < engine.world_size(); ++rank) {
@@ -41,7 +41,7 @@ void check_fits(const at::Tensor& indices, const at::Tensor& values, const at::T
 }
 
 /// The sum over ranks, coalesced.
-at::Tensor sum_sparse(Engine& engine, const at::Tensor& input, const Op& like) {
+at::Tensor sum_sparse(Runner& engine, const at::Tensor& input, const Op& like) {
   const at::Tensor coalesced = input.coalesce();
   const at::Tensor indices = coalesced.indices().t().contiguous();  // entries along dim 0
   const at::Tensor values = coalesced.values().contiguous();
@@ -73,7 +73,7 @@ WorkPtr ShmBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOpti
   task.op.record.kind = watch::Kind::all_reduce;
   Op like;
   like.timeout = timeout_or_default(options.timeout);
-  task.program = [tensor, like](Engine& engine) {
+  task.program = [tensor, like](Runner& engine) {
     at::AutoDispatchBelowAutograd guard;
     at::Tensor(tensor).copy_(sum_sparse(engine, tensor.detach(), like));
   };

@@ -106,7 +106,7 @@ Greeting parse_greeting(std::string_view where, int rank, const std::string& tex
                                 "find out who else writes to the store of this job"});
 }
 
-std::unique_ptr<Engine> connect(const ConnectArgs& args) {
+std::unique_ptr<Runner> connect(const ConnectArgs& args) {
   if (args.world_size > kMaxRanks) {
     raise<c10::ValueError>({args.backend,
                             c10::str(args.world_size, " ranks on one host; at most ", kMaxRanks, " share a segment"),

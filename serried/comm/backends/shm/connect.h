@@ -5,6 +5,7 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -30,6 +31,11 @@ inline constexpr int64_t kMaxHeapBytes = int64_t(1) << 44;
 /// from a rank. `where` is the backend.
 Greeting parse_greeting(std::string_view where, int rank, const std::string& text);
 
+struct ConnectArgs;
+
+/// An engine whose peers are all there. Every rank calls it; if one cannot take part, all raise and say which and why.
+std::unique_ptr<Runner> connect(const ConnectArgs& args);
+
 struct ConnectArgs {
   c10::intrusive_ptr<c10d::Store> store;
   int rank = 0;
@@ -39,9 +45,8 @@ struct ConnectArgs {
   bool always_stage = false;    // take the way of processes even between threads
   bool one_process = false;     // the ranks must be threads of this process
   std::string backend = "shm";  // for messages
+  /// Makes the engine of the group, and of those that it is split into.
+  std::function<std::unique_ptr<Runner>(const ConnectArgs&)> connect = shm::connect;
 };
-
-/// An engine whose peers are all there. Every rank calls it; if one cannot take part, all raise and say which and why.
-std::unique_ptr<Engine> connect(const ConnectArgs& args);
 
 }  // namespace serried::shm

@@ -18,7 +18,7 @@ constexpr int kMeetingSpins = 400;
 
 }  // namespace
 
-void run(Engine& engine, Op& op) {
+void run(Runner& engine, Op& op) {
   engine.arrive(op);
   engine.complete(op);
 }
@@ -102,7 +102,7 @@ void CollectiveWork::call_back() {
     future->markCompleted(c10::IValue(task_.outputs));
 }
 
-Driver::Driver(std::unique_ptr<Engine> engine) : engine_(std::move(engine)) {}
+Driver::Driver(std::unique_ptr<Runner> engine) : engine_(std::move(engine)) {}
 
 Driver::~Driver() {
   close(std::chrono::milliseconds(0));
@@ -156,7 +156,7 @@ void Driver::try_now(const c10::intrusive_ptr<CollectiveWork>& work, Lock& lock)
   if (due || error) work->call_back();
 }
 
-std::exception_ptr Driver::execute(Engine& engine, CollectiveWork& work) {
+std::exception_ptr Driver::execute(Runner& engine, CollectiveWork& work) {
   Task& task = work.task_;
   try {
     if (task.traced) task.traced->set_sequence(work.arrived_ ? task.op.record.sequence : engine.sequence() + 1);
@@ -269,7 +269,7 @@ void Driver::close(std::chrono::milliseconds patience) {
   std::thread thread = std::exchange(thread_, std::thread());
   lock.unlock();
   if (!drained) {
-    engine_->sync().abort(c10::str("rank ", engine_->rank(), " closed the group while collectives were open"));
+    engine_->abort(c10::str("rank ", engine_->rank(), " closed the group while collectives were open"));
   }
   if (thread.joinable()) return thread.join();
   // There was no thread: works that nobody waits for would keep the driver, which keeps them.

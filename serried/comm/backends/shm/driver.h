@@ -3,7 +3,7 @@
 
 #include "serried/base/fork.h"
 #include "serried/base/log.h"
-#include "serried/comm/backends/shm/engine.h"
+#include "serried/comm/backends/shm/runner.h"
 #include "serried/comm/collectives/traced.h"
 
 #include <c10/util/thread_name.h>
@@ -44,7 +44,7 @@ std::thread start_helper_thread(Fn run) {
 /// them.
 struct Task {
   Op op;
-  std::function<void(Engine&)> program;  // instead of op
+  std::function<void(Runner&)> program;  // instead of op
   std::function<void()> after;
   std::vector<at::Tensor> keep_alive;
   std::vector<at::Tensor> outputs;
@@ -52,7 +52,7 @@ struct Task {
 };
 
 /// Runs one Op to its end; blocks.
-void run(Engine& engine, Op& op);
+void run(Runner& engine, Op& op);
 
 class CollectiveWork : public c10d::Work {
  public:
@@ -83,7 +83,7 @@ class CollectiveWork : public c10d::Work {
 
 class Driver : public std::enable_shared_from_this<Driver> {
  public:
-  explicit Driver(std::unique_ptr<Engine> engine);
+  explicit Driver(std::unique_ptr<Runner> engine);
   ~Driver();
 
   /// Whether the thread that issues a work runs it.
@@ -109,7 +109,7 @@ class Driver : public std::enable_shared_from_this<Driver> {
   /// No work comes after this. Gives open works a bounded time, then aborts them.
   void close(std::chrono::milliseconds patience);
 
-  Engine& engine() { return *engine_; }
+  Runner& engine() { return *engine_; }
   const HomeProcess& home() const { return home_; }
   uint64_t num_issued() const { return num_issued_; }
 
@@ -121,12 +121,12 @@ class Driver : public std::enable_shared_from_this<Driver> {
   void take_turn(Lock& lock);
   void end_turn(Lock& lock);
   void run_front(Lock& lock);
-  static std::exception_ptr execute(Engine& engine, CollectiveWork& work);
+  static std::exception_ptr execute(Runner& engine, CollectiveWork& work);
   void start_thread();
   void run_thread();
 
   const HomeProcess home_;
-  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<Runner> engine_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<c10::intrusive_ptr<CollectiveWork>> queue_;

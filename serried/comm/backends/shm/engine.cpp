@@ -2,10 +2,21 @@
 #include "serried/comm/backends/shm/engine.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include <c10/util/StringUtil.h>
 
 namespace serried::shm {
+namespace {
+
+std::vector<int> all_if_empty(std::vector<int> members, int world_size) {
+  if (!members.empty()) return members;
+  members.resize(size_t(world_size));
+  std::iota(members.begin(), members.end(), 0);
+  return members;
+}
+
+}  // namespace
 
 Piece Pieces::at(int peer) const {
   if (only >= 0 && peer != only) return {};
@@ -20,8 +31,13 @@ int64_t Pieces::largest(int num_peers) const {
   return most;
 }
 
-Engine::Engine(Segment segment, int rank, WaitPolicy policy, bool one_process)
-    : segment_(std::move(segment)), rank_(rank), sync_(segment_, rank, policy), memory_(segment_, rank, one_process) {}
+Engine::Engine(Segment segment, int rank, WaitPolicy policy, bool one_process, std::vector<int> members)
+    : segment_(std::move(segment)),
+      rank_(rank),
+      members_(all_if_empty(std::move(members), segment_.world_size())),
+      index_(int(std::find(members_.begin(), members_.end(), rank) - members_.begin())),
+      sync_(segment_, rank, policy, members_),
+      memory_(segment_, rank, one_process) {}
 
 void Engine::meet(std::chrono::milliseconds timeout, const std::string& place) {
   sync_.meet(timeout, place);
@@ -35,9 +51,17 @@ void Engine::publish(Op& op, uint32_t flags, uint64_t address, uint64_t extent) 
 }
 
 void Engine::arrive(Op& op) {
-  op.record.sequence = ++sequence_;
-  op.parity = int(sequence_ & 1);
-  sync_.start(op.record, op.timeout);
+  begin(op);
+  arrive_at_step(op);
+}
+
+void Engine::begin(Op& call) {
+  call.record.sequence = ++sequence_;
+  sync_.start(call.record, call.timeout);
+}
+
+void Engine::arrive_at_step(Op& op) {
+  op.parity = int(++num_steps_ & 1);
   switch (op.kind) {
     case Op::Kind::all_reduce: return arrive_all_reduce(op);
     case Op::Kind::exchange:
@@ -46,8 +70,8 @@ void Engine::arrive(Op& op) {
   }
 }
 
-bool Engine::all_have_arrived(const Op& op) const {
-  for (int peer = 0; peer < world_size(); ++peer) {
+bool Engine::all_have_arrived(const Op& op) {
+  for (const int peer : members_) {
     if (peer != rank_ && !sync_.reached(peer, op.arrival)) return false;
   }
   return true;
@@ -55,14 +79,18 @@ bool Engine::all_have_arrived(const Op& op) const {
 
 void Engine::complete(Op& op) {
   try {
-    complete_kind(op);
+    complete_step(op);
   } catch (...) {
     sync_.give_up(memory_.one_process());
     throw;
   }
 }
 
-void Engine::complete_kind(Op& op) {
+void Engine::abort(const std::string& why, PhaseSync::Cause cause) {
+  sync_.abort(why, cause);
+}
+
+void Engine::complete_step(Op& op) {
   switch (op.kind) {
     case Op::Kind::all_reduce: return complete_all_reduce(op);
     case Op::Kind::exchange: return complete_exchange(op);
@@ -73,26 +101,26 @@ void Engine::complete_kind(Op& op) {
 
 void Engine::check_fingerprint(int peer, const Op& op) {
   if (segment_.line(peer).offers[op.parity].fingerprint == segment_.line(rank_).offers[op.parity].fingerprint) return;
-  const watch::Record other = segment_.info(peer).records[op.parity];
+  const size_t parity = op.record.sequence & 1;
+  const watch::Record other = segment_.info(peer).records[parity];
   if (watch::differ_in_knowledge(op.record, other)) return;
   const bool first = rank_ < peer;
-  const watch::Record before = segment_.info(rank_).records[op.parity ^ 1];
+  const watch::Record before = segment_.info(rank_).records[parity ^ 1];
   sync_.fail(watch::mismatch_text(first ? rank_ : peer, first ? op.record : other, first ? peer : rank_,
                                   first ? other : op.record, before),
              watch::mismatch_fix(op.record, other));
 }
 
 void Engine::wait_for_all(const Op& op) {
-  const int n = world_size();
-  for (int i = 1; i < n; ++i) {
-    const int peer = (rank_ + i) % n;
+  for (int i = 1; i < num_members(); ++i) {
+    const int peer = member_after(i);
     sync_.wait(peer, op.arrival);
     check_fingerprint(peer, op);
   }
 }
 
 bool Engine::any_offer_has(uint32_t flag, const Op& op) const {
-  for (int peer = 0; peer < world_size(); ++peer) {
+  for (const int peer : members_) {
     if ((offer_of(peer, op).flags & flag) != 0) return true;
   }
   return false;

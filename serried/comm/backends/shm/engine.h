@@ -1,86 +1,49 @@
 // The collectives over one segment: each is "arrive", which never blocks, then "complete".
 #pragma once
 
-#include "serried/comm/backends/shm/phase_sync.h"
-#include "serried/comm/backends/shm/reduce_kernels.h"
+#include "serried/comm/backends/shm/runner.h"
 
 #include <c10/util/SmallVector.h>
 
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace serried::shm {
 
-/// One piece of memory per peer: `base` plus p strides, or a list. Stride 0: the same piece for everybody.
-struct Pieces {
-  char* base = nullptr;
-  int64_t stride = 0;
-  int64_t bytes = 0;
-  std::vector<Piece> list;
-  int only = -1;  // the single peer that has a piece; -1: all
-
-  Piece at(int peer) const;
-  int64_t largest(int num_peers) const;
-};
-
-/// One collective of one rank. The memory it names must live until it is complete.
-struct Op {
-  enum class Kind { all_reduce, exchange, reduce_pieces, barrier };
-
-  Kind kind = Kind::barrier;
-  watch::Record record;
-  std::chrono::milliseconds timeout{};
-
-  // all_reduce: output may be input
-  const char* input = nullptr;
-  char* output = nullptr;
-
-  // exchange: offers[p] becomes p's sinks[this rank]. reduce_pieces: sinks.at(this rank) becomes the reduction of all
-  // ranks' offers[this rank].
-  Pieces offers;
-  Pieces sinks;
-  std::vector<int64_t> rows;  // of an exchange: a table (rows.h) by which what a peer offers is laid out in its sink
-
-  // reductions
-  ReduceKernel kernel = nullptr;
-  int64_t element_bytes = 1;
-  int64_t count = 0;  // elements of input, or of this rank's result
-
-  // set by arrive
-  uint32_t arrival = 0;
-  int parity = 0;
-};
-
-class Engine {
+class Engine final : public Runner {
  public:
-  Engine(Segment segment, int rank, WaitPolicy policy, bool one_process);
+  /// `members`: the ranks that share the segment, ascending; empty: all for whom it has room. Of the others it knows
+  /// what somebody else writes there.
+  Engine(Segment segment, int rank, WaitPolicy policy, bool one_process, std::vector<int> members = {});
 
-  /// Waits until every rank has mapped the segment.
+  /// Waits until every member has mapped the segment.
   /// `place` is where the ranks met before, for messages.
   void meet(std::chrono::milliseconds timeout, const std::string& place);
 
-  /// Lays out this rank's part and tells the peers. Never blocks; raises if the group is unusable.
-  void arrive(Op& op);
+  void arrive(Op& op) override;
+  bool all_have_arrived(const Op& op) override;
+  void complete(Op& op) override;
+  void abort(const std::string& why, PhaseSync::Cause cause = PhaseSync::Cause::failure) override;
+  void leave() override { sync_.leave(); }
 
-  /// Whether `complete` would find every peer there. Never blocks.
-  bool all_have_arrived(const Op& op) const;
+  /// The parts of it, for collectives of which this engine does the steps within the host: a call begins, and then come
+  /// any number of steps, whose pieces are those of members.
+  void begin(Op& call);
+  void arrive_at_step(Op& op);
+  void complete_step(Op& op);
 
-  /// Blocks until this rank may use its outputs and reuse its inputs. Raises on mismatch, death of a peer, timeout;
-  /// also then no thread of this process uses them any more.
-  void complete(Op& op);
-
-  int rank() const { return rank_; }
-  /// The number of the newest collective.
-  uint64_t sequence() const { return sequence_; }
-  int world_size() const { return segment_.world_size(); }
-  const Segment& segment() const { return segment_; }
-  PhaseSync& sync() { return sync_; }
+  int rank() const override { return rank_; }
+  uint64_t sequence() const override { return sequence_; }
+  int world_size() const override { return segment_.world_size(); }
+  const Segment& segment() const override { return segment_; }
+  PhaseSync& sync() override { return sync_; }
+  bool one_process() const { return memory_.one_process(); }
 
  private:
   void publish(Op& op, uint32_t flags, uint64_t address, uint64_t extent);
   /// As it is now: a peer that is out of its mind may change it at any time, so each use works on one copy.
   Offer offer_of(int peer, const Op& op) const { return read_once(segment_.line(peer).offers[op.parity]); }
-  void complete_kind(Op& op);
   void check_fingerprint(int peer, const Op& op);
   void wait_for_all(const Op& op);
   bool any_offer_has(uint32_t flag, const Op& op) const;
@@ -115,11 +78,19 @@ class Engine {
   void finish_reading();
   void finish_round_trip(const Op& op);
 
+  int num_members() const { return int(members_.size()); }
+  /// The `i`-th member after this rank, so that not all turn to the same one first.
+  int place_after(int i) const { return (index_ + i) % num_members(); }
+  int member_after(int i) const { return members_[size_t(place_after(i))]; }
+
   Segment segment_;
   const int rank_;
+  const std::vector<int> members_;
+  const int index_;  // of this rank among them
   PhaseSync sync_;
   PeerMemory memory_;
   uint64_t sequence_ = 0;
+  uint64_t num_steps_ = 0;
 };
 
 }  // namespace serried::shm

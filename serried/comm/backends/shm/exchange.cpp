@@ -80,19 +80,20 @@ void Engine::stage_pieces(const Op& op, int64_t round) {
   const bool same = same_for_all(op.offers);
   const int64_t chunk = piece_chunk(same);
   char* stage = segment_.stage(rank_, int(round & 1));
-  for (int peer = 0; peer < (same ? 1 : world_size()); ++peer) {
+  for (const int peer : members_) {
     // The own piece never leaves this rank.
     if (!same && peer == rank_) continue;
     const Piece piece = op.offers.at(same ? std::max(op.offers.only, 0) : peer);
     const int64_t begin = std::min(piece.bytes, round * chunk);
     const int64_t bytes = std::min(chunk, piece.bytes - begin);
-    if (bytes > 0) std::memcpy(stage + peer * chunk, piece.data + begin, bytes);
+    if (bytes > 0) std::memcpy(stage + (same ? 0 : peer * chunk), piece.data + begin, bytes);
+    if (same) return;
   }
 }
 
 int64_t Engine::num_rounds(const Op& op) {
   int64_t rounds = 0;
-  for (int peer = 0; peer < world_size(); ++peer) {
+  for (const int peer : members_) {
     const Offer offer = offer_of(peer, op);
     if ((offer.flags & kInStage) == 0) continue;
     if (offer.extent > kMaxPieceBytes) fail_for_wild_offer(peer);
@@ -155,13 +156,12 @@ void Engine::pull_round(int peer, const Op& op, int64_t round) {
 }
 
 void Engine::complete_exchange(Op& op) {
-  const int n = world_size();
   const Piece own = op.sinks.at(rank_);
   if (own.bytes > 0 && own.data != op.offers.at(rank_).data) {
     lay_down(rank_, op, op.offers.at(rank_).data, 0, own.bytes);
   }
-  for (int i = 1; i < n; ++i) {
-    const int peer = (rank_ + i) % n;
+  for (int i = 1; i < num_members(); ++i) {
+    const int peer = member_after(i);
     sync_.wait(peer, op.arrival);
     check_fingerprint(peer, op);
     if (op.sinks.only < 0 || op.sinks.only == peer) pull(peer, op);
@@ -172,7 +172,7 @@ void Engine::complete_exchange(Op& op) {
     sync_.wait_all();
     // All peers have read the round before this one, so its half of the stage is free.
     if (staging && round + 1 < rounds) stage_pieces(op, round + 1);
-    for (int i = 1; i < n; ++i) pull_round((rank_ + i) % n, op, round);
+    for (int i = 1; i < num_members(); ++i) pull_round(member_after(i), op, round);
     if (round + 1 < rounds) sync_.post();
   }
   finish_round_trip(op);
@@ -200,9 +200,9 @@ void Engine::complete_reduce_pieces(Op& op) {
 void Engine::reduce_block(const Op& op, int64_t begin, int64_t end) {
   if (begin == end) return;
   c10::SmallVector<const void*, 16> sources;
-  for (int peer = 0; peer < world_size(); ++peer) sources.push_back(contribution(peer, op, begin, end - begin));
+  for (const int peer : members_) sources.push_back(contribution(peer, op, begin, end - begin));
   const std::optional<Visit> visit = visit_for(op);
-  op.kernel(op.sinks.at(rank_).data + begin, sources.data(), world_size(), (end - begin) / op.element_bytes);
+  op.kernel(op.sinks.at(rank_).data + begin, sources.data(), num_members(), (end - begin) / op.element_bytes);
 }
 
 /// What `peer` contributes to `bytes` of this rank's result, from byte `begin` on.

@@ -19,6 +19,10 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
+// A neighbour may ring meanwhile, and nothing on the wire says so.
+constexpr milliseconds kFarSlice{5};
+constexpr std::chrono::microseconds kBothSlice{200};
+
 void copy_into(Ring& ring, uint64_t at, const char* from, uint64_t bytes) {
   const uint64_t begin = at % Ring::kCapacity;
   const uint64_t first = std::min(bytes, Ring::kCapacity - begin);
@@ -39,8 +43,9 @@ std::exception_ptr make_error(const std::string& what, const std::string& fix) {
 
 }  // namespace
 
-Mailbox::Mailbox(std::shared_ptr<Engine> engine)
+Mailbox::Mailbox(std::shared_ptr<Runner> engine)
     : engine_(std::move(engine)),
+      far_(engine_->far_mail()),
       segment_(engine_->segment()),
       rank_(engine_->rank()),
       sync_(engine_->sync()),
@@ -105,13 +110,13 @@ void Mailbox::wait(Transfer& transfer, milliseconds timeout) {
     report(done);
     if (is_done) break;
     says.waits_for(transfer.direction == Transfer::Direction::send, transfer.peer, begin);
-    sleep_on_bell(seen);
+    sleep(seen);
     report(check_health());
     const auto waited = std::chrono::duration_cast<milliseconds>(steady_clock::now() - begin);
     if (waited >= timeout) {
       const std::string what =
           c10::str("timed out after ", waited.count(), " ms in ", transfer.what, detail::stopped_text(sync_.pids()));
-      sync_.abort(what);
+      engine_->abort(what);
       report(fail_open_transfers(what));
     }
   }
@@ -127,7 +132,10 @@ Mailbox::Done Mailbox::progress() {
       done.push_back(queue.front());
       queue.pop_front();
     }
-    drain(peer, done);
+    if (is_far(peer))
+      drain_far(peer, done);
+    else
+      drain(peer, done);
   }
   for (const auto& transfer : done) transfer->done = true;
   open_ -= int64_t(done.size());
@@ -135,6 +143,7 @@ Mailbox::Done Mailbox::progress() {
 }
 
 bool Mailbox::push(int peer, Transfer& transfer) {
+  if (is_far(peer)) return far_->push(transfer);
   Ring& ring = segment_.ring(rank_, peer);
   uint64_t written = ring.written.load(std::memory_order_relaxed);
   const uint64_t held = written - ring.read.load(std::memory_order_acquire);
@@ -171,7 +180,7 @@ char* Mailbox::Incoming::room_for(uint64_t part) {
 // The counters of a stream are the peer's to write: they end the group where they make no sense.
 bool Mailbox::fits_ring(uint64_t held, int from, int to) {
   if (held <= Ring::kCapacity) return true;
-  sync_.abort(c10::str("the stream from rank ", from, " to rank ", to, " claims ", held, " bytes in a buffer of ",
+  engine_->abort(c10::str("the stream from rank ", from, " to rank ", to, " claims ", held, " bytes in a buffer of ",
                        Ring::kCapacity));
   return false;
 }
@@ -203,6 +212,35 @@ void Mailbox::drain(int source, Done& done) {
   }
 }
 
+void Mailbox::drain_far(int source, Done& done) {
+  while (wanted(source)) {
+    if (!incoming_[source]) {
+      const std::optional<MessageHeader> header = far_->next(source);
+      if (!header) return;
+      open_message(source, *header, done);
+    }
+    Incoming& message = *incoming_[source];
+    char* const to = room_for_all(source, message);
+    if (to == nullptr || !far_->pull(source, to)) return;
+    finish_message(source, message, done);
+  }
+}
+
+/// Null, and the end of the group, where there is not that much memory.
+char* Mailbox::room_for_all(int source, Incoming& message) {
+  static char nothing;
+  if (message.header.bytes == 0) return &nothing;
+  if (message.target) return message.target->data;
+  try {
+    message.kept.resize(size_t(message.header.bytes));
+  } catch (const std::exception&) {
+    engine_->abort(c10::str("rank ", rank_, " has no memory for a message of ", message.header.bytes,
+                            " bytes from rank ", source));
+    return nullptr;
+  }
+  return message.kept.data();
+}
+
 bool Mailbox::begin_message(int source, Done& done) {
   Ring& ring = segment_.ring(source, rank_);
   const uint64_t read = ring.read.load(std::memory_order_relaxed);
@@ -211,11 +249,18 @@ bool Mailbox::begin_message(int source, Done& done) {
   Incoming message;
   copy_out(ring, read, reinterpret_cast<char*>(&message.header), sizeof(MessageHeader));
   if (message.header.bytes < 0) {
-    sync_.abort(c10::str("rank ", source, " sends rank ", rank_, " a message of ", message.header.bytes, " bytes"));
+    engine_->abort(c10::str("rank ", source, " sends rank ", rank_, " a message of ", message.header.bytes, " bytes"));
     return false;
   }
   ring.read.store(read + sizeof(MessageHeader), std::memory_order_release);
-  std::shared_ptr<Transfer> receive = match(source, message.header);
+  open_message(source, message.header, done);
+  return true;
+}
+
+void Mailbox::open_message(int source, const MessageHeader& header, Done& done) {
+  Incoming message;
+  message.header = header;
+  std::shared_ptr<Transfer> receive = match(source, header);
   // A receive that does not fit gets its error when the message is whole: the stream must stay readable.
   const bool fits = receive && receive->bytes == message.header.bytes && receive->dtype == message.header.dtype;
   if (fits) message.target = receive;
@@ -224,7 +269,6 @@ bool Mailbox::begin_message(int source, Done& done) {
     deliver(*incoming_[source], source, receive, done);
     incoming_[source]->unwanted = true;
   }
-  return true;
 }
 
 void Mailbox::finish_message(int source, Incoming& message, Done& done) {
@@ -288,6 +332,7 @@ void Mailbox::report(const Done& done) {
 Mailbox::Done Mailbox::fail_open_transfers(const std::string& why) {
   Done failed;
   std::lock_guard<std::mutex> lock(mutex_);
+  if (far_ != nullptr) far_->stop();
   for (auto& queue : sends_) {
     failed.insert(failed.end(), queue.begin(), queue.end());
     queue.clear();
@@ -307,8 +352,13 @@ Mailbox::Done Mailbox::fail_open_transfers(const std::string& why) {
   return failed;
 }
 
+bool Mailbox::is_gone(int peer) const {
+  return is_far(peer) ? !far_->loss(peer).empty() : sync_.is_gone(peer);
+}
+
 /// What a peer sent before it left is still good.
 bool Mailbox::can_still_come(int source) const {
+  if (is_far(source)) return !is_gone(source);
   if (!sync_.is_gone(source)) return true;
   const Ring& ring = segment_.ring(source, rank_);
   return ring.written.load(std::memory_order_acquire) != ring.read.load(std::memory_order_relaxed);
@@ -317,7 +367,7 @@ bool Mailbox::can_still_come(int source) const {
 /// The ranks that are gone, where the transfer cannot end without them. A receive from any rank can while one is left.
 std::vector<int> Mailbox::lost_peers(const Transfer& transfer) const {
   const bool sends = transfer.direction == Transfer::Direction::send;
-  if (sends && sync_.is_gone(transfer.peer)) return {transfer.peer};
+  if (sends && is_gone(transfer.peer)) return {transfer.peer};
   std::vector<int> lost;
   for (int peer = 0; peer < segment_.world_size() && !sends; ++peer) {
     if (transfer.peer < 0 ? peer == rank_ : peer != transfer.peer) continue;
@@ -347,7 +397,7 @@ Mailbox::Done Mailbox::check_health() {
     }
   }
   if (why.empty()) return {};
-  sync_.abort(why, PhaseSync::Cause::loss);
+  engine_->abort(why, PhaseSync::Cause::loss);
   return fail_open_transfers(why);
 }
 
@@ -355,6 +405,32 @@ void Mailbox::ring_bell(int rank) {
   Bell& bell = segment_.bell(rank);
   bell.rings.fetch_add(1, std::memory_order_seq_cst);
   if (bell.waiters.load(std::memory_order_seq_cst) != 0) futex_wake_all(bell.rings);
+}
+
+Mailbox::Wait Mailbox::what_is_open() {
+  if (far_ == nullptr) return Wait::near;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  bool near = false, far = false;
+  const auto note = [&](int peer) { (is_far(peer) ? far : near) = true; };
+  for (int peer = 0; peer < segment_.world_size(); ++peer) {
+    if (!sends_[peer].empty() || incoming_[peer]) note(peer);
+  }
+  for (const auto& receive : receives_) {
+    if (receive->peer >= 0)
+      note(receive->peer);
+    else
+      near = far = true;
+  }
+  return !far ? Wait::near : near ? Wait::both : Wait::far;
+}
+
+void Mailbox::sleep(uint32_t seen) {
+  const Wait wait = what_is_open();
+  if (wait == Wait::near) return sleep_on_bell(seen);
+  far_->progress();
+  if (wait == Wait::far) return far_->sleep(kFarSlice);
+  // Two things to wait for, and no way to sleep on both.
+  futex_sleep(segment_.bell(rank_).rings, seen, kBothSlice);
 }
 
 void Mailbox::sleep_on_bell(uint32_t seen) {
@@ -379,7 +455,7 @@ void Mailbox::run() {
       done = progress();
     }
     report(done);
-    sleep_on_bell(seen);
+    sleep(seen);
     report(check_health());
   }
 }

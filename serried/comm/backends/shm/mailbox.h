@@ -2,7 +2,8 @@
 #pragma once
 
 #include "serried/base/fork.h"
-#include "serried/comm/backends/shm/engine.h"
+#include "serried/comm/backends/shm/far_mail.h"
+#include "serried/comm/backends/shm/runner.h"
 
 #include <chrono>
 #include <condition_variable>
@@ -19,33 +20,12 @@
 
 namespace serried::shm {
 
-/// One send or receive. Fields below `what` belong to the mailbox until it is done.
-struct Transfer {
-  enum class Direction { send, receive };
-
-  Direction direction = Direction::send;
-  char* data = nullptr;
-  int64_t bytes = 0;
-  int peer = 0;  // -1: receive from anybody
-  int tag = 0;
-  int dtype = 0;
-  std::chrono::milliseconds timeout{};
-  std::string what;                                  // for messages: "recv f32[4] from rank 2, tag 0"
-  std::function<void(std::exception_ptr)> finished;  // called once, without the mailbox's lock
-
-  int source = -1;
-  int64_t moved = 0;
-  bool header_sent = false;
-  bool done = false;
-  std::exception_ptr error;
-};
-
 /// Moves bytes whenever somebody waits, and by a thread of its own while transfers are open and nobody does. Whoever
 /// waits keeps the mailbox and its engine alive, and so does the thread: the group may go at any time, also in a
 /// callback that the thread runs.
 class Mailbox : public std::enable_shared_from_this<Mailbox> {
  public:
-  explicit Mailbox(std::shared_ptr<Engine> engine);
+  explicit Mailbox(std::shared_ptr<Runner> engine);
 
   /// Fails what is open: nobody moves bytes after this. The thread ends.
   void close();
@@ -57,12 +37,6 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
   void wait(Transfer& transfer, std::chrono::milliseconds timeout);
 
  private:
-  struct MessageHeader {
-    int64_t bytes;
-    int32_t tag;
-    int32_t dtype;
-  };
-
   /// A message on its way in: into a posted receive, or into memory of its own until somebody asks for it.
   struct Incoming {
     MessageHeader header;
@@ -82,7 +56,10 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
   bool fits_ring(uint64_t held, int from, int to);
   bool wanted(int source) const;
   void drain(int source, Done& done);
+  void drain_far(int source, Done& done);
   bool begin_message(int source, Done& done);
+  void open_message(int source, const MessageHeader& header, Done& done);
+  char* room_for_all(int source, Incoming& message);
   void finish_message(int source, Incoming& message, Done& done);
   bool take_kept(const std::shared_ptr<Transfer>& transfer, Done& done);
   std::shared_ptr<Transfer> match(int source, const MessageHeader& header);
@@ -90,14 +67,20 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
   static void report(const Done& done);
   Done fail_open_transfers(const std::string& why);
   Done check_health();
+  bool is_far(int peer) const { return far_ != nullptr && far_->reaches(peer); }
+  bool is_gone(int peer) const;
   bool can_still_come(int source) const;
   std::vector<int> lost_peers(const Transfer& transfer) const;
   void ring_bell(int rank);
   void sleep_on_bell(uint32_t seen);
+  void sleep(uint32_t seen);
+  enum class Wait { near, far, both };
+  Wait what_is_open();
   void run();
 
   const HomeProcess home_;
-  const std::shared_ptr<Engine> engine_;
+  const std::shared_ptr<Runner> engine_;
+  FarMail* const far_;  // null where all ranks share the segment
   const Segment& segment_;
   const int rank_;
   PhaseSync& sync_;

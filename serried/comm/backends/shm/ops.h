@@ -1,7 +1,7 @@
 // From tensors to the Ops of the engine. Tensors are contiguous and stay alive until the Op is complete.
 #pragma once
 
-#include "serried/comm/backends/shm/engine.h"
+#include "serried/comm/backends/shm/runner.h"
 
 #include <ATen/core/Tensor.h>
 

@@ -21,6 +21,7 @@
 #include "serried/comm/agree/host.h"
 #include "serried/comm/agree/rank_texts.h"
 #include "serried/comm/agree/says_that_it_waits.h"
+#include "serried/comm/collectives/unknown_place.h"
 
 namespace serried::shm {
 namespace {
@@ -41,6 +42,9 @@ constexpr const char* kAfterFailureFix = "make a new group; the failure above ca
 constexpr std::chrono::microseconds kLongYield{500};
 constexpr int kWaitsWithoutYield = 200;
 
+// How long a rank sleeps that has something else to do as well.
+constexpr std::chrono::microseconds kBusySlice{200};
+
 int usable_cores() {
   cpu_set_t set;
   if (sched_getaffinity(0, sizeof(set), &set) != 0) return int(sysconf(_SC_NPROCESSORS_ONLN));
@@ -57,8 +61,8 @@ std::string where_of(const watch::Record& record) {
 
 }  // namespace
 
-void futex_sleep(std::atomic<uint32_t>& word, uint32_t seen) {
-  const timespec slice{.tv_sec = 0, .tv_nsec = 50'000'000};
+void futex_sleep(std::atomic<uint32_t>& word, uint32_t seen, std::chrono::microseconds longest) {
+  const timespec slice{.tv_sec = longest.count() / 1'000'000, .tv_nsec = longest.count() % 1'000'000 * 1000};
   syscall(SYS_futex, &word, FUTEX_WAIT, seen, &slice, nullptr, 0);
 }
 
@@ -74,8 +78,13 @@ WaitPolicy WaitPolicy::for_ranks(int num_ranks) {
   return {.spins = 50, .yields = 20, .spins_per_yield = 0, .own_core = false};
 }
 
-PhaseSync::PhaseSync(const Segment& segment, int rank, WaitPolicy policy)
-    : segment_(segment), rank_(rank), policy_(policy), pidfds_(segment.world_size(), -1) {}
+PhaseSync::PhaseSync(const Segment& segment, int rank, WaitPolicy policy, const std::vector<int>& members)
+    : segment_(segment),
+      rank_(rank),
+      policy_(policy),
+      members_(members),
+      index_(int(std::find(members.begin(), members.end(), rank) - members.begin())),
+      pidfds_(segment.world_size(), -1) {}
 
 PhaseSync::~PhaseSync() {
   for (const int fd : pidfds_) {
@@ -93,7 +102,7 @@ void PhaseSync::meet(milliseconds timeout, const std::string& place) {
   post();
   wait_all();
   meeting_ = false;
-  for (int peer = 0; peer < segment_.world_size(); ++peer) {
+  for (const int peer : members_) {
     const int pid = segment_.info(peer).page.pid.load();
     if (pid != getpid()) pidfds_[peer] = int(syscall(SYS_pidfd_open, pid, 0));
   }
@@ -115,9 +124,9 @@ void PhaseSync::post() {
 }
 
 void PhaseSync::wait_all() {
-  const int n = segment_.world_size();
+  const int n = int(members_.size());
   // Each rank starts with its neighbour, so that not all look at one line first.
-  for (int i = 1; i < n; ++i) wait((rank_ + i) % n, phase_);
+  for (int i = 1; i < n; ++i) wait(members_[size_t((index_ + i) % n)], phase_);
 }
 
 void PhaseSync::wait_slowly(int peer, uint32_t phase) {
@@ -132,9 +141,10 @@ void PhaseSync::wait_slowly(int peer, uint32_t phase) {
   page.waits_phase.store(phase, std::memory_order_relaxed);
   const detail::SaysThatItWaits says(page, current_.sequence, begin);
   while (true) {
+    const std::chrono::microseconds longest = run_background() ? kBusySlice : kWaitSlice;
     line.waiters.fetch_add(1, std::memory_order_seq_cst);
     const uint32_t seen = line.phase.load(std::memory_order_seq_cst);
-    if (int32_t(seen - phase) < 0 && !aborted()) futex_sleep(line.phase, seen);
+    if (int32_t(seen - phase) < 0 && !aborted()) futex_sleep(line.phase, seen, longest);
     line.waiters.fetch_sub(1, std::memory_order_seq_cst);
     if (reached(peer, phase)) return;
     check_usable();
@@ -153,6 +163,7 @@ bool PhaseSync::yield_until(int peer, uint32_t phase) {
   }
   for (int i = 0; i < policy_.yields; ++i) {
     const auto before = steady_clock::now();
+    run_background();
     sched_yield();
     const bool lost_the_core = steady_clock::now() - before > kLongYield;
     for (int spin = 0; spin <= policy_.spins_per_yield; ++spin) {
@@ -177,17 +188,28 @@ bool PhaseSync::is_gone(int peer) const {
   return pid != 0 && pid != getpid() && kill(pid, 0) != 0 && errno == ESRCH;
 }
 
-bool PhaseSync::any_peer_died() const {
-  for (int peer = 0; peer < segment_.world_size(); ++peer) {
-    if (segment_.info(peer).page.left.load(std::memory_order_acquire) == 0 && is_gone(peer)) return true;
+int PhaseSync::dead_peer() const {
+  for (const int peer : members_) {
+    if (segment_.info(peer).page.left.load(std::memory_order_acquire) == 0 && is_gone(peer)) return peer;
   }
-  return false;
+  return -1;
+}
+
+bool PhaseSync::is_member(int rank) const {
+  return std::binary_search(members_.begin(), members_.end(), rank);
+}
+
+/// Whether the rank's newest call is `call`, or a later one.
+bool PhaseSync::has_made(int rank, const watch::Record& call) const {
+  return segment_.info(rank).page.newest.load(std::memory_order_acquire) >= call.sequence;
 }
 
 int PhaseSync::missing_peer(uint32_t phase) const {
   for (int peer = 0; peer < segment_.world_size(); ++peer) {
     // Order matters: a peer may reach the phase and leave between the two looks.
-    if (is_gone(peer) && !reached(peer, phase)) return peer;
+    if (!is_gone(peer)) continue;
+    const bool has_come = is_member(peer) ? reached(peer, phase) : has_made(peer, current_);
+    if (!has_come) return peer;
   }
   return -1;
 }
@@ -211,24 +233,31 @@ std::string PhaseSync::where() const {
 
 void PhaseSync::fail_to_meet(milliseconds waited) {
   std::vector<int> missing;
-  for (int rank = 0; rank < segment_.world_size(); ++rank) {
+  for (const int rank : members_) {
     if (!reached(rank, phase_)) missing.push_back(rank);
   }
   fail(c10::str("timed out after ", waited.count(), " ms while the ranks met in shared memory",
                 place_.empty() ? "" : ", after they had met at " + place_, ": ", detail::rank_list(missing), " of ",
-                segment_.world_size(), " did not come"),
+                members_.size(), " did not come"),
        "look at what those ranks are doing: they may be stopped or slow; pass a longer timeout if they are slow");
 }
 
 void PhaseSync::fail_for_timeout(milliseconds waited) {
   if (meeting_) fail_to_meet(waited);
-  std::vector<watch::Record> last;
+  fail(watch::missing_text(current_, waited.count(), newest_records()) + detail::stopped_text(pids()),
+       "look at the missing rank: it may be stopped, slow or in other code; raise the group's timeout if it is slow");
+}
+
+/// What is known of each rank; of one whose teller is missing too, nothing newer is.
+std::vector<watch::Record> PhaseSync::newest_records() const {
+  std::vector<watch::Record> newest;
   for (int rank = 0; rank < segment_.world_size(); ++rank) {
     const RankInfo& info = segment_.info(rank);
-    last.push_back(info.records[info.page.newest.load(std::memory_order_acquire) & 1]);
+    newest.push_back(info.records[info.page.newest.load(std::memory_order_acquire) & 1]);
+    if (is_member(rank) || has_made(rank, current_)) continue;
+    if (!has_made(tellers_[size_t(rank)], current_)) newest.back().sequence = watch::kUnknownPlace;
   }
-  fail(watch::missing_text(current_, waited.count(), last) + detail::stopped_text(pids()),
-       "look at the missing rank: it may be stopped, slow or in other code; raise the group's timeout if it is slow");
+  return newest;
 }
 
 std::vector<int> PhaseSync::pids() const {
@@ -293,7 +322,7 @@ void PhaseSync::check_usable(std::string_view where) const {
 }
 
 const char* PhaseSync::unusable_fix() const {
-  return segment_.header().by_loss.load(std::memory_order_relaxed) != 0 ? kAfterLossFix : kAfterFailureFix;
+  return is_by_loss() ? kAfterLossFix : kAfterFailureFix;
 }
 
 std::string PhaseSync::abort_reason() const {

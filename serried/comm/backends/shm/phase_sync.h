@@ -4,8 +4,10 @@
 #include "serried/comm/backends/shm/segment.h"
 
 #include <chrono>
+#include <functional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace serried::shm {
@@ -25,12 +27,20 @@ struct WaitPolicy {
 /// One rank's side of the phases. One thread at a time, except `abort`, `leave` and what says so.
 class PhaseSync {
  public:
-  PhaseSync(const Segment& segment, int rank, WaitPolicy policy);
+  /// `members`: the ranks that share the segment, ascending.
+  PhaseSync(const Segment& segment, int rank, WaitPolicy policy, const std::vector<int>& members);
   ~PhaseSync();
   PhaseSync(const PhaseSync&) = delete;
   PhaseSync& operator=(const PhaseSync&) = delete;
 
-  /// Publishes this process and waits until every rank has done so; then peers can be watched.
+  /// What else goes on while this rank waits, at least every 50 ms; whether it is to be called again soon.
+  using Background = std::function<bool()>;
+  void set_background(Background background) { background_ = std::move(background); }
+
+  /// For each rank that is no member, the member that writes what is known of it into the segment.
+  void set_tellers(std::vector<int> tellers) { tellers_ = std::move(tellers); }
+
+  /// Publishes this process and waits until every member has done so; then peers can be watched.
   /// `place` is where the ranks met before, for messages.
   void meet(std::chrono::milliseconds timeout, const std::string& place);
 
@@ -38,6 +48,9 @@ class PhaseSync {
   void start(const watch::Record& record, std::chrono::milliseconds timeout);
 
   uint32_t phase() const { return phase_; }
+
+  /// Whether it is the lowest of the ranks that share the segment.
+  bool is_first() const { return index_ == 0; }
 
   /// Tells the peers that this rank has reached its next phase.
   void post();
@@ -50,7 +63,7 @@ class PhaseSync {
     if (!reached(peer, phase)) wait_slowly(peer, phase);
   }
 
-  /// Waits until every peer has reached this rank's phase.
+  /// Waits until every member has reached this rank's phase.
   void wait_all();
 
   /// Makes the group unusable for all ranks, with `why` as the reason they name. The first reason stays.
@@ -66,14 +79,16 @@ class PhaseSync {
   /// may be dead or stopped in the middle of one, so it gets 100 ms.
   void give_up(bool peers_are_threads);
 
-  /// Whether a peer has ended without leaving the group.
-  bool any_peer_died() const;
+  /// A peer that has ended without leaving the group; -1 if there is none.
+  int dead_peer() const;
 
   /// Raises if the group was aborted.
   void check_usable() const;
 
   /// The same for calls that are no collectives; any thread may ask.
   void check_usable(std::string_view where) const;
+  /// Whether that was because a rank died or left.
+  bool is_by_loss() const { return segment_.header().by_loss.load(std::memory_order_relaxed) != 0; }
   /// What to do about it: ranks are left to go on with only where one was lost.
   const char* unusable_fix() const;
 
@@ -84,6 +99,10 @@ class PhaseSync {
   int missing_peer(uint32_t phase) const;
   bool is_gone(int peer) const;
   [[noreturn]] void fail_for_gone_peer(int peer);
+  [[noreturn]] void fail_for_timeout(std::chrono::milliseconds waited);
+  std::chrono::milliseconds timeout() const { return timeout_; }
+  const WaitPolicy& policy() const { return policy_; }
+  watch_page::RankPage& page() const { return segment_.info(rank_).page; }
 
   /// This rank closes the group in order.
   void leave();
@@ -100,13 +119,20 @@ class PhaseSync {
   void end_visit();
   void wait_slowly(int peer, uint32_t phase);
   bool yield_until(int peer, uint32_t phase);
-  [[noreturn]] void fail_for_timeout(std::chrono::milliseconds waited);
+  bool run_background() { return background_ && background_(); }
+  bool is_member(int rank) const;
+  bool has_made(int rank, const watch::Record& call) const;
+  std::vector<watch::Record> newest_records() const;
   [[noreturn]] void fail_to_meet(std::chrono::milliseconds waited);
   std::string where() const;
 
   const Segment& segment_;
   const int rank_;
   const WaitPolicy policy_;
+  const std::vector<int> members_;
+  const int index_;  // of this rank among them
+  Background background_;
+  std::vector<int> tellers_;  // empty where all are members
   std::vector<int> pidfds_;
   bool meeting_ = false;  // until every rank has come; no collective is current then
   std::string place_;
@@ -129,8 +155,11 @@ class Visit {
   PhaseSync& sync_;
 };
 
-/// Sleeps until `word` differs from `seen`, somebody wakes it, or 50 ms have passed: the period of health checks.
-void futex_sleep(std::atomic<uint32_t>& word, uint32_t seen);
+/// The period of health checks.
+inline constexpr std::chrono::milliseconds kWaitSlice{50};
+
+/// Sleeps until `word` differs from `seen`, somebody wakes it, or `longest` has passed.
+void futex_sleep(std::atomic<uint32_t>& word, uint32_t seen, std::chrono::microseconds longest = kWaitSlice);
 void futex_wake_all(std::atomic<uint32_t>& word);
 
 /// A hint to the core that this is a spin loop.

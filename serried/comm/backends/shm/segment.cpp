@@ -60,6 +60,7 @@ Segment::Offsets Segment::lay_out(const SegmentShape& shape) {
   at.tables = take(n * 2 * n * sizeof(Piece), kPage);
   at.ring_stride = round_up(offsetof(Ring, data) + Ring::kCapacity, kPage);
   at.rings = take(n * n * at.ring_stride, kPage);
+  at.arrivals = take(n * 2 * shape.arrival_bytes, kPage);
   // slots, stages and the result chunk of one rank lie together: one rank, one run of pages.
   at.rank_stride = 2 * SegmentShape::kSlotBytes + 3 * SegmentShape::kStageBytes;
   at.ranks = take(n * at.rank_stride, kPage);
@@ -93,7 +94,8 @@ void Segment::describe_layout() {
   page.call_stride = sizeof(watch::Record);
   page.num_calls = std::tuple_size_v<decltype(RankInfo::records)>;
   page.phases = uint64_t(offsets_.lines) + offsetof(RankLine, phase);
-  page.phase_stride = sizeof(RankLine);
+  // Ranks of other hosts have no phases here, but calls.
+  page.phase_stride = shape_.arrival_bytes > 0 ? 0 : sizeof(RankLine);
   page.failure = offsetof(Header, reason);
   page.failure_room = sizeof(Header::reason);
   page.magic = watch_page::Header::kMagic;

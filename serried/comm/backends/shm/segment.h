@@ -93,6 +93,7 @@ struct SegmentShape {
   int world_size = 1;
   int64_t heap_bytes = 0;
   int64_t round_bytes = 64 << 10;  // how much of the stage is handed over at a time, at most kStageBytes
+  int64_t arrival_bytes = 0;       // for what ranks of other hosts tell the ranks of this one
 
   static constexpr int64_t kSlotBytes = 64 << 10;    // small messages
   static constexpr int64_t kStageBytes = 256 << 10;  // one chunk of a large one
@@ -129,6 +130,9 @@ class Segment {
   char* slot(int rank, int parity) const {
     return base_ + offsets_.ranks + rank * offsets_.rank_stride + parity * SegmentShape::kSlotBytes;
   }
+  char* arrival(int rank, int parity) const {
+    return base_ + offsets_.arrivals + (2 * rank + parity) * shape_.arrival_bytes;
+  }
   char* stage(int rank, int parity) const { return slot(rank, 2) + parity * SegmentShape::kStageBytes; }
   char* result(int rank) const { return stage(rank, 2); }
   char* heap(int rank) const { return base_ + offsets_.heaps + rank * shape_.heap_bytes; }
@@ -136,7 +140,7 @@ class Segment {
 
  private:
   struct Offsets {
-    int64_t lines, infos, bells, tables, rings, ring_stride, ranks, rank_stride, heaps, total;
+    int64_t lines, infos, bells, tables, rings, ring_stride, arrivals, ranks, rank_stride, heaps, total;
   };
   static Offsets lay_out(const SegmentShape& shape);
   explicit Segment(const SegmentShape& shape) : shape_(shape), offsets_(lay_out(shape)) {}

@@ -7,27 +7,32 @@
 #include "serried/base/error.h"
 #include "serried/comm/agree/shared_memory.h"
 #include "serried/comm/backends/shm/backend.h"
+#include "serried/comm/backends/shm/options.h"
 
 namespace serried {
 
-Group make_shm_group(const FactoryArgs& args) {
-  reject_unknown_options(args, {"heap_mb", "always_stage"});
+shm::ConnectArgs shm::connect_args(const FactoryArgs& args, const std::string& backend) {
   const auto heap = args.options.find("heap_mb");
   const int64_t heap_mb = heap == args.options.end() ? env::integer("SERRIED_SHM_HEAP_MB") : heap->second.toInt();
   if (heap_mb < 0 || heap_mb > shm::kMaxHeapBytes >> 20) {
-    raise<c10::ValueError>({"shm", c10::str("heap_mb is ", heap_mb),
+    raise<c10::ValueError>({backend, c10::str("heap_mb is ", heap_mb),
                             c10::str("pass 0 to ", shm::kMaxHeapBytes >> 20, "; memory is taken on use")});
   }
   const auto stage = args.options.find("always_stage");
-  const shm::ConnectArgs connect{.store = args.store,
-                                 .rank = args.rank,
-                                 .world_size = args.world_size,
-                                 .timeout = args.timeout,
-                                 .heap_bytes = heap_mb << 20,
-                                 .always_stage = stage != args.options.end() && stage->second.toBool(),
-                                 .one_process = false,
-                                 .backend = "shm"};
-  return make_group(args, c10::make_intrusive<shm::ShmBackend>(connect));
+  shm::ConnectArgs connect;
+  connect.store = args.store;
+  connect.rank = args.rank;
+  connect.world_size = args.world_size;
+  connect.timeout = args.timeout;
+  connect.heap_bytes = heap_mb << 20;
+  connect.always_stage = stage != args.options.end() && stage->second.toBool();
+  connect.backend = backend;
+  return connect;
+}
+
+Group make_shm_group(const FactoryArgs& args) {
+  reject_unknown_options(args, {"heap_mb", "always_stage"});
+  return make_group(args, c10::make_intrusive<shm::ShmBackend>(shm::connect_args(args, "shm")));
 }
 
 std::string why_shm_unavailable() {
@@ -39,15 +44,10 @@ std::string why_shm_unavailable() {
 
 Group make_threads_group(const FactoryArgs& args) {
   reject_unknown_options(args, {});
-  const shm::ConnectArgs connect{.store = args.store,
-                                 .rank = args.rank,
-                                 .world_size = args.world_size,
-                                 .timeout = args.timeout,
-                                 // Every tensor of the process is as good as one of a heap.
-                                 .heap_bytes = 64 << 20,
-                                 .always_stage = false,
-                                 .one_process = true,
-                                 .backend = "threads"};
+  shm::ConnectArgs connect = shm::connect_args(args, "threads");
+  // Every tensor of the process is as good as one of a heap.
+  connect.heap_bytes = 64 << 20;
+  connect.one_process = true;
   return make_group(args, c10::make_intrusive<shm::ShmBackend>(connect));
 }
 

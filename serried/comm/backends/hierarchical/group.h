@@ -1,0 +1,12 @@
+// A group of the backend, over any wires.
+#pragma once
+
+#include "serried/comm/backends/factories.h"
+#include "serried/comm/backends/hierarchical/connect.h"
+
+namespace serried::hierarchical {
+
+/// Option "host" (text): where ranks name different ones, they do as if they could not share memory.
+Group make_group_over(const FactoryArgs& args, Options options);
+
+}  // namespace serried::hierarchical

@@ -1,0 +1,91 @@
+// Reductions: every contribution goes to the rank that reduces its part, which adds them up in the order of ranks. So
+// the result has the bits that ranks of one host get, whatever the hosts.
+#include <algorithm>
+
+#include <c10/util/SmallVector.h>
+
+#include "serried/comm/backends/hierarchical/engine.h"
+
+namespace serried::hierarchical {
+namespace {
+
+// How much of other ranks' contributions a rank holds at a time.
+constexpr int64_t kContributionBytes = 8 << 20;
+
+constexpr int64_t kLine = 64;
+
+}  // namespace
+
+/// Where all contributions have come with the arrivals: reduces them, and is true.
+bool HierarchicalEngine::reduce_carried(const Op& op, Piece result) {
+  c10::SmallVector<const void*, 16> sources;
+  for (int peer = 0; peer < world_size(); ++peer) {
+    if (!carries(peer, op)) return false;
+    sources.push_back(offered(peer, rank(), op).data);
+  }
+  if (result.bytes > 0) op.kernel(result.data, sources.data(), world_size(), result.bytes / op.element_bytes);
+  return true;
+}
+
+void HierarchicalEngine::all_reduce(const Op& op) {
+  const int64_t total = op.count * op.element_bytes;
+  if (reduce_carried(op, {.data = op.output, .bytes = total})) return;
+  const int n = world_size();
+  const int64_t share = ((total + n - 1) / n + kLine - 1) / kLine * kLine;
+  Pieces contributions;
+  Pieces results;
+  for (int peer = 0; peer < n; ++peer) {
+    const int64_t begin = std::min(total, peer * share);
+    const int64_t bytes = std::min(share, total - begin);
+    contributions.list.push_back({.data = const_cast<char*>(op.input) + begin, .bytes = bytes});
+    results.list.push_back({.data = op.output + begin, .bytes = bytes});
+  }
+  reduce_contributions(op, contributions, results.at(rank()), share);
+  move_shared(op, results.at(rank()), results, std::vector<bool>(size_t(n), false));
+}
+
+void HierarchicalEngine::reduce_to_owners(const Op& op) {
+  const Piece result = op.sinks.at(rank());
+  for (int peer = 0; peer < world_size() && result.bytes > 0; ++peer) {
+    check_size(peer, offered(peer, rank(), op).bytes, result.bytes, op);
+  }
+  if (reduce_carried(op, result)) return;
+  Pieces offers = op.offers;
+  if (op.record.kind == watch::Kind::reduce) offers.only = op.record.root;
+  reduce_contributions(op, offers, result, largest_piece(op));
+}
+
+/// Of any rank for any other: the same number everywhere.
+int64_t HierarchicalEngine::largest_piece(const Op& op) const {
+  int64_t largest = 0;
+  for (int from = 0; from < world_size(); ++from) {
+    for (int to = 0; to < world_size(); ++to) largest = std::max(largest, offered_bytes(from, to, op));
+  }
+  return largest;
+}
+
+void HierarchicalEngine::reduce_contributions(const Op& op, const Pieces& offers, Piece result, int64_t largest) {
+  const int n = world_size();
+  const int64_t block = std::max(kContributionBytes / n / kLine * kLine, kLine);
+  scratch_.resize(size_t(n * std::min(block, (largest + kLine - 1) / kLine * kLine)));
+  for (int64_t begin = 0; begin < largest; begin += block) {
+    const auto part_of = [&](Piece whole) {
+      const int64_t from = std::min(whole.bytes, begin);
+      return Piece{.data = whole.data + from, .bytes = std::min(block, whole.bytes - from)};
+    };
+    Pieces parts;
+    Pieces contributions;
+    const Piece part = part_of(result);
+    for (int peer = 0; peer < n; ++peer) {
+      parts.list.push_back(part_of(offers.at(peer)));
+      contributions.list.push_back({.data = scratch_.data() + peer * part.bytes, .bytes = part.bytes});
+    }
+    contributions.list[size_t(rank())] = parts.at(rank());
+    move_each(op, parts, contributions, std::vector<bool>(size_t(n), false));
+    c10::SmallVector<const void*, 16> sources;
+    for (int peer = 0; peer < n; ++peer) sources.push_back(contributions.at(peer).data);
+    if (part.bytes > 0) op.kernel(part.data, sources.data(), n, part.bytes / op.element_bytes);
+  }
+}
+
+}  // namespace serried::hierarchical
