@@ -29,7 +29,7 @@ struct Offer {
 };
 
 Offer offer_ucx(const std::string& address, int rank, const std::string& engine) {
-  std::string why = engine == "gloo" ? "gloo was asked for" : why_no_ucx();
+  std::string why = engine == "gloo" ? "gloo was asked for" : ucx_plugin().why_not;
   if (why.empty()) {
     try {
       auto wire = reinterpret_cast<WireFactory>(ucx_plugin().function)(address, rank);
@@ -45,7 +45,8 @@ Offer offer_ucx(const std::string& address, int rank, const std::string& engine)
 }  // namespace
 
 std::string why_no_ucx() {
-  return ucx_plugin().why_not;
+  const Offer offer = offer_ucx("127.0.0.1", 0, "auto");
+  return offer.wire == nullptr ? offer.text.substr(kHasNot.size()) : "";
 }
 
 std::unique_ptr<Wire> make_wire(const detail::StoreRanks& ranks, const WireOptions& options) {

@@ -6,6 +6,7 @@
 
 #include <poll.h>
 
+#include <chrono>
 #include <list>
 #include <map>
 #include <memory>
@@ -217,6 +218,27 @@ TEST_P(WireTest, EndsASendThatIsCancelled) {
   }
 }
 
+TEST_P(WireTest, TakesMemoryBackFromTheMiddleOfAMessage) {
+  const Wires wires = make(2);
+  meet(wires, 0, 1);
+  Parcel sent(message(32 << 20, 1));
+  Landing landing(32 << 20);
+  landing.post(*wires[1], 0, 7);
+  sent.post(*wires[0], 1, 7);
+  // More than what lies between the two, which the sender would have to send on.
+  for (int i = 0; i < 1000; ++i) wires[1]->progress();
+  wires[1]->cancel(landing.transfer);
+  ASSERT_TRUE(landing.transfer.ended());
+  if (landing.transfer.state == State::done) return;  // engines with threads of their own
+  EXPECT_EQ(landing.transfer.state, State::cancelled);
+  landing.memory.assign(landing.memory.size(), '?');
+  for (int i = 0; i < 1000; ++i) {
+    wires[0]->progress();
+    wires[1]->progress();
+  }
+  EXPECT_EQ(landing.memory.find_first_not_of('?'), std::string::npos);
+}
+
 TEST_P(WireTest, GivesUpAPeerAndNoOther) {
   const Wires wires = make(3);
   meet(wires, 0, 1);
@@ -275,6 +297,34 @@ TEST_P(WireTest, WakesWhoSleepsOnItsDescriptor) {
     EXPECT_TRUE(answer.text() == question.memory) << i;
   }
   other.join();
+}
+
+TEST_P(WireTest, ServesSeveralThreads) {
+  constexpr int kThreads = 3, kRounds = 60;
+  const Wires wires = make(2);
+  const auto finished = [](Wire& wire, const Transfer& transfer) {
+    const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (!transfer.ended() && std::chrono::steady_clock::now() < limit) {
+      if (!wire.progress()) std::this_thread::yield();
+    }
+    return transfer.state == State::done;
+  };
+  const auto talk = [&](int rank, int thread) {
+    Wire& wire = *wires[size_t(rank)];
+    for (int round = 0; round < kRounds; ++round) {
+      const size_t size = size_t((thread * 7919 + round * 5003) % 90000);
+      Parcel mine(message(size, rank * 1000 + round));
+      Landing theirs(size);
+      theirs.post(wire, 1 - rank, uint64_t(thread));
+      mine.post(wire, 1 - rank, uint64_t(thread));
+      ASSERT_TRUE(finished(wire, mine.transfer)) << mine.transfer.error;
+      ASSERT_TRUE(finished(wire, theirs.transfer)) << theirs.transfer.error;
+      ASSERT_TRUE(theirs.text() == message(size, (1 - rank) * 1000 + round)) << size;
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 2 * kThreads; ++i) threads.emplace_back(talk, i % 2, i / 2);
+  for (std::thread& thread : threads) thread.join();
 }
 
 TEST_P(WireTest, WakesWhoSleepsWhenAPeerIsGivenUp) {
