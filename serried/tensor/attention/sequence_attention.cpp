@@ -67,6 +67,21 @@ void check_asked(AttentionWay asked, const AttentionSizes& sizes, const Sequence
   }
 }
 
+// The kernel hides keys by minus infinity before it scales: causal squares come out as NaN unless the scale is
+// positive. Queries take its sign then.
+bool scale_spoils_mask(const SequenceAttention& call) {
+  return call.causal && call.scale.has_value() && *call.scale <= 0;
+}
+
+double sign_of_scale(const SequenceAttention& call) {
+  return *call.scale < 0 ? -1 : 0;
+}
+
+SequenceAttention with_positive_scale(SequenceAttention call) {
+  call.scale = *call.scale < 0 ? -*call.scale : 1;
+  return call;
+}
+
 }  // namespace
 
 AttentionSizes attention_sizes(const at::Tensor& query, const at::Tensor& key, bool has_mask) {
@@ -96,6 +111,7 @@ AttentionWay chosen_way(AttentionWay asked, const AttentionSizes& sizes, const S
 AttentionResult attend(const SequenceAttention& call, const at::Tensor& query, const at::Tensor& key,
                        const at::Tensor& value) {
   if (is_nothing(query)) return MergedAttention(query, call.scale).result();
+  if (scale_spoils_mask(call)) return attend(with_positive_scale(call), query * sign_of_scale(call), key, value);
   if (call.way == AttentionWay::heads) return attend_by_heads(call, query, key, value);
   if (call.way == AttentionWay::ring) return attend_by_ring(call, query, key, value);
   return attend_by_gather(call, query, key, value);
@@ -104,6 +120,12 @@ AttentionResult attend(const SequenceAttention& call, const at::Tensor& query, c
 AttentionGradients attend_backward(const SequenceAttention& call, const at::Tensor& grad_out, const at::Tensor& query,
                                    const at::Tensor& key, const at::Tensor& value, const AttentionResult& forward) {
   if (is_nothing(query)) return {at::empty_like(query), at::empty_like(key), at::empty_like(value)};
+  if (scale_spoils_mask(call)) {
+    const double sign = sign_of_scale(call);
+    AttentionGradients parts = attend_backward(with_positive_scale(call), grad_out, query * sign, key, value, forward);
+    parts.query = parts.query * sign;
+    return parts;
+  }
   if (call.way == AttentionWay::heads) return attend_by_heads_backward(call, grad_out, query, key, value, forward);
   if (call.way == AttentionWay::ring) return attend_by_ring_backward(call, grad_out, query, key, value, forward);
   return attend_by_gather_backward(call, grad_out, query, key, value, forward);

@@ -18,12 +18,12 @@ using detail::Space;
 using detail::Taps;
 using torch::jit::Stack;
 
-// Where LibTorch copies rows whatever the scale says.
+// The largest number of a row that is a float.
+constexpr int64_t kMostRows = int64_t(1) << 24;
+
+// Where linear resizes copy rows whatever the scale says.
 bool keeps_rows(const OpCall& call, const Space& space, size_t d) {
-  const auto is_kind = [&](const char* kind) { return call.name().find(kind) != std::string::npos; };
-  if (is_kind("exact") || is_kind("bicubic")) return false;
-  const int64_t inputs = space.inputs[d], outputs = space.outputs[d];
-  return outputs == inputs || (is_kind("nearest") && outputs == 2 * inputs);
+  return call.name().find("linear") != std::string::npos && space.outputs[d] == space.inputs[d];
 }
 
 struct Resize {
@@ -64,23 +64,31 @@ std::optional<Space> resized_space(const OpCall& call) {
   return space;
 }
 
+Taps taps_of_call(const c10::OperatorHandle& op, const OpCall& call, const Space& space, size_t d,
+                  const at::TensorOptions& options) {
+  const size_t ndim = space.ndim();
+  const bool is_nearest = !call.has("align_corners");
+  const ResizedDim dim{.inputs = space.inputs[d],
+                       .outputs = space.outputs[d],
+                       .align_corners = is_nearest ? std::nullopt : std::optional(call.flag("align_corners")),
+                       .scale = keeps_rows(call, space, d) ? std::nullopt : scale_of(call, d, ndim)};
+  if (!is_nearest) return taps_of(forward_of(op), dim, d, ndim, options);
+  if (call.has("grad_output")) return taps_of_nearest_backward(op, dim, d, ndim, options);
+  const detail::NearestKernel kernel = detail::nearest_kernel(call.argument(0).toTensor(), space.outputs);
+  return taps_of_nearest(op, dim, d, ndim, options, kernel);
+}
+
 std::optional<Resize> read_resize(const c10::OperatorHandle& op, const OpCall& call) {
   std::optional<Space> space = resized_space(call);
   if (!space) return std::nullopt;
   const size_t ndim = space->ndim();
   const at::TensorOptions options = part_of(call.argument(0).toTensor()).options();
-  const bool is_nearest = !call.has("align_corners");
   Resize resize{{}, std::move(*space)};
   const LocalOnly guard;
   for (size_t d = 0; d < ndim; ++d) {
-    const ResizedDim dim{.inputs = resize.space.inputs[d],
-                         .outputs = resize.space.outputs[d],
-                         .align_corners = is_nearest ? std::nullopt : std::optional(call.flag("align_corners")),
-                         .scale = keeps_rows(call, resize.space, d) ? std::nullopt : scale_of(call, d, ndim),
-                         .is_exact = call.name().find("exact") != std::string::npos};
-    resize.taps.push_back(is_nearest && call.has("grad_output") ? taps_of_nearest_backward(op, dim, d, ndim, options)
-                                                                : taps_of(forward_of(op), dim, d, ndim, options));
-    if (int64_t(resize.taps[d].rows[0].size()) != dim.outputs) return std::nullopt;
+    if (resize.space.inputs[d] > kMostRows) return std::nullopt;
+    resize.taps.push_back(taps_of_call(op, call, resize.space, d, options));
+    if (int64_t(resize.taps[d].rows[0].size()) != resize.space.outputs[d]) return std::nullopt;
   }
   resize.space.rows = [taps = resize.taps](size_t d, const Span& outputs) { return taps[d].rows_read(outputs); };
   return resize;

@@ -1,4 +1,5 @@
-// Reads taps off a comb: channel c of the image has a one in every row that leaves c when divided by the channels.
+// Reads taps off small images: of a nearest resize off one whose pixels are the numbers of their rows, of others off a
+// comb, whose channel c has a one in every row that leaves c when divided by the channels.
 #include "serried/tensor/images/taps.h"
 
 #include <ATen/ATen.h>
@@ -17,11 +18,26 @@ namespace {
 // More than the rows that any of the ops reads for an output, so that a channel tells which of them it was.
 constexpr int64_t kTeeth = 8;
 
-// The call on an image that is narrow but for dim `place`. Dims of size 1 stay as they are.
+// LibTorch's threshold: 2-d results whose height and width add up to more go by dim.
+constexpr int64_t kMostByPixel = 128;
+// The fewest that go by pixel where channels come last.
+constexpr int64_t kChannelsByPixel = 4;
+
+at::MemoryFormat channels_last(size_t space_ndim) {
+  return space_ndim == 2 ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::ChannelsLast3d;
+}
+
+// How the image of a probe lies, and how wide its other dims come out.
+struct ProbeShape {
+  at::MemoryFormat format = at::MemoryFormat::Contiguous;
+  int64_t others = 1;
+};
+
+// The call on an image that is narrow but for dim `place`. Per channel what the outputs of this dim are.
 at::Tensor resize_probe(const c10::OperatorHandle& op, const at::Tensor& image, const ResizedDim& dim, size_t place,
-                        size_t space_ndim) {
-  const auto narrow = [&](int64_t size) {
-    Sizes sizes(space_ndim, 1);
+                        size_t space_ndim, ProbeShape shape = {}) {
+  const auto narrow = [&](int64_t size, int64_t others = 1) {
+    Sizes sizes(space_ndim, others);
     sizes[place] = size;
     return sizes;
   };
@@ -32,9 +48,9 @@ at::Tensor resize_probe(const c10::OperatorHandle& op, const at::Tensor& image, 
     if (name == "self" || name == "grad_output") {
       Sizes sizes{1, image.size(0)};
       for (const int64_t size : narrow(image.size(1))) sizes.push_back(size);
-      stack.emplace_back(image.view(sizes));
+      stack.emplace_back(image.view(sizes).contiguous(shape.format));
     } else if (name == "output_size") {
-      stack.emplace_back(narrow(dim.outputs));
+      stack.emplace_back(narrow(dim.outputs, shape.others));
     } else if (name == "input_size") {
       Sizes sizes = narrow(dim.inputs);
       sizes.insert(sizes.begin(), {1, image.size(0)});
@@ -46,18 +62,20 @@ at::Tensor resize_probe(const c10::OperatorHandle& op, const at::Tensor& image, 
     }
   }
   tape::run(op, stack);
-  return stack[0].toTensor().reshape({image.size(0), -1}).to(at::kCPU, at::kDouble).contiguous();
+  at::Tensor seen = stack[0].toTensor()[0];
+  for (size_t d = space_ndim; d-- > 0;) {
+    if (d != place) seen = seen.select(int64_t(d) + 1, 0);
+  }
+  return seen.to(at::kCPU, at::kDouble).contiguous();
 }
 
 // Where output `o` lies in the input, as numbers go; right to a row or two.
 int64_t centre_of(const ResizedDim& dim, int64_t o) {
   const double scale =
       dim.scale.has_value() && *dim.scale > 0 ? 1 / *dim.scale : double(dim.inputs) / double(dim.outputs);
-  double source = (double(o) + 0.5) * scale - (dim.align_corners.has_value() ? 0.5 : 0);
+  double source = (double(o) + 0.5) * scale - 0.5;
   if (dim.align_corners.value_or(false)) {
     source = dim.outputs > 1 ? double(o) * double(dim.inputs - 1) / double(dim.outputs - 1) : 0;
-  } else if (!dim.align_corners.has_value() && !dim.is_exact) {
-    source = double(o) * scale;
   }
   return std::clamp<int64_t>(int64_t(std::floor(source)), 0, dim.inputs - 1);
 }
@@ -72,17 +90,17 @@ struct Tap {
   double weight;
 };
 
-Taps in_columns(const std::vector<std::vector<Tap>>& of_outputs, bool weighted) {
+Taps in_columns(const std::vector<std::vector<Tap>>& of_outputs) {
   size_t most = 1;
   for (const auto& taps : of_outputs) most = std::max(most, taps.size());
   Taps columns;
   columns.rows.assign(most, {});
-  if (weighted) columns.weights.assign(most, {});
+  columns.weights.assign(most, {});
   for (const auto& taps : of_outputs) {
     for (size_t t = 0; t < most; ++t) {
       const Tap tap = t < taps.size() ? taps[t] : Tap{taps.empty() ? 0 : taps[0].row, 0};
       columns.rows[t].push_back(tap.row);
-      if (weighted) columns.weights[t].push_back(tap.weight);
+      columns.weights[t].push_back(tap.weight);
     }
   }
   return columns;
@@ -155,7 +173,34 @@ Taps taps_of(const c10::OperatorHandle& op, const ResizedDim& dim, size_t place,
       if (weight != 0) of_outputs[size_t(o)].push_back({row, weight});
     }
   }
-  return in_columns(of_outputs, /*weighted=*/dim.align_corners.has_value());
+  return in_columns(of_outputs);
+}
+
+NearestKernel nearest_kernel(const at::Tensor& image, c10::IntArrayRef outputs) {
+  if (outputs.size() == 1) return NearestKernel::by_dim;
+  const bool channels_lie_last =
+      image.size(1) >= kChannelsByPixel && image.is_contiguous(channels_last(outputs.size()));
+  const bool is_small = outputs.size() == 2 && outputs[0] + outputs[1] <= kMostByPixel;
+  return channels_lie_last || is_small ? NearestKernel::by_pixel : NearestKernel::by_dim;
+}
+
+Taps taps_of_nearest(const c10::OperatorHandle& op, const ResizedDim& dim, size_t place, size_t space_ndim,
+                     const at::TensorOptions& options, NearestKernel kernel) {
+  const tape::Pause not_recorded;
+  ProbeShape shape;
+  int64_t num_channels = 1;
+  if (kernel == NearestKernel::by_pixel) {
+    shape.format = channels_last(space_ndim);
+    num_channels = kChannelsByPixel;
+  } else if (space_ndim == 2) {
+    shape.others = std::max<int64_t>(kMostByPixel + 1 - dim.outputs, 1);
+  }
+  const at::Tensor number = at::arange(dim.inputs, probe_options(options)).repeat({num_channels, 1});
+  const at::Tensor seen = resize_probe(op, number, dim, place, space_ndim, shape);
+  const double* rows = seen.const_data_ptr<double>();
+  Taps taps;
+  taps.rows.emplace_back(rows, rows + dim.outputs);
+  return taps;
 }
 
 Taps taps_of_nearest_backward(const c10::OperatorHandle& op, const ResizedDim& dim, size_t place, size_t space_ndim,

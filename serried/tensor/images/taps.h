@@ -16,7 +16,6 @@ struct ResizedDim {
   int64_t inputs = 0, outputs = 0;
   std::optional<bool> align_corners = {};  // none: nearest
   std::optional<double> scale = {};        // as the call says
-  bool is_exact = false;                   // nearest pixels by their centres
 };
 
 /// Per output as many taps, some perhaps of weight 0.
@@ -31,9 +30,20 @@ struct Taps {
 };
 
 /// Asked of the op itself, by a resize of one narrow image: its indices and weights come out of arithmetic in some
-/// precision, and computing them otherwise would now and then give a neighbour. `op` is a forward.
+/// precision, and computing them otherwise would now and then give a neighbour. `op` is a forward, and not nearest.
 Taps taps_of(const c10::OperatorHandle& op, const ResizedDim& dim, size_t place, size_t space_ndim,
              const at::TensorOptions& options);
+
+/// LibTorch's kernels of nearest resizes. They differ where an image keeps its size or doubles: `by_pixel` copies
+/// then, `by_dim` goes by the scale of the call. `by_pixel` computes indices in float, whatever the dtype.
+enum class NearestKernel : uint8_t { by_dim, by_pixel };
+
+/// The kernel that LibTorch takes for the whole image.
+NearestKernel nearest_kernel(const at::Tensor& image, c10::IntArrayRef outputs);
+
+/// The same of a nearest resize by `kernel`.
+Taps taps_of_nearest(const c10::OperatorHandle& op, const ResizedDim& dim, size_t place, size_t space_ndim,
+                     const at::TensorOptions& options, NearestKernel kernel);
 
 /// The same of the backward of a nearest resize, which computes its indices by itself.
 Taps taps_of_nearest_backward(const c10::OperatorHandle& op, const ResizedDim& dim, size_t place, size_t space_ndim,

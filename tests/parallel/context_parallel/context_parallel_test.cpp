@@ -185,6 +185,23 @@ TEST(ContextParallel, UnshardUndoesShard) {
   }
 }
 
+// One process takes its general formula for queries whose last dim is not dense, and gets numbers.
+TEST(ContextParallel, CausalScalesNeedNotBePositive) {
+  for (const double scale : {-0.7, 0.0}) {
+    const at::Tensor q = iota({1, 2, 4, 12}).sin().transpose(2, 3);
+    const at::Tensor expected = at::scaled_dot_product_attention(q, q, q, {}, 0, true, scale);
+    EXPECT_FALSE(expected.isnan().any().item<bool>());
+    on_mesh({2}, [&](const DeviceMesh& mesh) {
+      for (const AttentionWay way : {AttentionWay::heads, AttentionWay::gather, AttentionWay::ring}) {
+        const ContextParallel scope(mesh, {.rotate = way, .length = 12});
+        const at::Tensor part = context_parallel_shard(mesh, q, {.seq_dim = 2});
+        const at::Tensor out = at::scaled_dot_product_attention(part, part, part, {}, 0, true, scale);
+        expect_close(context_parallel_unshard(mesh, out, {.seq_dim = 2}), expected, std::string(to_string(way)));
+      }
+    });
+  }
+}
+
 // Gradients of queries, keys and values of a call inside a scope, put together.
 std::vector<at::Tensor> attended(const DeviceMesh& mesh, const std::vector<at::Tensor>& qkv, const at::Tensor& grad_out,
                                  const ContextParallelOptions& options, const at::Tensor& mask, bool causal) {

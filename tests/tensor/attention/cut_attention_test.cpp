@@ -72,6 +72,27 @@ TEST(CutAttention, EqualsOneProcessForAnyLength) {
   }
 }
 
+// LibTorch's kernel gives NaN there, its general formula the values.
+TEST(CutAttention, CausalScalesNeedNotBePositive) {
+  for (const double scale : {-0.7, 0.0, -0.0}) {
+    WholeOptions options{.length = 13, .heads = 6, .key_heads = 6, .dtype = at::kDouble, .scale = scale};
+    options.causal = false;
+    options.mask = at::ones({13, 13}, at::kBool).tril();
+    const WholeAttention whole = whole_attention(options);
+    options.causal = true;
+    options.mask.reset();
+    for (const int64_t ranks : {2, 3}) {
+      on_mesh({ranks}, [&](const DeviceMesh& mesh) {
+        for (const AttentionWay way : kWays) {
+          for (const Placement& placement : {BalancedShard(2), Shard(2)}) {
+            expect_like(whole, mesh, {placement}, options, way);
+          }
+        }
+      });
+    }
+  }
+}
+
 // What one process has in float is off by sums of 4096 elements itself, and heads do what it does. Parts are added up
 // otherwise: they are as near to the exact values.
 TEST(CutAttention, EqualsOneProcessForALongSequence) {
