@@ -89,7 +89,9 @@ void Leader::greet(Stranger& stranger) {
     return;
   }
   if (state == State::closed_early) return stranger.socket.reset();
-  refuse_stranger(stranger, state == State::other_token ? "it has another token, or none" : "it is no launcher");
+  refuse_stranger(stranger, state == State::other_token      ? "it has another token, or none"
+                            : state == State::other_protocol ? "it is a launcher of another version of serried"
+                                                             : "it is no launcher");
 }
 
 // Closed without a word to it, and with few words here.
@@ -105,6 +107,8 @@ void Leader::hear(Peer& peer) {
   peer.connection.flush();
   try {
     for (const Message& message : peer.connection.receive()) answer(peer, message);
+  } catch (const LaunchError&) {
+    throw;  // of this node: what the peer said made the job start, and there was no port
   } catch (const std::exception&) {
     peer.connection.close();  // it speaks something else
   }

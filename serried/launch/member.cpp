@@ -76,6 +76,10 @@ void Member::greet() {
     if (++num_refusals_ < kMostRefusals) return try_later(what);
     throw LaunchError(kExitUsage, what, "set the same SERRIED_TOKEN_FILE or SERRIED_TOKEN on every node");
   }
+  if (state == State::other_protocol) {
+    throw LaunchError(kExitUsage, "node 0 at " + options_.rendezvous + " runs another version of serried",
+                      "install the same one on every node: serried --version");
+  }
   if (state != State::agreed) return try_later(kNotNode0);
   connection_.emplace(std::move(greeting_->socket));
   greeting_.reset();

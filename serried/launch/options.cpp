@@ -1,6 +1,9 @@
 // Checks of the launcher's options: every mistake is told before a process starts.
 #include "serried/launch/options.h"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
+
 #include <charconv>
 #include <cstdio>
 
@@ -14,8 +17,12 @@ namespace {
   throw LaunchError(kExitUsage, what, fix);
 }
 
+// By the address itself: 127.example.org is a name, and may be any machine's.
 bool is_on_this_machine(const std::string& host) {
-  return host == "localhost" || host == "::1" || host.starts_with("127.");
+  in6_addr v6{};
+  in_addr v4{};
+  if (::inet_pton(AF_INET, host.c_str(), &v4) == 1) return (ntohl(v4.s_addr) >> 24) == 127;
+  return host == "localhost" || (::inet_pton(AF_INET6, host.c_str(), &v6) == 1 && IN6_IS_ADDR_LOOPBACK(&v6));
 }
 
 void check_nodes(const Options& options) {

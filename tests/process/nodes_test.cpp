@@ -210,7 +210,8 @@ TEST(LaunchNodes, ListenAtTheAddressTheyAreGiven) {
 
 TEST(LaunchNodes, AnAddressOfAnotherMachineIsRefused) {
   const Result result =
-      serried(shell({"--nnodes", "2", "--node-rank", "0", "--rendezvous", "192.0.2.1:29500"}, "echo started"));
+      serried(shell({"--nnodes", "2", "--node-rank", "0", "--rendezvous", "192.0.2.1:29500"}, "echo started"),
+              {"SERRIED_TOKEN=" + std::string(64, 'a')});
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_EQ(result.out, "");
   EXPECT_EQ(
@@ -268,7 +269,7 @@ std::string token_of(char letter) {
 
 TEST(LaunchNodes, NodesWithTheSameTokenMeetAndRanksDoNotSeeIt) {
   const int port = free_port();
-  const std::string script = "env | grep -c TOKEN";
+  const std::string script = "env | grep -c TOKEN; true";
   Command first(node(port, 0, script), {token_of('a')});
   Command second(node(port, 1, script), {token_of('a')});
   EXPECT_EQ(first.finish().out, "[rank 0] 0\n");

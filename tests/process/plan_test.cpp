@@ -79,6 +79,13 @@ TEST(LaunchOptions, EachMistakeNamesTheOptionAndTheFix) {
             "  fix: pass --rendezvous host:port, the same on every node, where host is node 0");
   EXPECT_EQ(error_of({.command = command, .num_nodes = 2, .rendezvous = "node0"}),
             "[run] --rendezvous \"node0\" is not host:port\n  fix: for example --rendezvous node0:29500");
+  for (const char* elsewhere : {"127.example.org:1", "10.0.0.1:1", "[::2]:1"}) {
+    EXPECT_THAT(error_of({.command = command, .num_nodes = 2, .rendezvous = elsewhere}),
+                HasSubstr("there is no token"));
+  }
+  for (const char* here : {"localhost:1", "127.0.0.2:1", "[::1]:1"}) {
+    EXPECT_EQ(error_of({.command = command, .num_nodes = 2, .rendezvous = here}), "");
+  }
   EXPECT_EQ(error_of({.command = command, .max_restarts = -1}), "[run] --max-restarts is -1\n  fix: pass 0 or more");
   EXPECT_THAT(error_of({.command = command, .grace = Seconds(-1)}), HasSubstr("--grace"));
   EXPECT_THAT(error_of({.command = command, .join_timeout = Seconds(0)}), HasSubstr("--join-timeout"));
