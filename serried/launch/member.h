@@ -11,6 +11,7 @@
 #include "serried/launch/options.h"
 #include "serried/launch/order.h"
 #include "serried/launch/output.h"
+#include "serried/launch/pulse.h"
 #include "serried/launch/socket.h"
 #include "serried/launch/wire.h"
 
@@ -33,6 +34,8 @@ class Member {
   void failed(const Cause& cause);
   void ended();
 
+  void pause();
+
  private:
   // A connection to what may be node 0.
   struct Greeting {
@@ -47,7 +50,9 @@ class Member {
   void hear();
   void answer(const Message& message);
   void check_join_deadline();
-  void lose_node_0();
+  void lose_node_0(const std::string& why);
+  void keep_pulse();
+  std::string where() const;
 
   Options options_;
   Screen& screen_;
@@ -55,8 +60,11 @@ class Member {
   Fd connecting_;
   std::optional<Greeting> greeting_;
   std::optional<Connection> connection_;
+  std::optional<Pulse> pulse_;  // as long as there is a connection
   std::vector<Order> orders_;
+  std::string nonce_;
   std::string last_error_ = "no answer";
+  std::string last_place_;
   int num_attempts_ = 0;
   int num_refusals_ = 0;  // of the token
   bool welcomed_ = false;

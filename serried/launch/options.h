@@ -21,8 +21,9 @@ std::string to_text(Seconds seconds);
 struct Options {
   std::vector<std::string> command = {};  // the program and its arguments
   int num_ranks = 1;                      // on this node
-  int num_nodes = 1;
-  int node_rank = 0;
+  int min_nodes = 1;
+  int max_nodes = 1;
+  int node_rank = -1;           // -1: whoever can listen at the rendezvous is node 0, the others follow as they come
   std::string rendezvous = {};  // host:port of node 0's launcher; for several nodes
   int master_port = 0;          // 0: a free port, opened by the launcher and inherited by rank 0
   int max_restarts = 0;         // node 0's value counts
@@ -32,7 +33,19 @@ struct Options {
   bool says_who_is_late = true;
   std::string token = {};  // of all launchers of a job on several nodes; see read_token
   bool insecure = false;   // several nodes may do without
+  Seconds lost_after{10};  // a node that says nothing for so long is lost
+  Seconds last_call{3};    // from the moment that min_nodes are there
 };
+
+/// "2" or "2:4" as numbers of nodes; LaunchError if it is neither.
+struct NodeRange {
+  int min;
+  int max;
+};
+NodeRange parse_nodes(const std::string& text);
+
+/// The way back: "2", "2:4".
+std::string range_text(int min_nodes, int max_nodes);
 
 /// LaunchError that says which option is wrong and how to fix it.
 void check(const Options& options);

@@ -8,7 +8,7 @@ namespace serried::launch {
 
 /// This node's part of one attempt.
 struct Assignment {
-  int attempt = 0;  // 0, then one more per restart
+  int attempt = 0;  // the generation: 0, then one more each time that all ranks start again
   int max_restarts = 0;
   int num_local = 1;
   int first_rank = 0;  // of this node
@@ -19,6 +19,7 @@ struct Assignment {
   int master_port = 0;
   std::string run_id = {};
   std::string job_secret = {};  // known to the job's ranks and launchers only
+  std::string news = {};        // why all ranks start again
   int listen_fd = -1;           // already bound to master_port; for rank 0 to inherit
 };
 

@@ -21,6 +21,7 @@
 #include "serried/launch/program.h"
 #include "serried/launch/ranks.h"
 #include "serried/launch/signals.h"
+#include "serried/launch/socket.h"
 
 namespace serried::launch {
 namespace {
@@ -46,10 +47,7 @@ class Job {
  private:
   using Link = std::variant<std::unique_ptr<Leader>, std::unique_ptr<Member>>;
 
-  static Link make_link(const Options& options, Screen& screen) {
-    if (options.node_rank == 0) return std::make_unique<Leader>(options, screen);
-    return std::make_unique<Member>(options, screen);
-  }
+  static Link make_link(const Options& options, Screen& screen);
 
   template <class Fn>
   auto with_link(Fn fn) {
@@ -88,6 +86,17 @@ class Job {
   Seconds tell_after_{};
   bool grace_is_over_ = false;  // of this attempt: ranks and what they leave behind have one between them
 };
+
+// Whoever can listen at the rendezvous is node 0: the address decides, not a comparison of names.
+Job::Link Job::make_link(const Options& options, Screen& screen) {
+  if (options.max_nodes == 1) return std::make_unique<Leader>(options, screen, Fd());
+  const Address address = parse_address(options.rendezvous);
+  Fd listener;
+  if (options.node_rank == 0) listener = listen_on(address);
+  if (options.node_rank < 0) listener = listen_if_mine(address);
+  if (listener) return std::make_unique<Leader>(options, screen, std::move(listener));
+  return std::make_unique<Member>(options, screen);
+}
 
 int Job::run() {
   while (!exit_code_) {
@@ -158,10 +167,7 @@ void Job::start(const Assignment& assignment) {
   grace_is_over_ = false;
   tell_after_ = kLateAfter;
   tell_at_ = options_.says_who_is_late ? after(tell_after_) : kNever;
-  if (assignment.attempt > 0) {
-    screen_.write(Stream::err, "[run] restart " + std::to_string(assignment.attempt) + " of " +
-                                   std::to_string(assignment.max_restarts) + ": all ranks start again\n");
-  }
+  if (!assignment.news.empty()) screen_.write(Stream::err, "[run] " + assignment.news + "\n");
   try {
     if (!orphans_) orphans_.emplace(assignment);
     if (!guard_) guard_.emplace(mark_of(assignment));
@@ -184,6 +190,7 @@ void Job::on_signal(const Caught& caught) {
   if (caught.signal != SIGTSTP) return ranks_->send(caught.signal);
   // Ctrl-Z reaches only the launcher's process group: stop and continue the ranks with it.
   ranks_->send(SIGSTOP);
+  with_link([](auto& link) { link.pause(); });
   ::kill(::getpid(), SIGSTOP);
   ranks_->send(SIGCONT);
 }
@@ -243,7 +250,7 @@ Orphans::IsKept Job::kept() const {
 }
 
 void Job::report() {
-  screen_.write(Stream::err, describe(*stop_ordered_, assignment_.world_size, options_.num_nodes));
+  screen_.write(Stream::err, describe(*stop_ordered_, assignment_.world_size, options_.max_nodes));
 }
 
 // The reader may be slow, or stuck: then a signal ends the waiting.
@@ -270,7 +277,7 @@ int run(const Options& options) {
   // Children of ranks that lose their parent come to the launcher, which can then wait for their end.
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   Screen screen(STDOUT_FILENO, STDERR_FILENO);
-  if (options.insecure && options.num_nodes > 1 && options.token.empty()) {
+  if (options.insecure && options.max_nodes > 1 && options.token.empty()) {
     screen.write(Stream::err, "[run] --insecure: whoever reaches " + options.rendezvous + " can join this job\n");
   }
   try {

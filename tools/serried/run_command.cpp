@@ -17,8 +17,7 @@ constexpr const char* kExamples =
     "Examples:\n"
     "  serried run -n 4 ./train --steps 100\n"
     "  serried run -n 4 --max-restarts 3 --log-dir logs ./train\n"
-    "  serried run --nnodes 2 --node-rank 0 --rendezvous node0:29500 -n 4 ./train   (on node0)\n"
-    "  serried run --nnodes 2 --node-rank 1 --rendezvous node0:29500 -n 4 ./train   (on the other)\n"
+    "  serried run --nnodes 2 --rendezvous node0:29500 -n 4 ./train   (on both nodes)\n"
     "\n"
     "Several nodes need a token: serried token > FILE, on every node SERRIED_TOKEN_FILE=FILE.\n"
     "Each rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, MASTER_PORT.\n"
@@ -38,7 +37,9 @@ std::string help_text(const CLI::App* app, std::string name, CLI::AppFormatMode 
 RunCommand::RunCommand(CLI::App& app)
     : command_(app.add_subcommand(kName, "Start a program as several ranks and watch over them.")),
       grace_seconds_(options_.grace.count()),
-      join_seconds_(options_.join_timeout.count()) {
+      join_seconds_(options_.join_timeout.count()),
+      last_call_seconds_(options_.last_call.count()),
+      lost_seconds_(options_.lost_after.count()) {
   CLI::App& run = *command_;
   run.prefix_command();
   run.formatter_fn(help_text);
@@ -48,11 +49,10 @@ RunCommand::RunCommand(CLI::App& app)
                  "Ranks on this node; auto: one for each core")
       ->capture_default_str()
       ->transform(launch::number_of_ranks);
-  run.add_option("--nnodes", options_.num_nodes, "Nodes of the job; start one launcher on each")
-      ->capture_default_str()
-      ->transform(launch::number_of_nodes);
-  run.add_option("--node-rank,--node_rank", options_.node_rank, "Which node this is; ranks are numbered in node order")
+  run.add_option("--nnodes", nodes_, "Nodes of the job, or min:max; start the same command on each")
       ->capture_default_str();
+  run.add_option("--node-rank,--node_rank", options_.node_rank,
+                 "Which node this is, where the order of ranks matters; ranks are numbered in node order");
   run.add_option("--rendezvous,--rdzv-endpoint,--rdzv_endpoint", options_.rendezvous,
                  "host:port where node 0's launcher meets the others");
   run.add_option("--max-restarts,--max_restarts", options_.max_restarts,
@@ -63,6 +63,10 @@ RunCommand::RunCommand(CLI::App& app)
                  "Seconds between asking ranks, and what they leave behind, to end and killing them")
       ->capture_default_str();
   run.add_option("--join-timeout", join_seconds_, "Seconds to wait for the other nodes")->capture_default_str();
+  run.add_option("--last-call", last_call_seconds_, "Seconds to wait for more nodes when min of min:max are there")
+      ->capture_default_str();
+  run.add_option("--lost-after", lost_seconds_, "Seconds of silence after which a node is lost; the same on all nodes")
+      ->capture_default_str();
   run.add_flag("--insecure", options_.insecure, "Let launchers of several nodes meet without a token");
   add_progress_option(run, progress_);
   run.add_option("--master-port,--master_port", options_.master_port,
@@ -77,10 +81,15 @@ bool RunCommand::chosen() const {
 int RunCommand::execute(const std::vector<std::string>& rest) {
   options_.grace = launch::Seconds(grace_seconds_);
   options_.join_timeout = launch::Seconds(join_seconds_);
+  options_.last_call = launch::Seconds(last_call_seconds_);
+  options_.lost_after = launch::Seconds(lost_seconds_);
+  const launch::NodeRange nodes = launch::parse_nodes(nodes_);
+  options_.min_nodes = nodes.min;
+  options_.max_nodes = nodes.max;
   const auto progress = Progress::mode_of(progress_);
   options_.says_who_is_late =
       progress == Progress::Mode::always || (progress == Progress::Mode::automatic && ::isatty(STDERR_FILENO) == 1);
-  if (options_.num_nodes > 1) options_.token = launch::read_token();
+  if (options_.max_nodes > 1) options_.token = launch::read_token();
   options_.command = command_->remaining();
   // After a program it is one of its arguments.
   const bool ends_our_options = options_.command.empty() && !rest.empty();

@@ -31,6 +31,9 @@ class RunCommand {
   launch::Options options_;
   double grace_seconds_;
   double join_seconds_;
+  double last_call_seconds_;
+  double lost_seconds_;
+  std::string nodes_ = "1";
   std::string progress_;
 };
 
