@@ -1,6 +1,8 @@
 // Node 0's side of a job: collects the other launchers and carries the orders of the membership to them.
 #pragma once
 
+#include <signal.h>
+
 #include <memory>
 #include <string>
 #include <vector>
@@ -37,6 +39,10 @@ class Leader {
   void done() { membership_.done(kSelf); }
   void failed(const Cause& cause) { membership_.failed(kSelf, cause); }
   void ended() { membership_.ended(kSelf); }
+
+  /// This node goes without being asked: the job ends.
+  void leave() { failed({.kind = Cause::Kind::interrupted, .signal = SIGHUP}); }
+  bool has_leader() const { return true; }
 
   /// This process is about to be stopped, by Ctrl-Z.
   void pause();

@@ -2,6 +2,7 @@
 #include "serried/launch/member.h"
 
 #include <poll.h>
+#include <signal.h>
 
 #include <algorithm>
 #include <utility>
@@ -223,6 +224,20 @@ void Member::ended() {
   }
   if (connection_) connection_->send({"ended"});
   answer_by_ = after(options_.grace + kAnswerSlack);
+}
+
+void Member::leave() {
+  if (!working_) {
+    orders_.push_back({.kind = Order::Kind::exit, .exit_code = kExitFailure});
+  } else if (!lost_) {
+    lost_ = true;
+    answer_by_ = kNever;
+    connection_->close();
+    orders_.push_back(
+        {.kind = Order::Kind::stop,
+         .cause = {
+             .kind = Cause::Kind::interrupted, .node = options_.node_rank, .host = host_name(), .signal = SIGHUP}});
+  }
 }
 
 void Member::pause() {

@@ -34,6 +34,11 @@ class Member {
   void failed(const Cause& cause);
   void ended();
 
+  /// This node goes without being asked; node 0 sees that it is lost.
+  void leave();
+  /// Whether node 0 is there, and tells what happens.
+  bool has_leader() const { return !lost_; }
+
   void pause();
 
  private:

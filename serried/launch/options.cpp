@@ -87,7 +87,7 @@ std::string to_text(Seconds seconds) {
   return text;
 }
 
-void check(const Options& options) {
+void check_one_node(const Options& options) {
   if (options.command.empty() || options.command[0].empty()) {
     usage("no program to run", "serried run -n 4 ./train --steps 100");
   }
@@ -99,7 +99,6 @@ void check(const Options& options) {
           "serried run --help lists the options; those of the program come after the program");
   }
   if (options.num_ranks < 1) usage("-n is " + std::to_string(options.num_ranks), "pass 1 or more ranks");
-  check_nodes(options);
   if (options.max_restarts < 0) {
     usage("--max-restarts is " + std::to_string(options.max_restarts), "pass 0 or more");
   }
@@ -108,6 +107,11 @@ void check(const Options& options) {
     usage("--master-port is " + std::to_string(options.master_port),
           "pass 1 to 65535, or leave it out for a free port");
   }
+}
+
+void check(const Options& options) {
+  check_one_node(options);
+  check_nodes(options);
 }
 
 NodeRange parse_nodes(const std::string& text) {
@@ -127,7 +131,12 @@ std::string range_text(int min_nodes, int max_nodes) {
   return std::to_string(min_nodes) + (min_nodes == max_nodes ? "" : ":" + std::to_string(max_nodes));
 }
 
-Address parse_address(const std::string& text) {
+std::string to_text(const Address& address) {
+  const bool is_v6 = address.host.find(':') != address.host.npos;
+  return (is_v6 ? "[" + address.host + "]" : address.host) + ":" + std::to_string(address.port);
+}
+
+Address parse_address(const std::string& text, int least_port) {
   const size_t colon = text.rfind(':');
   const auto bad = [&] {
     usage("--rendezvous \"" + text + "\" is not host:port", "for example --rendezvous node0:29500");
@@ -136,7 +145,7 @@ Address parse_address(const std::string& text) {
   Address address{.host = text.substr(0, colon)};
   const char* end = text.data() + text.size();
   const auto [stop, error] = std::from_chars(text.data() + colon + 1, end, address.port);
-  if (error != std::errc() || stop != end || address.port < 1 || address.port > 65535) bad();
+  if (error != std::errc() || stop != end || address.port < least_port || address.port > 65535) bad();
   if (address.host.front() == '[' && address.host.back() == ']') {
     address.host = address.host.substr(1, address.host.size() - 2);
   }

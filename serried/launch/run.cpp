@@ -13,6 +13,7 @@
 #include <string>
 #include <variant>
 
+#include "serried/launch/control.h"
 #include "serried/launch/error.h"
 #include "serried/launch/latecomers.h"
 #include "serried/launch/leader.h"
@@ -59,6 +60,7 @@ class Job {
   void obey(const Order& order);
   void start(const Assignment& assignment);
   void on_signal(const Caught& caught);
+  void hear_control(const std::vector<Message>& messages);
   void interrupt(int signal);
   void end_ranks(int signal);
   bool end_orphans();
@@ -92,13 +94,14 @@ Job::Link Job::make_link(const Options& options, Screen& screen) {
   if (options.max_nodes == 1) return std::make_unique<Leader>(options, screen, Fd());
   const Address address = parse_address(options.rendezvous);
   Fd listener;
-  if (options.node_rank == 0) listener = listen_on(address);
+  if (options.node_rank == 0) listener = options.listen_fd < 0 ? listen_on(address) : Fd(::dup(options.listen_fd));
   if (options.node_rank < 0) listener = listen_if_mine(address);
   if (listener) return std::make_unique<Leader>(options, screen, std::move(listener));
   return std::make_unique<Member>(options, screen);
 }
 
 int Job::run() {
+  if (options_.control != nullptr) hear_control(options_.control->rest());  // came with the options
   while (!exit_code_) {
     with_link([](auto& link) { link.tick(); });
     const std::vector<Order> orders = with_link([](auto& link) { return link.take_orders(); });
@@ -116,6 +119,9 @@ void Job::turn() {
                        for (const Caught& caught : signals_.take()) on_signal(caught);
                      }});
   screen_.watch(watches);
+  if (options_.control != nullptr && !options_.control->ended()) {
+    watches.push_back({options_.control->fd(), POLLIN, [this] { hear_control(options_.control->take()); }});
+  }
   if (ranks_) ranks_->watch(watches);
   with_link([&](auto& link) { link.watch(watches); });
   const Time deadline = with_link([](auto& link) { return link.deadline(); });
@@ -167,7 +173,7 @@ void Job::start(const Assignment& assignment) {
   grace_is_over_ = false;
   tell_after_ = kLateAfter;
   tell_at_ = options_.says_who_is_late ? after(tell_after_) : kNever;
-  if (!assignment.news.empty()) screen_.write(Stream::err, "[run] " + assignment.news + "\n");
+  if (!assignment.news.empty() && options_.reports) screen_.write(Stream::err, "[run] " + assignment.news + "\n");
   try {
     if (!orphans_) orphans_.emplace(assignment);
     if (!guard_) guard_.emplace(mark_of(assignment));
@@ -193,6 +199,19 @@ void Job::on_signal(const Caught& caught) {
   with_link([](auto& link) { link.pause(); });
   ::kill(::getpid(), SIGSTOP);
   ranks_->send(SIGCONT);
+}
+
+// Who started this launcher on this host may pass on signals. If it goes, the node is lost to the job.
+void Job::hear_control(const std::vector<Message>& messages) {
+  for (const Message& message : messages) {
+    if (message[0] != "signal" || message.size() != 2) continue;
+    const int signal = number_in(message[1]);
+    if (is_ending(signal)) interrupt(signal);
+    if (!is_ending(signal) && ranks_) ranks_->send(signal);
+  }
+  if (!options_.control->ended() || num_interrupts_ > 0) return;
+  end_ranks(SIGTERM);
+  with_link([](auto& link) { link.leave(); });
 }
 
 void Job::interrupt(int signal) {
@@ -250,6 +269,8 @@ Orphans::IsKept Job::kept() const {
 }
 
 void Job::report() {
+  const bool is_told_elsewhere = !options_.reports && with_link([](auto& link) { return link.has_leader(); });
+  if (is_told_elsewhere) return;
   screen_.write(Stream::err, describe(*stop_ordered_, assignment_.world_size, options_.max_nodes));
 }
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <filesystem>
 
 #include "tests/hosts/hosts.h"
 
@@ -173,6 +174,27 @@ TEST(JobOverHosts, WhoWasFrozenOrCutOffEndsItsRanks) {
   EXPECT_EQ(thawed.exit_code, 1);
   EXPECT_THAT(thawed.err, HasSubstr("this node was frozen or cut off: h0:29500 heard nothing from it for 2 s"));
   EXPECT_TRUE(second.nothing_left());
+}
+
+// A script in the place of ssh, since no sshd runs in these hosts.
+TEST(JobOverHosts, OneCommandStartsThemAllAndNamesTheOneThatGoes) {
+  const Hosts hosts(3);
+  const TemporaryFolder folder;
+  const std::string ssh = folder.path() + "/ssh";
+  write_file(ssh, "#!/bin/sh\nshift 2; host=${1#h}; shift\nexec " SERRIED_HOSTS_SCRIPT " run $host sh -c \"$*\"\n");
+  std::filesystem::permissions(ssh, std::filesystem::perms::owner_all);
+  Command command({"run", "--hosts", "h2:2,h0,h1", "--ssh", ssh, "--lost-after", "3", "sh", "-c",
+                   "echo rank $RANK of $WORLD_SIZE on $(hostname); exec sleep 100"},
+                  {"SERRIED_HOSTS=" + std::to_string(hosts.keeper())});
+  for (const char* line :
+       {"rank 0 of 4 on h2\n", "rank 1 of 4 on h2\n", "rank 2 of 4 on h0\n", "rank 3 of 4 on h1\n"}) {
+    command.wait_for(line);
+  }
+  hosts.off(1);
+  const Result result = command.finish();
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("[run] lost the launcher of node 2 (h1): it said nothing for 3 s"));
+  EXPECT_TRUE(command.nothing_left());
 }
 
 }  // namespace
