@@ -10,6 +10,7 @@
 
 #include "serried/launch/error.h"
 #include "serried/launch/run.h"
+#include "serried/launch/slurm.h"
 #include "serried/launch/token.h"
 #include "serried/launch/torchrun.h"
 #include "tools/serried/progress_option.h"
@@ -23,6 +24,7 @@ constexpr const char* kExamples =
     "  serried run -n 4 --max-restarts 3 --log-dir logs ./train\n"
     "  serried run --nnodes 2 --rendezvous node0:29500 -n 4 ./train   (on both nodes)\n"
     "  serried run --hosts node0:4,node1:4 ./train                    (on one, by ssh)\n"
+    "  srun --ntasks-per-node=1 serried run -n 4 ./train              (Slurm)\n"
     "\n"
     "Several nodes need a token: serried token > FILE, on every node SERRIED_TOKEN_FILE=FILE.\n"
     "Each rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, MASTER_PORT.\n"
@@ -108,8 +110,17 @@ int RunCommand::execute(const std::vector<std::string>& rest) {
   options_.command.insert(options_.command.end(), rest.begin() + (ends_our_options ? 1 : 0), rest.end());
   if (as_node_) return launch::run_as_node();
   if (!hosts_.empty() || !hostfile_.empty()) return run_on_hosts();
+  if (command_->get_option("--nnodes")->count() == 0) take_slurm_nodes();
   if (options_.max_nodes > 1) options_.token = launch::read_token();
   return launch::run(options_);
+}
+
+void RunCommand::take_slurm_nodes() {
+  const auto nodes = launch::slurm_nodes();
+  if (!nodes) return;
+  options_.min_nodes = options_.max_nodes = nodes->num_nodes;
+  if (options_.node_rank < 0) options_.node_rank = nodes->node_rank;
+  if (options_.rendezvous.empty()) options_.rendezvous = nodes->rendezvous;
 }
 
 int RunCommand::run_on_hosts() {

@@ -28,6 +28,7 @@ class RunCommand {
   int execute(const std::vector<std::string>& rest);
 
  private:
+  void take_slurm_nodes();
   int run_on_hosts();
 
   CLI::App* command_;
