@@ -5,18 +5,22 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <stdexcept>
 
 namespace serried::launch {
 namespace {
 
+// So that the same number comes back.
 std::string exact(Seconds seconds) {
-  return std::to_string(static_cast<int64_t>(seconds.count() * 1e6));
+  char text[32];
+  std::snprintf(text, sizeof text, "%.17g", seconds.count());
+  return text;
 }
 
 Seconds seconds_in(const std::string& field) {
-  return Seconds(static_cast<double>(std::strtoll(field.c_str(), nullptr, 10)) / 1e6);
+  return Seconds(std::strtod(field.c_str(), nullptr));
 }
 
 constexpr size_t kFixedFields = 18;

@@ -59,6 +59,7 @@ class Job {
   bool advance();
   void obey(const Order& order);
   void start(const Assignment& assignment);
+  void watch_over(const Assignment& assignment);
   void on_signal(const Caught& caught);
   void hear_control(const std::vector<Message>& messages);
   void interrupt(int signal);
@@ -77,6 +78,7 @@ class Job {
   Link link_;
   std::optional<Orphans> orphans_;  // from the first start on, as the guard
   std::optional<Guard> guard_;
+  std::vector<std::string> mark_;  // of what the two look for
   std::optional<LocalRanks> ranks_;
   Assignment assignment_{.world_size = 0};  // no ranks until the first start
   std::optional<Cause> stop_ordered_;
@@ -175,14 +177,23 @@ void Job::start(const Assignment& assignment) {
   tell_at_ = options_.says_who_is_late ? after(tell_after_) : kNever;
   if (!assignment.news.empty() && options_.reports) screen_.write(Stream::err, "[run] " + assignment.news + "\n");
   try {
-    if (!orphans_) orphans_.emplace(assignment);
-    if (!guard_) guard_.emplace(mark_of(assignment));
+    watch_over(assignment);
     ranks_.emplace(Surroundings{options_, program_, screen_, *guard_}, assignment);
   } catch (const LaunchError& error) {
     const Cause cause{.kind = Cause::Kind::launch_failed, .exit_code = error.exit_code(), .text = error.what()};
     with_link([&](auto& link) { link.failed(cause); });
   }
   with_link([](auto& link) { link.started(); });
+}
+
+// Of the table before, in which this node may have had another number, nothing is left by now.
+void Job::watch_over(const Assignment& assignment) {
+  if (guard_ && mark_ == mark_of(assignment)) return;
+  guard_.reset();
+  orphans_.reset();
+  mark_ = mark_of(assignment);
+  orphans_.emplace(assignment);
+  guard_.emplace(mark_);
 }
 
 void Job::on_signal(const Caught& caught) {

@@ -1,6 +1,7 @@
 // The launchers' protocol: any bytes that a stranger sends to node 0, or node 0 to the others.
 #include "tests/fuzz/target.h"
 
+#include "serried/launch/control.h"
 #include "serried/launch/membership.h"
 #include "serried/launch/order.h"
 #include "serried/launch/version.h"
@@ -50,6 +51,12 @@ void read_as_other_node(const launch::Message& message) {
   require(launch::to_message(launch::order_from(again)) == again, "an order that does not come back from its message");
 }
 
+void read_as_node_of_hosts(const launch::Message& message) {
+  const launch::Message again = launch::to_message(launch::node_setup_from(message));
+  require(launch::to_message(launch::node_setup_from(again)) == again,
+          "a setup that does not come back from its message");
+}
+
 }  // namespace
 
 void run_wire(std::string_view bytes) {
@@ -64,6 +71,7 @@ void run_wire(std::string_view bytes) {
     // What makes no sense is a runtime_error; the connection is closed then.
     succeeds<std::runtime_error>([&] { read_as_node_0(message, membership); });
     succeeds<std::runtime_error>([&] { read_as_other_node(message); });
+    succeeds<std::runtime_error>([&] { read_as_node_of_hosts(message); });
   }
 }
 

@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <signal.h>
+
 #include <chrono>
 #include <filesystem>
 
@@ -139,6 +141,26 @@ void cut_off(const Hosts& hosts, int host) {
 INSTANTIATE_TEST_SUITE_P(Hosts, JobOverHostsLoses,
                          ::testing::Values(Loss{freeze, 1}, Loss{freeze, 0}, Loss{turn_off, 1}, Loss{turn_off, 0},
                                            Loss{cut_off, 1}, Loss{cut_off, 0}));
+
+TEST(JobOverHosts, AKilledRankAndAKilledLauncherAreNamedAtOnce) {
+  for (const bool is_launcher : {false, true}) {
+    const Hosts hosts(2);
+    Command first = start_waiting(hosts, 0, "2");
+    Command second = start_waiting(hosts, 1, "2");
+    first.wait_for("of 2");
+    second.wait_for("of 2");
+    const auto begin = std::chrono::steady_clock::now();
+    for (const pid_t pid : second.processes()) {
+      const std::string name = read_file("/proc/" + std::to_string(pid) + "/comm");
+      if (name == (is_launcher ? "serried\n" : "sleep\n")) ::kill(pid, SIGKILL);
+    }
+    const Result result = first.finish();
+    EXPECT_LT(seconds_since(begin), 2);
+    EXPECT_THAT(result.err, HasSubstr(is_launcher ? "[run] lost the launcher of node 1 (h1); its 2 ranks are ended\n"
+                                                  : "[run] rank 1 of 2 on node 1 (h1) (pid "));
+    EXPECT_EQ(result.exit_code, is_launcher ? 1 : 137);
+  }
+}
 
 TEST(JobOverHosts, GoesOnWithoutAHostThatIsOffAndTakesItBack) {
   const Hosts hosts(3);

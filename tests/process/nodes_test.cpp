@@ -8,6 +8,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <memory>
 
 #include "serried/launch/handshake.h"
 #include "serried/launch/socket.h"
@@ -486,13 +487,34 @@ TEST(LaunchNodes, AJobGrowsByWhoComesAndGoesOnWithoutWhoIsLost) {
   for (Command* command : {&first, &second, &third}) EXPECT_TRUE(command->nothing_left());
 }
 
+// What ranks start is known by their node's number, which changes when a node before it is lost.
+TEST(LaunchNodes, NothingIsLeftOfANodeThatGotAnotherNumber) {
+  const int port = free_port();
+  const NodeOptions options{.more = {"--last-call", "0.5", "--max-restarts", "1"}};
+  const std::string script = "setsid sleep 1000 & echo node $GROUP_RANK in $TORCHELASTIC_RESTART_COUNT; exec sleep 100";
+  std::vector<std::unique_ptr<Command>> nodes;
+  for (const char* rank : {"0", "1", "2"}) {
+    NodeOptions one = options;
+    one.more.insert(one.more.end(), {"--node-rank", rank});
+    nodes.push_back(std::make_unique<Command>(any_node(port, script, one, "1:3")));
+  }
+  for (const auto& command : nodes) command->wait_for("in 0\n");
+  nodes[1]->send(SIGKILL);
+  nodes[2]->wait_for("node 1 in 1\n");
+  nodes[2]->send(SIGKILL);
+  EXPECT_TRUE(nodes[2]->nothing_left());
+  EXPECT_EQ(nodes[0]->finish().exit_code, 1);
+  for (const auto& command : nodes) EXPECT_TRUE(command->nothing_left());
+}
+
 TEST(LaunchNodes, AJobBelowItsLeastEndsEvenIfItMayRestart) {
   const int port = free_port();
   const NodeOptions options{.more = {"--last-call", "0.1", "--max-restarts", "3"}};
-  NodeOptions of_first = options;
+  NodeOptions of_first = options, of_second = options;
   of_first.more.insert(of_first.more.end(), {"--node-rank", "0"});
+  of_second.more.insert(of_second.more.end(), {"--node-rank", "1"});
   Command first(any_node(port, "echo ready; exec sleep 100", of_first, "2:3"));
-  Command second(any_node(port, "echo ready; exec sleep 100", options, "2:3"));
+  Command second(any_node(port, "echo ready; exec sleep 100", of_second, "2:3"));
   first.wait_for("ready");
   second.send(SIGKILL);
   const Result result = first.finish();
