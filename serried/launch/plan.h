@@ -29,7 +29,8 @@ struct Assignment {
 std::vector<std::string> rank_environment(const Assignment& assignment, int local_rank,
                                           const std::vector<std::string>& inherited);
 
-/// What the environments of this node's ranks have in common and no other process has, save those that ranks start.
+/// What the environments of this node's ranks in this attempt have in common and no other process has, save those that
+/// ranks start.
 std::vector<std::string> mark_of(const Assignment& assignment);
 
 /// This process's environment as "NAME=value" texts.

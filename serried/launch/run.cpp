@@ -76,9 +76,8 @@ class Job {
   Screen& screen_;
   std::string program_;
   Link link_;
-  std::optional<Orphans> orphans_;  // from the first start on, as the guard
+  std::optional<Orphans> orphans_;  // of the last attempt, as the guard
   std::optional<Guard> guard_;
-  std::vector<std::string> mark_;  // of what the two look for
   std::optional<LocalRanks> ranks_;
   Assignment assignment_{.world_size = 0};  // no ranks until the first start
   std::optional<Cause> stop_ordered_;
@@ -186,14 +185,12 @@ void Job::start(const Assignment& assignment) {
   with_link([](auto& link) { link.started(); });
 }
 
-// Of the table before, in which this node may have had another number, nothing is left by now.
+// Of the attempt before nothing is left by now.
 void Job::watch_over(const Assignment& assignment) {
-  if (guard_ && mark_ == mark_of(assignment)) return;
   guard_.reset();
   orphans_.reset();
-  mark_ = mark_of(assignment);
   orphans_.emplace(assignment);
-  guard_.emplace(mark_);
+  guard_.emplace(mark_of(assignment));
 }
 
 void Job::on_signal(const Caught& caught) {
