@@ -44,6 +44,14 @@ std::string rank_report(const Cause& cause, int world_size, int num_nodes) {
   return text + "  fix: " + fix_text(cause) + "\n";
 }
 
+std::string loss_text(const Cause& cause, const std::string& ended) {
+  const std::string text = (cause.text.empty() ? "" : ": " + cause.text) + ended + "\n";
+  if (cause.goes_on) return text;
+  return text +
+         "  fix: see whether that machine or its launcher died; then start the job again on all nodes, with --nnodes "
+         "min:max and --max-restarts if it is to go on without one\n";
+}
+
 // How errors of groups speak of other ranks' failures.
 constexpr const char* kOfOthers[] = {"group is unusable since: ", " has left the group",     " have left the group",
                                      " died while rank ",         " died or left the group", "the process of rank",
@@ -69,16 +77,15 @@ std::string describe(const Cause& cause, int world_size, int num_nodes) {
       if (cause.signal == SIGPIPE) return "[run] nobody reads the output of the job any more" + where + ended + "\n";
       return "[run] the job got " + signal_name(cause.signal) + where + ended + "\n";
     }
-    case Cause::Kind::node_lost:
-      return "[run] lost the launcher of " + node_text(cause) + ended +
-             "\n  fix: see whether that machine or its launcher died; then start the job again on all nodes\n";
+    case Cause::Kind::node_lost: return "[run] lost the launcher of " + node_text(cause) + loss_text(cause, ended);
+    case Cause::Kind::changed: return "[run] the job grows by " + cause.host + ended + " to start again\n";
     case Cause::Kind::launch_failed: return cause.text + (num_nodes > 1 ? "\n  at:  " + node_text(cause) : "") + "\n";
   }
   return "";
 }
 
 int exit_code(const Cause& cause) {
-  if (cause.kind == Cause::Kind::node_lost) return kExitFailure;
+  if (cause.kind == Cause::Kind::node_lost || cause.kind == Cause::Kind::changed) return kExitFailure;
   return cause.signal != 0 ? kExitSignalBase + cause.signal : cause.exit_code;
 }
 
@@ -90,16 +97,17 @@ std::vector<std::string> to_fields(const Cause& cause) {
                                      std::to_string(cause.pid),
                                      std::to_string(cause.exit_code),
                                      std::to_string(cause.signal),
-                                     cause.text};
+                                     cause.text,
+                                     std::to_string(static_cast<int>(cause.goes_on))};
   fields.insert(fields.end(), cause.tail.begin(), cause.tail.end());
   return fields;
 }
 
 Cause cause_from_fields(const std::vector<std::string>& fields, size_t first) {
-  if (fields.size() < first + 8) throw std::runtime_error("message too short");
+  if (fields.size() < first + 9) throw std::runtime_error("message too short");
   const auto number = [&](size_t i) { return number_in(fields[first + i]); };
   const int kind = number(0);
-  if (kind < 0 || kind > static_cast<int>(Cause::Kind::launch_failed)) throw std::runtime_error("unknown failure");
+  if (kind < 0 || kind > static_cast<int>(Cause::Kind::changed)) throw std::runtime_error("unknown failure");
   const int signal = number(6);
   if (signal < 0 || signal >= NSIG) throw std::runtime_error("unknown signal");
   Cause cause{.kind = static_cast<Cause::Kind>(kind),
@@ -109,8 +117,9 @@ Cause cause_from_fields(const std::vector<std::string>& fields, size_t first) {
               .pid = number(4),
               .exit_code = number(5),
               .signal = signal,
-              .tail = {fields.begin() + static_cast<std::ptrdiff_t>(first) + 8, fields.end()},
-              .text = fields[first + 7]};
+              .tail = {fields.begin() + static_cast<std::ptrdiff_t>(first) + 9, fields.end()},
+              .text = fields[first + 7],
+              .goes_on = number(8) != 0};
   return cause;
 }
 

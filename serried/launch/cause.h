@@ -7,17 +7,18 @@
 namespace serried::launch {
 
 struct Cause {
-  enum class Kind { rank_failed, interrupted, node_lost, launch_failed };
+  enum class Kind { rank_failed, interrupted, node_lost, launch_failed, changed };
 
   Kind kind = Kind::rank_failed;
   int node = 0;
-  std::string host = {};
-  int rank = -1;  // rank_failed: who
+  std::string host = {};  // changed: the hosts that want in
+  int rank = -1;          // rank_failed: who
   int pid = 0;
   int exit_code = 0;                   // rank_failed without a signal, launch_failed
   int signal = 0;                      // rank_failed: what killed it, or 0; interrupted: what the launcher got
   std::vector<std::string> tail = {};  // rank_failed: its last lines of stderr
-  std::string text = {};               // launch_failed: the error; rank_failed: what else may be the reason
+  std::string text = {};  // launch_failed: the error; rank_failed: what else may be the reason; node_lost: its symptom
+  bool goes_on = false;   // without that node, or with those hosts
 };
 
 /// Whether the last words of a failed rank say that another one was first to fail.

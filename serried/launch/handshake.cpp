@@ -17,7 +17,9 @@
 namespace serried::launch {
 namespace {
 
-const std::string kVersion = "serried launcher 1\n";  // told first, so that another program is not taken for one
+// Told first, so that another program is not taken for a launcher. The number changes with what launchers say.
+const std::string kProtocolName = "serried launcher ";
+const std::string kProtocol = kProtocolName + "1\n";
 constexpr size_t kNonceBytes = 32;
 constexpr size_t kProofBytes = 32;
 
@@ -43,8 +45,8 @@ Handshake::Handshake(Side side, std::string token)
     : side_(side),
       token_(std::move(token)),
       own_nonce_(random_bytes(kNonceBytes)),
-      out_(side == Side::leader ? kVersion + own_nonce_ : ""),
-      expected_(kVersion.size() + kNonceBytes + (side == Side::leader ? kProofBytes : 0)) {}
+      out_(side == Side::leader ? kProtocol + own_nonce_ : ""),
+      expected_(kProtocol.size() + kNonceBytes + (side == Side::leader ? kProofBytes : 0)) {}
 
 // Each end proves something else: what the one said is of no use to who pretends to be the other.
 std::string Handshake::proof_of(Side side) const {
@@ -91,8 +93,10 @@ Handshake::State Handshake::read_rest(const Fd& socket) {
     if (size <= 0) return their_nonce_.empty() ? State::closed_early : State::other_token;
     in_.append(bytes, size_t(size));
     // At once: another program may wait for us as we would wait for the rest of its words.
-    const size_t told = std::min(in_.size(), kVersion.size());
-    if (their_nonce_.empty() && in_.compare(0, told, kVersion, 0, told) != 0) return State::no_launcher;
+    const size_t told = std::min(in_.size(), kProtocol.size());
+    if (their_nonce_.empty() && in_.compare(0, told, kProtocol, 0, told) != 0) {
+      return in_.starts_with(kProtocolName) ? State::other_protocol : State::no_launcher;
+    }
   }
   return State::agreed;
 }
@@ -104,13 +108,13 @@ Handshake::State Handshake::take() {
     expected_ = 0;
     return are_equal(piece, proof_of(Side::leader)) ? State::agreed : State::other_token;
   }
-  their_nonce_ = piece.substr(kVersion.size(), kNonceBytes);
+  their_nonce_ = piece.substr(kProtocol.size(), kNonceBytes);
   if (side_ == Side::member) {
-    out_ = kVersion + own_nonce_ + proof_of(Side::member);
+    out_ = kProtocol + own_nonce_ + proof_of(Side::member);
     expected_ = kProofBytes;
     return State::agreed;
   }
-  if (!are_equal(piece.substr(kVersion.size() + kNonceBytes), proof_of(Side::member))) return State::other_token;
+  if (!are_equal(piece.substr(kProtocol.size() + kNonceBytes), proof_of(Side::member))) return State::other_token;
   out_ = proof_of(Side::leader);
   expected_ = 0;
   return State::agreed;

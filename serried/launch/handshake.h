@@ -18,9 +18,10 @@ class Handshake {
   enum class State {
     open,
     agreed,
-    no_launcher,   // what answers is another program, or a serried that speaks otherwise
-    other_token,   // or none: a leader tells that by closing the connection
-    closed_early,  // by the other end
+    no_launcher,     // what answers is another program
+    other_protocol,  // a launcher of a serried whose launchers speak otherwise
+    other_token,     // or none: a leader tells that by closing the connection
+    closed_early,    // by the other end
   };
 
   Handshake(Side side, std::string token);

@@ -12,6 +12,7 @@
 #include "serried/launch/error.h"
 #include "serried/launch/socket.h"
 #include "serried/launch/token.h"
+#include "serried/launch/version.h"
 
 namespace serried::launch {
 namespace {
@@ -36,19 +37,27 @@ std::string join_numbers(const std::vector<int>& numbers) {
 
 }  // namespace
 
-Leader::Leader(const Options& options, Screen& screen)
+Leader::Leader(const Options& options, Screen& screen, Fd listener)
     : options_(options),
       screen_(screen),
-      address_(options.num_nodes > 1 ? parse_address(options.rendezvous) : Address{"127.0.0.1", 0}),
-      coordinator_({.num_nodes = options.num_nodes,
-                    .max_restarts = options.max_restarts,
-                    .run_id = make_run_id(),
-                    .job_secret = make_token(),
-                    .new_master_port = [this] { return new_master_port(); }}),
+      address_(options.max_nodes > 1 ? parse_address(options.rendezvous) : Address{"127.0.0.1", 0}),
+      listener_(std::move(listener)),
+      membership_({.min_nodes = options.min_nodes,
+                   .max_nodes = options.max_nodes,
+                   .max_restarts = options.max_restarts,
+                   .last_call = options.last_call,
+                   .run_id = make_run_id(),
+                   .job_secret = make_token(),
+                   .new_master_port = [this] { return new_master_port(); }}),
       join_deadline_(after(options.join_timeout)),
       notice_at_(after(kNoticeAfter)) {
-  if (options.num_nodes > 1) listener_ = listen_on(address_);
-  coordinator_.join(0, options.num_nodes, options.num_ranks, host_name());
+  membership_.join({.host = host_name(),
+                    .machine = machine_id(),
+                    .node_rank = 0,
+                    .min_nodes = options.min_nodes,
+                    .max_nodes = options.max_nodes,
+                    .num_local = options.num_ranks},
+                   Clock::now());
 }
 
 int Leader::new_master_port() {
@@ -85,11 +94,14 @@ void Leader::greet(Stranger& stranger) {
   const State state = stranger.handshake.advance(stranger.socket);
   if (state == State::open) return;
   if (state == State::agreed) {
-    peers_.push_back(std::make_unique<Peer>(Peer{Connection(std::move(stranger.socket))}));
+    peers_.push_back(std::make_unique<Peer>(
+        Peer{.connection = Connection(std::move(stranger.socket)), .pulse = Pulse(options_.lost_after, Clock::now())}));
     return;
   }
   if (state == State::closed_early) return stranger.socket.reset();
-  refuse_stranger(stranger, state == State::other_token ? "it has another token, or none" : "it is no launcher");
+  refuse_stranger(stranger, state == State::other_token      ? "it has another token, or none"
+                            : state == State::other_protocol ? "it is a launcher of another version of serried"
+                                                             : "it is no launcher");
 }
 
 // Closed without a word to it, and with few words here.
@@ -104,7 +116,12 @@ void Leader::refuse_stranger(Stranger& stranger, const std::string& why) {
 void Leader::hear(Peer& peer) {
   peer.connection.flush();
   try {
-    for (const Message& message : peer.connection.receive()) answer(peer, message);
+    for (const Message& message : peer.connection.receive()) {
+      peer.pulse.heard(Clock::now());
+      answer(peer, message);
+    }
+  } catch (const LaunchError&) {
+    throw;  // of this node: what the peer said made the job start, and there was no port
   } catch (const std::exception&) {
     peer.connection.close();  // it speaks something else
   }
@@ -112,31 +129,88 @@ void Leader::hear(Peer& peer) {
 
 void Leader::answer(Peer& peer, const Message& message) {
   if (message[0] == "hello") return welcome(peer, hello_from(message));
-  if (peer.node < 0) return peer.connection.close();
-  if (message[0] == "done") coordinator_.done(peer.node);
-  if (message[0] == "failed") coordinator_.failed(peer.node, cause_from_fields(message, 1));
-  if (message[0] == "ended") coordinator_.ended(peer.node);
+  if (message[0] == "pause") peer.pulse.pause();
+  if (message[0] == "beat" || message[0] == "pause") return;
+  if (peer.member < 0) return peer.connection.close();
+  if (message[0] == "done") membership_.done(peer.member);
+  if (message[0] == "failed") membership_.failed(peer.member, cause_from_fields(message, 1));
+  if (message[0] == "ended") membership_.ended(peer.member);
+}
+
+std::string Leader::why_refused(const Hello& hello) const {
+  if (hello.version == version_text()) return "";
+  return hello.host + " has " + hello.version + ", and node 0, " + host_name() + ", " + version_text();
+}
+
+// A launcher that lost its connection before this end did.
+void Leader::drop_who_came_again(const Peer& peer) {
+  if (membership_.started()) return;
+  for (const auto& other : peers_) {
+    if (other.get() == &peer || other->id != peer.id || other->member < 0) continue;
+    membership_.lost(std::exchange(other->member, -1));
+    other->connection.close();
+  }
 }
 
 void Leader::welcome(Peer& peer, const Hello& hello) {
-  const std::string refusal = coordinator_.join(hello.node, hello.num_nodes, hello.num_local, hello.host);
+  if (peer.member >= 0) return peer.connection.close();
+  std::string refusal = why_refused(hello);
+  const std::string fix = refusal.empty() ? "give each node its own --node-rank, or none of them one, and all the same "
+                                            "--nnodes; a node too many is not needed"
+                                          : "install the same version on every node: serried --version";
   if (refusal.empty()) {
-    peer.node = hello.node;
-    peer.connection.send({"welcome"});
-    return;
+    peer.id = hello.machine + "/" + hello.nonce;
+    drop_who_came_again(peer);
+    const Membership::Joined joined = membership_.join({.host = hello.host,
+                                                        .machine = hello.machine,
+                                                        .node_rank = hello.node_rank,
+                                                        .min_nodes = hello.min_nodes,
+                                                        .max_nodes = hello.max_nodes,
+                                                        .num_local = hello.num_local},
+                                                       Clock::now());
+    peer.member = joined.member;
+    refusal = joined.refusal;
   }
+  if (refusal.empty()) return peer.connection.send({"welcome"});
   screen_.write(Stream::err, "[run] refused a launcher on " + hello.host + ": " + refusal + "\n");
-  peer.connection.send({"refuse", std::to_string(kExitUsage),
-                        "node 0 at " + options_.rendezvous + " refuses: " + refusal,
-                        "give each node its own --node-rank and all the same --nnodes"});
+  peer.connection.send(
+      {"refuse", std::to_string(kExitUsage), "node 0 at " + options_.rendezvous + " refuses: " + refusal, fix});
   peer.connection.close();
 }
 
+void Leader::pause() {
+  for (const auto& peer : peers_) peer->connection.send({"pause"});
+}
+
 void Leader::tick() {
+  keep_pulses();
   drop_closed();
+  membership_.tick(Clock::now());
   check_joined();
   give_up_on_silent_nodes();
   deliver();
+}
+
+void Leader::keep_pulses() {
+  for (const auto& peer : peers_) {
+    const Time now = Clock::now();
+    peer->pulse.look(now);
+    if (peer->pulse.is_lost(now)) {
+      give_up(*peer);
+    } else if (peer->pulse.takes_beat(now)) {
+      peer->connection.send({"beat"});
+    }
+  }
+}
+
+// It is told in case that it wakes up, or that the network heals.
+void Leader::give_up(Peer& peer) {
+  if (peer.member >= 0 && !peer.connection.closed()) {
+    const std::string why = "it said nothing for " + to_text(options_.lost_after) + ", so it is frozen, off or cut off";
+    peer.connection.send({"lost", options_.rendezvous + " heard nothing from it for " + to_text(options_.lost_after)});
+    membership_.lost(std::exchange(peer.member, -1), why);
+  }
+  peer.connection.close();
 }
 
 void Leader::drop_closed() {
@@ -145,53 +219,74 @@ void Leader::drop_closed() {
   }
   std::erase_if(strangers_, [](const auto& stranger) { return !stranger->socket; });
   for (const auto& peer : peers_) {
-    if (peer->connection.closed() && peer->node >= 0) coordinator_.lost(peer->node);
+    if (peer->connection.closed() && peer->member >= 0) membership_.lost(std::exchange(peer->member, -1));
   }
   std::erase_if(peers_, [](const auto& peer) { return peer->connection.closed(); });
 }
 
+std::string Leader::who_is_missing() const {
+  const std::vector<int> missing = membership_.missing();
+  const std::string of = " of " + range_text(options_.min_nodes, options_.max_nodes) + " nodes";
+  if (options_.node_rank >= 0 && options_.min_nodes == options_.max_nodes) {
+    return "node-rank " + join_numbers(missing) + of;
+  }
+  return std::to_string(static_cast<int>(missing.size()) - (options_.max_nodes - options_.min_nodes)) + " more" + of;
+}
+
 void Leader::check_joined() {
-  if (coordinator_.started() || coordinator_.stopping()) return;
-  const std::string who =
-      "node-rank " + join_numbers(coordinator_.missing()) + " of " + std::to_string(options_.num_nodes) + " nodes";
+  if (membership_.started() || membership_.stopping()) return;
+  if (membership_.deadline() != kNever) return;  // enough are there, and the last call is on
+  const std::string who = who_is_missing();
+  const std::string leads =
+      options_.node_rank < 0 ? "; " + host_name() + " is node 0, since it could listen there" : "";
   if (Clock::now() >= notice_at_) {
-    screen_.write(Stream::err, "[run] waiting at " + options_.rendezvous + " for " + who + "\n");
+    screen_.write(Stream::err, "[run] waiting at " + options_.rendezvous + " for " + who + leads + "\n");
     notice_at_ = kNever;
   }
   if (Clock::now() < join_deadline_) return;
   const std::string what =
-      who + " did not join at " + options_.rendezvous + " within " + to_text(options_.join_timeout);
-  const std::string fix = "start the missing launchers, see that they reach that address, or raise --join-timeout";
+      who + " did not join at " + options_.rendezvous + " within " + to_text(options_.join_timeout) + leads;
+  const std::string fix =
+      "start the missing launchers, see that they reach that address, or raise --join-timeout" +
+      std::string(leads.empty()
+                      ? ""
+                      : "; if another host says the same, that name means each of them itself there: pass an address");
   for (const auto& peer : peers_) peer->connection.send({"refuse", std::to_string(kExitFailure), what, fix});
   throw LaunchError(kExitFailure, what, fix);
 }
 
+// Their launchers live, and do not say that their ranks have ended.
 void Leader::give_up_on_silent_nodes() {
-  if (!coordinator_.stopping()) {
+  if (!membership_.stopping()) {
     stop_deadline_ = kNever;
     return;
   }
   if (stop_deadline_ == kNever) stop_deadline_ = after(options_.grace + kSlack);
   if (Clock::now() < stop_deadline_) return;
-  for (int node : coordinator_.still_ending()) {
-    if (node != 0) coordinator_.lost(node);
+  const std::vector<int> late = membership_.still_ending();
+  for (const auto& peer : peers_) {
+    if (std::find(late.begin(), late.end(), peer->member) == late.end()) continue;
+    membership_.lost(std::exchange(peer->member, -1), "it did not end its ranks in time");
+    peer->connection.close();
   }
   stop_deadline_ = after(kSlack);
 }
 
 void Leader::deliver() {
-  for (const auto& [node, order] : coordinator_.take_orders()) {
-    if (node == 0) own_orders_.push_back(order);
+  for (const auto& [member, order] : membership_.take_orders()) {
+    if (member == kSelf) own_orders_.push_back(order);
     for (const auto& peer : peers_) {
-      if (node != 0 && peer->node == node) peer->connection.send(to_message(order));
+      if (member != kSelf && peer->member == member) peer->connection.send(to_message(order));
     }
   }
 }
 
 Time Leader::deadline() const {
-  const bool joining = !coordinator_.started() && !coordinator_.stopping();
+  const bool joining = !membership_.started() && !membership_.stopping() && membership_.deadline() == kNever;
   Time next = joining ? std::min(join_deadline_, notice_at_) : stop_deadline_;
+  next = std::min(next, membership_.deadline());
   for (const auto& stranger : strangers_) next = std::min(next, stranger->deadline);
+  for (const auto& peer : peers_) next = std::min(next, peer->pulse.deadline());
   return next;
 }
 

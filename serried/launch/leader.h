@@ -1,16 +1,19 @@
-// Node 0's side of a job: collects the other launchers and carries the coordinator's orders to them.
+// Node 0's side of a job: collects the other launchers and carries the orders of the membership to them.
 #pragma once
+
+#include <signal.h>
 
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "serried/launch/coordinator.h"
 #include "serried/launch/fd.h"
 #include "serried/launch/handshake.h"
 #include "serried/launch/loop.h"
+#include "serried/launch/membership.h"
 #include "serried/launch/options.h"
 #include "serried/launch/output.h"
+#include "serried/launch/pulse.h"
 #include "serried/launch/wire.h"
 
 namespace serried::launch {
@@ -18,13 +21,13 @@ namespace serried::launch {
 /// A job on one node is the same thing without peers. `Member` has the same methods.
 class Leader {
  public:
-  /// LaunchError if the port is in use.
-  Leader(const Options& options, Screen& screen);
+  /// `listener` is bound to the rendezvous; a job on one node has none.
+  Leader(const Options& options, Screen& screen, Fd listener);
 
   void watch(std::vector<Watch>& watches);
   Time deadline() const;
 
-  /// Deals with what has come and with time that has passed. LaunchError if not all nodes join in time.
+  /// Deals with what has come and with time that has passed. LaunchError if not enough nodes join in time.
   void tick();
 
   /// What node 0 itself is to do.
@@ -33,14 +36,25 @@ class Leader {
   /// Rank 0 has inherited the master socket.
   void started() { master_.reset(); }
 
-  void done() { coordinator_.done(0); }
-  void failed(const Cause& cause) { coordinator_.failed(0, cause); }
-  void ended() { coordinator_.ended(0); }
+  void done() { membership_.done(kSelf); }
+  void failed(const Cause& cause) { membership_.failed(kSelf, cause); }
+  void ended() { membership_.ended(kSelf); }
+
+  /// This node goes without being asked: the job ends.
+  void leave() { failed({.kind = Cause::Kind::interrupted, .signal = SIGHUP}); }
+  bool has_leader() const { return true; }
+
+  /// This process is about to be stopped, by Ctrl-Z.
+  void pause();
 
  private:
+  static constexpr int kSelf = 0;  // the first member
+
   struct Peer {
     Connection connection;
-    int node = -1;  // until it has said hello
+    Pulse pulse;
+    int member = -1;      // until it has said hello
+    std::string id = {};  // of its launcher
   };
 
   // A connection that has not shown that it has the token.
@@ -57,9 +71,14 @@ class Leader {
   void hear(Peer& peer);
   void answer(Peer& peer, const Message& message);
   void welcome(Peer& peer, const Hello& hello);
+  std::string why_refused(const Hello& hello) const;
+  void drop_who_came_again(const Peer& peer);
   void drop_closed();
+  void keep_pulses();
+  void give_up(Peer& peer);
   void give_up_on_silent_nodes();
   void check_joined();
+  std::string who_is_missing() const;
   void deliver();
 
   Options options_;
@@ -67,7 +86,7 @@ class Leader {
   Address address_;
   Fd listener_;
   Fd master_;
-  Coordinator coordinator_;
+  Membership membership_;
   std::vector<std::unique_ptr<Stranger>> strangers_;
   Time next_word_of_strangers_{};
   std::vector<std::unique_ptr<Peer>> peers_;

@@ -2,12 +2,15 @@
 #include "serried/launch/member.h"
 
 #include <poll.h>
+#include <signal.h>
 
 #include <algorithm>
 #include <utility>
 
 #include "serried/launch/error.h"
 #include "serried/launch/signals.h"
+#include "serried/launch/token.h"
+#include "serried/launch/version.h"
 
 namespace serried::launch {
 namespace {
@@ -26,6 +29,8 @@ Member::Member(const Options& options, Screen& screen)
     : options_(options),
       screen_(screen),
       address_(parse_address(options.rendezvous)),
+      nonce_(make_token()),
+      last_place_(address_.host),
       join_deadline_(after(options.join_timeout)),
       notice_at_(after(kNoticeAfter)),
       try_at_(Clock::now()) {}
@@ -40,12 +45,14 @@ void Member::connect_again() {
   connecting_.reset();
   greeting_.reset();
   connection_.reset();
+  pulse_.reset();
   welcomed_ = false;
   if (Clock::now() < try_at_) return;
   // Name lookup may block for long; no rank runs yet, so Ctrl-C may simply end this process.
   const SignalsAct act;
   Connecting attempt = start_connecting(address_, num_attempts_++);
   if (!attempt.error.empty()) last_error_ = attempt.error;
+  last_place_ = attempt.place;
   const Seconds pause = std::min(kFirstPause * num_attempts_, kLongestPause);
   try_at_ = after(attempt.socket ? kTryTimeout : pause);
   connecting_ = std::move(attempt.socket);
@@ -76,19 +83,31 @@ void Member::greet() {
     if (++num_refusals_ < kMostRefusals) return try_later(what);
     throw LaunchError(kExitUsage, what, "set the same SERRIED_TOKEN_FILE or SERRIED_TOKEN on every node");
   }
+  if (state == State::other_protocol) {
+    throw LaunchError(kExitUsage, "node 0 at " + options_.rendezvous + " runs another version of serried",
+                      "install the same one on every node: serried --version");
+  }
   if (state != State::agreed) return try_later(kNotNode0);
   connection_.emplace(std::move(greeting_->socket));
   greeting_.reset();
-  connection_->send(to_message(Hello{.node = options_.node_rank,
-                                     .num_nodes = options_.num_nodes,
-                                     .num_local = options_.num_ranks,
-                                     .host = host_name()}));
+  pulse_.emplace(options_.lost_after, Clock::now());
+  connection_->send(to_message(Hello{.version = version_text(),
+                                     .host = host_name(),
+                                     .machine = machine_id(),
+                                     .nonce = nonce_,
+                                     .node_rank = options_.node_rank,
+                                     .min_nodes = options_.min_nodes,
+                                     .max_nodes = options_.max_nodes,
+                                     .num_local = options_.num_ranks}));
 }
 
 void Member::hear() {
   connection_->flush();
   try {
-    for (const Message& message : connection_->receive()) answer(message);
+    for (const Message& message : connection_->receive()) {
+      pulse_->heard(Clock::now());
+      answer(message);
+    }
   } catch (const LaunchError&) {
     throw;
   } catch (const std::exception&) {
@@ -97,6 +116,11 @@ void Member::hear() {
 }
 
 void Member::answer(const Message& message) {
+  if (message[0] == "pause") pulse_->pause();
+  if (message[0] == "beat" || message[0] == "pause") return;
+  if (message[0] == "lost" && message.size() == 2) {
+    return working_ ? lose_node_0("this node was frozen or cut off: " + message[1]) : connection_->close();
+  }
   if (message[0] == "welcome") {
     welcomed_ = true;
     return;
@@ -110,9 +134,11 @@ void Member::answer(const Message& message) {
 }
 
 void Member::tick() {
+  keep_pulse();
   const bool closed = connection_ && connection_->closed();
   if (working_) {
-    if (!lost_ && (closed || Clock::now() >= answer_by_)) lose_node_0();
+    if (!lost_ && closed) lose_node_0("");
+    if (!lost_ && Clock::now() >= answer_by_) lose_node_0("it gave no order");
     return;
   }
   if (!orders_.empty()) return;  // ended before it began
@@ -122,32 +148,54 @@ void Member::tick() {
   if (closed || stuck || (!connecting_ && !greeting_ && !connection_)) connect_again();
 }
 
+void Member::keep_pulse() {
+  if (!connection_ || connection_->closed()) return;
+  const Time now = Clock::now();
+  pulse_->look(now);
+  if (pulse_->is_lost(now)) {
+    if (working_)
+      return lose_node_0("it said nothing for " + to_text(options_.lost_after) + ", so it is frozen, off or cut off");
+    last_error_ = "it fell silent";
+    return connection_->close();
+  }
+  if (pulse_->takes_beat(now)) connection_->send({"beat"});
+}
+
 void Member::check_join_deadline() {
   if (welcomed_ && !connection_->closed()) return;
   if (Clock::now() >= notice_at_) {
-    screen_.write(Stream::err, "[run] waiting for node 0 at " + options_.rendezvous + " (" + last_error_ + ")\n");
+    screen_.write(Stream::err, "[run] waiting for node 0 at " + where() + " (" + last_error_ + ")\n");
     notice_at_ = kNever;
   }
   if (Clock::now() < join_deadline_) return;
   throw LaunchError(kExitFailure,
-                    "cannot reach node 0's launcher at " + options_.rendezvous + " within " +
-                        to_text(options_.join_timeout) + ": " + last_error_,
-                    "start the launcher with --node-rank 0 there, or check --rendezvous, the firewall, --join-timeout");
+                    host_name() + " cannot reach node 0's launcher at " + where() + " within " +
+                        to_text(options_.join_timeout) + ": tried " + std::to_string(num_attempts_) +
+                        (num_attempts_ == 1 ? " time" : " times") + ", at last: " + last_error_,
+                    "start the same command on that host, or check --rendezvous, the firewall, --join-timeout");
 }
 
-void Member::lose_node_0() {
+// The name, and what it means on this host.
+std::string Member::where() const {
+  return options_.rendezvous + (last_place_ == address_.host ? "" : " (" + last_place_ + ")");
+}
+
+// The connection itself goes in a later turn: watches may point at it.
+void Member::lose_node_0(const std::string& why) {
   lost_ = true;
   answer_by_ = kNever;
-  connection_.reset();
-  orders_.push_back(
-      {.kind = Order::Kind::stop, .cause = {.kind = Cause::Kind::node_lost, .node = 0, .host = address_.host}});
+  connection_->close();
+  orders_.push_back({.kind = Order::Kind::stop,
+                     .cause = {.kind = Cause::Kind::node_lost, .node = 0, .host = address_.host, .text = why}});
 }
 
 Time Member::deadline() const {
-  if (working_) return answer_by_;
-  if (welcomed_) return kNever;
+  const bool connected = connection_ && !connection_->closed();
+  const Time beat = connected ? pulse_->deadline() : kNever;
+  if (working_) return std::min(answer_by_, beat);
+  if (welcomed_) return beat;
   const Time next_try = connection_ ? kNever : try_at_;
-  return std::min({next_try, join_deadline_, notice_at_});
+  return std::min({beat, next_try, join_deadline_, notice_at_});
 }
 
 std::vector<Order> Member::take_orders() {
@@ -174,8 +222,26 @@ void Member::ended() {
     orders_.push_back({.kind = Order::Kind::exit, .exit_code = kExitFailure});
     return;
   }
-  connection_->send({"ended"});
+  if (connection_) connection_->send({"ended"});
   answer_by_ = after(options_.grace + kAnswerSlack);
+}
+
+void Member::leave() {
+  if (!working_) {
+    orders_.push_back({.kind = Order::Kind::exit, .exit_code = kExitFailure});
+  } else if (!lost_) {
+    lost_ = true;
+    answer_by_ = kNever;
+    connection_->close();
+    orders_.push_back(
+        {.kind = Order::Kind::stop,
+         .cause = {
+             .kind = Cause::Kind::interrupted, .node = options_.node_rank, .host = host_name(), .signal = SIGHUP}});
+  }
+}
+
+void Member::pause() {
+  if (connection_) connection_->send({"pause"});
 }
 
 }  // namespace serried::launch

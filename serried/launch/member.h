@@ -11,6 +11,7 @@
 #include "serried/launch/options.h"
 #include "serried/launch/order.h"
 #include "serried/launch/output.h"
+#include "serried/launch/pulse.h"
 #include "serried/launch/socket.h"
 #include "serried/launch/wire.h"
 
@@ -33,6 +34,13 @@ class Member {
   void failed(const Cause& cause);
   void ended();
 
+  /// This node goes without being asked; node 0 sees that it is lost.
+  void leave();
+  /// Whether node 0 is there, and tells what happens.
+  bool has_leader() const { return !lost_; }
+
+  void pause();
+
  private:
   // A connection to what may be node 0.
   struct Greeting {
@@ -47,7 +55,9 @@ class Member {
   void hear();
   void answer(const Message& message);
   void check_join_deadline();
-  void lose_node_0();
+  void lose_node_0(const std::string& why);
+  void keep_pulse();
+  std::string where() const;
 
   Options options_;
   Screen& screen_;
@@ -55,8 +65,11 @@ class Member {
   Fd connecting_;
   std::optional<Greeting> greeting_;
   std::optional<Connection> connection_;
+  std::optional<Pulse> pulse_;  // as long as there is a connection
   std::vector<Order> orders_;
+  std::string nonce_;
   std::string last_error_ = "no answer";
+  std::string last_place_;
   int num_attempts_ = 0;
   int num_refusals_ = 0;  // of the token
   bool welcomed_ = false;

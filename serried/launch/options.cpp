@@ -1,6 +1,9 @@
 // Checks of the launcher's options: every mistake is told before a process starts.
 #include "serried/launch/options.h"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
+
 #include <charconv>
 #include <cstdio>
 
@@ -14,31 +17,66 @@ namespace {
   throw LaunchError(kExitUsage, what, fix);
 }
 
+constexpr int kMostNodes = 1 << 16;
+
+// By the address itself: 127.example.org is a name, and may be any machine's.
 bool is_on_this_machine(const std::string& host) {
-  return host == "localhost" || host == "::1" || host.starts_with("127.");
+  in6_addr v6{};
+  in_addr v4{};
+  if (::inet_pton(AF_INET, host.c_str(), &v4) == 1) return (ntohl(v4.s_addr) >> 24) == 127;
+  return host == "localhost" || (::inet_pton(AF_INET6, host.c_str(), &v6) == 1 && IN6_IS_ADDR_LOOPBACK(&v6));
 }
 
-void check_nodes(const Options& options) {
-  if (options.num_nodes < 1) usage("--nnodes is " + std::to_string(options.num_nodes), "pass 1 or more");
-  if (options.node_rank < 0 || options.node_rank >= options.num_nodes) {
-    usage("--node-rank is " + std::to_string(options.node_rank) + " of --nnodes " + std::to_string(options.num_nodes),
-          "pass 0 to " + std::to_string(options.num_nodes - 1));
-  }
-  if (options.num_nodes == 1 && !options.rendezvous.empty()) {
-    usage("--rendezvous " + options.rendezvous + " is given, but --nnodes is 1",
-          "pass --nnodes and --node-rank too, or leave --rendezvous out");
-  }
-  if (options.num_nodes == 1) return;
-  if (options.rendezvous.empty()) {
-    usage("--nnodes is " + std::to_string(options.num_nodes) + ", but --rendezvous is missing",
-          "pass --rendezvous host:port, the same on every node, where host is node 0");
-  }
-  const Address address = parse_address(options.rendezvous);
+void check_token(const Options& options, const Address& address) {
   if (!options.token.empty() || options.insecure || is_on_this_machine(address.host)) return;
-  usage("--nnodes is " + std::to_string(options.num_nodes) + " and there is no token: whoever reaches " +
+  usage("--nnodes is " + range_text(options.min_nodes, options.max_nodes) + " and there is no token: whoever reaches " +
             options.rendezvous + " could join the job",
         "serried token > FILE, chmod 600 FILE, copy it to every node and set SERRIED_TOKEN_FILE=FILE there; or pass "
         "--insecure on all of them");
+}
+
+void check_nodes(const Options& options) {
+  const std::string nodes = range_text(options.min_nodes, options.max_nodes);
+  if (options.min_nodes < 1) usage("--nnodes is " + nodes, "pass 1 or more");
+  if (options.max_nodes > kMostNodes) usage("--nnodes is " + nodes, "pass " + std::to_string(kMostNodes) + " or less");
+  if (options.max_nodes < options.min_nodes) {
+    usage("--nnodes is " + nodes,
+          "pass min:max, the smaller number first: " + range_text(options.max_nodes, options.min_nodes));
+  }
+  if (options.node_rank < -1 || options.node_rank >= options.max_nodes) {
+    usage("--node-rank is " + std::to_string(options.node_rank) + " of --nnodes " + nodes,
+          "pass 0 to " + std::to_string(options.max_nodes - 1) + ", or leave it out");
+  }
+  if (options.max_nodes == 1 && !options.rendezvous.empty()) {
+    usage("--rendezvous " + options.rendezvous + " is given, but --nnodes is 1",
+          "pass --nnodes too, or leave --rendezvous out");
+  }
+  if (options.max_nodes == 1) return;
+  if (options.rendezvous.empty()) {
+    usage("--nnodes is " + nodes + ", but --rendezvous is missing",
+          "pass --rendezvous host:port, the same on every node, where host is node 0");
+  }
+  const Address address = parse_address(options.rendezvous);
+  if (options.node_rank < 0 && (address.host == "0.0.0.0" || address.host == "::")) {
+    usage("--rendezvous is " + options.rendezvous + ", where every node could listen: each would be node 0",
+          "pass the address of one node, or --node-rank on every node");
+  }
+  check_token(options, address);
+}
+
+void check_times(const Options& options) {
+  if (!(options.grace.count() >= 0 && options.grace.count() < 1e6)) {
+    usage("--grace is " + to_text(options.grace), "pass a number of seconds, 0 or more");
+  }
+  if (!(options.join_timeout.count() > 0 && options.join_timeout.count() < 1e8)) {
+    usage("--join-timeout is " + to_text(options.join_timeout), "pass a number of seconds above 0");
+  }
+  if (!(options.lost_after.count() >= 2 && options.lost_after.count() < 1e6)) {
+    usage("--lost-after is " + to_text(options.lost_after), "pass a number of seconds, 2 or more");
+  }
+  if (!(options.last_call.count() >= 0 && options.last_call.count() < 1e6)) {
+    usage("--last-call is " + to_text(options.last_call), "pass a number of seconds, 0 or more");
+  }
 }
 
 }  // namespace
@@ -49,7 +87,7 @@ std::string to_text(Seconds seconds) {
   return text;
 }
 
-void check(const Options& options) {
+void check_one_node(const Options& options) {
   if (options.command.empty() || options.command[0].empty()) {
     usage("no program to run", "serried run -n 4 ./train --steps 100");
   }
@@ -61,23 +99,44 @@ void check(const Options& options) {
           "serried run --help lists the options; those of the program come after the program");
   }
   if (options.num_ranks < 1) usage("-n is " + std::to_string(options.num_ranks), "pass 1 or more ranks");
-  check_nodes(options);
   if (options.max_restarts < 0) {
     usage("--max-restarts is " + std::to_string(options.max_restarts), "pass 0 or more");
   }
-  if (!(options.grace.count() >= 0 && options.grace.count() < 1e6)) {
-    usage("--grace is " + to_text(options.grace), "pass a number of seconds, 0 or more");
-  }
-  if (!(options.join_timeout.count() > 0 && options.join_timeout.count() < 1e8)) {
-    usage("--join-timeout is " + to_text(options.join_timeout), "pass a number of seconds above 0");
-  }
+  check_times(options);
   if (options.master_port < 0 || options.master_port > 65535) {
     usage("--master-port is " + std::to_string(options.master_port),
           "pass 1 to 65535, or leave it out for a free port");
   }
 }
 
-Address parse_address(const std::string& text) {
+void check(const Options& options) {
+  check_one_node(options);
+  check_nodes(options);
+}
+
+NodeRange parse_nodes(const std::string& text) {
+  const size_t colon = text.find(':');
+  const auto number = [&](const std::string& part) {
+    int value = 0;
+    const auto [stop, error] = std::from_chars(part.data(), part.data() + part.size(), value);
+    if (error == std::errc() && stop == part.data() + part.size()) return value;
+    usage("--nnodes is " + text + ", which is no number of nodes",
+          "pass one, for example 2, or min:max, for example 2:4");
+  };
+  const int least = number(text.substr(0, colon));
+  return {.min = least, .max = colon == text.npos ? least : number(text.substr(colon + 1))};
+}
+
+std::string range_text(int min_nodes, int max_nodes) {
+  return std::to_string(min_nodes) + (min_nodes == max_nodes ? "" : ":" + std::to_string(max_nodes));
+}
+
+std::string to_text(const Address& address) {
+  const bool is_v6 = address.host.find(':') != address.host.npos;
+  return (is_v6 ? "[" + address.host + "]" : address.host) + ":" + std::to_string(address.port);
+}
+
+Address parse_address(const std::string& text, int least_port) {
   const size_t colon = text.rfind(':');
   const auto bad = [&] {
     usage("--rendezvous \"" + text + "\" is not host:port", "for example --rendezvous node0:29500");
@@ -86,7 +145,7 @@ Address parse_address(const std::string& text) {
   Address address{.host = text.substr(0, colon)};
   const char* end = text.data() + text.size();
   const auto [stop, error] = std::from_chars(text.data() + colon + 1, end, address.port);
-  if (error != std::errc() || stop != end || address.port < 1 || address.port > 65535) bad();
+  if (error != std::errc() || stop != end || address.port < least_port || address.port > 65535) bad();
   if (address.host.front() == '[' && address.host.back() == ']') {
     address.host = address.host.substr(1, address.host.size() - 2);
   }

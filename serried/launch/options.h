@@ -18,11 +18,14 @@ inline constexpr Seconds kLateAfter{5};
 /// "0.3 s"
 std::string to_text(Seconds seconds);
 
+class Control;
+
 struct Options {
   std::vector<std::string> command = {};  // the program and its arguments
   int num_ranks = 1;                      // on this node
-  int num_nodes = 1;
-  int node_rank = 0;
+  int min_nodes = 1;
+  int max_nodes = 1;
+  int node_rank = -1;           // -1: whoever can listen at the rendezvous is node 0, the others follow as they come
   std::string rendezvous = {};  // host:port of node 0's launcher; for several nodes
   int master_port = 0;          // 0: a free port, opened by the launcher and inherited by rank 0
   int max_restarts = 0;         // node 0's value counts
@@ -30,12 +33,30 @@ struct Options {
   Seconds join_timeout{300};
   std::string log_dir = {};
   bool says_who_is_late = true;
-  std::string token = {};  // of all launchers of a job on several nodes; see read_token
-  bool insecure = false;   // several nodes may do without
+  std::string token = {};      // of all launchers of a job on several nodes; see read_token
+  bool insecure = false;       // several nodes may do without
+  Seconds lost_after{10};      // a node that says nothing for so long is lost
+  Seconds last_call{3};        // from the moment that min_nodes are there
+  bool reports = true;         // tell what is told on every node, as why the job ends
+  Control* control = nullptr;  // of a launcher that `serried run --hosts` started
+  int listen_fd = -1;          // already bound to the rendezvous; node 0 takes it over
 };
+
+/// "2" or "2:4" as numbers of nodes; LaunchError if it is neither.
+struct NodeRange {
+  int min;
+  int max;
+};
+NodeRange parse_nodes(const std::string& text);
+
+/// The way back: "2", "2:4".
+std::string range_text(int min_nodes, int max_nodes);
 
 /// LaunchError that says which option is wrong and how to fix it.
 void check(const Options& options);
+
+/// The same for what has nothing to do with other nodes.
+void check_one_node(const Options& options);
 
 /// An address as text: "node7:29500", "[::1]:29500".
 struct Address {
@@ -43,7 +64,9 @@ struct Address {
   int port = 0;
 };
 
+std::string to_text(const Address& address);
+
 /// LaunchError if `text` is not host:port.
-Address parse_address(const std::string& text);
+Address parse_address(const std::string& text, int least_port = 1);
 
 }  // namespace serried::launch

@@ -3,6 +3,8 @@
 
 #include <stdexcept>
 
+#include "serried/launch/version.h"
+
 namespace serried::launch {
 namespace {
 
@@ -18,11 +20,12 @@ Message start_message(const Assignment& a) {
   }
   message.push_back(a.run_id);
   message.push_back(a.job_secret);
+  message.push_back(a.news);
   return message;
 }
 
 Assignment assignment_from(const Message& message) {
-  expect_fields(message, 11);
+  expect_fields(message, 12);
   const auto number = [&](size_t i) { return number_in(message[i]); };
   return {.attempt = number(1),
           .max_restarts = number(2),
@@ -33,7 +36,8 @@ Assignment assignment_from(const Message& message) {
           .num_nodes = number(7),
           .master_port = number(8),
           .run_id = message[9],
-          .job_secret = message[10]};
+          .job_secret = message[10],
+          .news = message[11]};
 }
 
 }  // namespace
@@ -55,16 +59,29 @@ Order order_from(const Message& message) {
 }
 
 Message to_message(const Hello& hello) {
-  return {"hello", std::to_string(hello.node), std::to_string(hello.num_nodes), std::to_string(hello.num_local),
-          hello.host};
+  return {"hello",
+          hello.version,
+          hello.host,
+          hello.machine,
+          hello.nonce,
+          std::to_string(hello.node_rank),
+          std::to_string(hello.min_nodes),
+          std::to_string(hello.max_nodes),
+          std::to_string(hello.num_local)};
 }
 
 Hello hello_from(const Message& message) {
-  expect_fields(message, 5);
-  return {.node = number_in(message[1]),
-          .num_nodes = number_in(message[2]),
-          .num_local = number_in(message[3]),
-          .host = message[4]};
+  if (message.size() < 3) throw std::runtime_error("message hello is too short");
+  if (message[1] != version_text()) return {.version = message[1], .host = message[2]};
+  expect_fields(message, 9);
+  return {.version = message[1],
+          .host = message[2],
+          .machine = message[3],
+          .nonce = message[4],
+          .node_rank = number_in(message[5]),
+          .min_nodes = number_in(message[6]),
+          .max_nodes = number_in(message[7]),
+          .num_local = number_in(message[8])};
 }
 
 }  // namespace serried::launch

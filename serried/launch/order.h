@@ -20,17 +20,16 @@ struct Order {
   int exit_code = 0;           // exit
 };
 
-struct NodeOrder {
-  int node;
-  Order order;
-};
-
-/// How a launcher introduces itself to node 0's.
+/// How a launcher introduces itself to the leader.
 struct Hello {
-  int node = 0;
-  int num_nodes = 0;
-  int num_local = 0;
+  std::string version;  // if it is not ours, nothing after the host is read
   std::string host;
+  std::string machine = {};  // what names it better than a host name: see machine_id
+  std::string nonce = {};    // of this launcher among those of its machine
+  int node_rank = -1;
+  int min_nodes = 0;
+  int max_nodes = 0;
+  int num_local = 0;
 };
 
 /// Values as messages and back; std::runtime_error if a message makes no sense.

@@ -58,8 +58,10 @@ std::vector<std::string> rank_environment(const Assignment& assignment, int loca
 }
 
 std::vector<std::string> mark_of(const Assignment& assignment) {
-  // Several nodes of a job may be on one machine, in tests at least.
-  return {"GROUP_RANK=" + std::to_string(assignment.node_rank), "TORCHELASTIC_RUN_ID=" + assignment.run_id};
+  // Several nodes of a job may be on one machine, in tests at least, and the number of a lost one passes to another.
+  return {"GROUP_RANK=" + std::to_string(assignment.node_rank),
+          "TORCHELASTIC_RESTART_COUNT=" + std::to_string(assignment.attempt),
+          "TORCHELASTIC_RUN_ID=" + assignment.run_id};
 }
 
 std::vector<std::string> inherited_environment() {

@@ -8,7 +8,7 @@ namespace serried::launch {
 
 /// This node's part of one attempt.
 struct Assignment {
-  int attempt = 0;  // 0, then one more per restart
+  int attempt = 0;  // the generation: 0, then one more each time that all ranks start again
   int max_restarts = 0;
   int num_local = 1;
   int first_rank = 0;  // of this node
@@ -19,6 +19,7 @@ struct Assignment {
   int master_port = 0;
   std::string run_id = {};
   std::string job_secret = {};  // known to the job's ranks and launchers only
+  std::string news = {};        // why all ranks start again
   int listen_fd = -1;           // already bound to master_port; for rank 0 to inherit
 };
 
@@ -28,7 +29,8 @@ struct Assignment {
 std::vector<std::string> rank_environment(const Assignment& assignment, int local_rank,
                                           const std::vector<std::string>& inherited);
 
-/// What the environments of this node's ranks have in common and no other process has, save those that ranks start.
+/// What the environments of this node's ranks in this attempt have in common and no other process has, save those that
+/// ranks start.
 std::vector<std::string> mark_of(const Assignment& assignment);
 
 /// This process's environment as "NAME=value" texts.

@@ -13,6 +13,7 @@
 #include <string>
 #include <variant>
 
+#include "serried/launch/control.h"
 #include "serried/launch/error.h"
 #include "serried/launch/latecomers.h"
 #include "serried/launch/leader.h"
@@ -21,6 +22,7 @@
 #include "serried/launch/program.h"
 #include "serried/launch/ranks.h"
 #include "serried/launch/signals.h"
+#include "serried/launch/socket.h"
 
 namespace serried::launch {
 namespace {
@@ -46,10 +48,7 @@ class Job {
  private:
   using Link = std::variant<std::unique_ptr<Leader>, std::unique_ptr<Member>>;
 
-  static Link make_link(const Options& options, Screen& screen) {
-    if (options.node_rank == 0) return std::make_unique<Leader>(options, screen);
-    return std::make_unique<Member>(options, screen);
-  }
+  static Link make_link(const Options& options, Screen& screen);
 
   template <class Fn>
   auto with_link(Fn fn) {
@@ -60,7 +59,9 @@ class Job {
   bool advance();
   void obey(const Order& order);
   void start(const Assignment& assignment);
+  void watch_over(const Assignment& assignment);
   void on_signal(const Caught& caught);
+  void hear_control(const std::vector<Message>& messages);
   void interrupt(int signal);
   void end_ranks(int signal);
   bool end_orphans();
@@ -75,7 +76,7 @@ class Job {
   Screen& screen_;
   std::string program_;
   Link link_;
-  std::optional<Orphans> orphans_;  // from the first start on, as the guard
+  std::optional<Orphans> orphans_;  // of the last attempt, as the guard
   std::optional<Guard> guard_;
   std::optional<LocalRanks> ranks_;
   Assignment assignment_{.world_size = 0};  // no ranks until the first start
@@ -89,7 +90,19 @@ class Job {
   bool grace_is_over_ = false;  // of this attempt: ranks and what they leave behind have one between them
 };
 
+// Whoever can listen at the rendezvous is node 0: the address decides, not a comparison of names.
+Job::Link Job::make_link(const Options& options, Screen& screen) {
+  if (options.max_nodes == 1) return std::make_unique<Leader>(options, screen, Fd());
+  const Address address = parse_address(options.rendezvous);
+  Fd listener;
+  if (options.node_rank == 0) listener = options.listen_fd < 0 ? listen_on(address) : Fd(::dup(options.listen_fd));
+  if (options.node_rank < 0) listener = listen_if_mine(address);
+  if (listener) return std::make_unique<Leader>(options, screen, std::move(listener));
+  return std::make_unique<Member>(options, screen);
+}
+
 int Job::run() {
+  if (options_.control != nullptr) hear_control(options_.control->rest());  // came with the options
   while (!exit_code_) {
     with_link([](auto& link) { link.tick(); });
     const std::vector<Order> orders = with_link([](auto& link) { return link.take_orders(); });
@@ -107,6 +120,9 @@ void Job::turn() {
                        for (const Caught& caught : signals_.take()) on_signal(caught);
                      }});
   screen_.watch(watches);
+  if (options_.control != nullptr && !options_.control->ended()) {
+    watches.push_back({options_.control->fd(), POLLIN, [this] { hear_control(options_.control->take()); }});
+  }
   if (ranks_) ranks_->watch(watches);
   with_link([&](auto& link) { link.watch(watches); });
   const Time deadline = with_link([](auto& link) { return link.deadline(); });
@@ -158,19 +174,23 @@ void Job::start(const Assignment& assignment) {
   grace_is_over_ = false;
   tell_after_ = kLateAfter;
   tell_at_ = options_.says_who_is_late ? after(tell_after_) : kNever;
-  if (assignment.attempt > 0) {
-    screen_.write(Stream::err, "[run] restart " + std::to_string(assignment.attempt) + " of " +
-                                   std::to_string(assignment.max_restarts) + ": all ranks start again\n");
-  }
+  if (!assignment.news.empty() && options_.reports) screen_.write(Stream::err, "[run] " + assignment.news + "\n");
   try {
-    if (!orphans_) orphans_.emplace(assignment);
-    if (!guard_) guard_.emplace(mark_of(assignment));
+    watch_over(assignment);
     ranks_.emplace(Surroundings{options_, program_, screen_, *guard_}, assignment);
   } catch (const LaunchError& error) {
     const Cause cause{.kind = Cause::Kind::launch_failed, .exit_code = error.exit_code(), .text = error.what()};
     with_link([&](auto& link) { link.failed(cause); });
   }
   with_link([](auto& link) { link.started(); });
+}
+
+// Of the attempt before nothing is left by now.
+void Job::watch_over(const Assignment& assignment) {
+  guard_.reset();
+  orphans_.reset();
+  orphans_.emplace(assignment);
+  guard_.emplace(mark_of(assignment));
 }
 
 void Job::on_signal(const Caught& caught) {
@@ -184,8 +204,22 @@ void Job::on_signal(const Caught& caught) {
   if (caught.signal != SIGTSTP) return ranks_->send(caught.signal);
   // Ctrl-Z reaches only the launcher's process group: stop and continue the ranks with it.
   ranks_->send(SIGSTOP);
+  with_link([](auto& link) { link.pause(); });
   ::kill(::getpid(), SIGSTOP);
   ranks_->send(SIGCONT);
+}
+
+// Who started this launcher on this host may pass on signals. If it goes, the node is lost to the job.
+void Job::hear_control(const std::vector<Message>& messages) {
+  for (const Message& message : messages) {
+    if (message[0] != "signal" || message.size() != 2) continue;
+    const int signal = number_in(message[1]);
+    if (is_ending(signal)) interrupt(signal);
+    if (!is_ending(signal) && ranks_) ranks_->send(signal);
+  }
+  if (!options_.control->ended() || num_interrupts_ > 0) return;
+  end_ranks(SIGTERM);
+  with_link([](auto& link) { link.leave(); });
 }
 
 void Job::interrupt(int signal) {
@@ -243,7 +277,9 @@ Orphans::IsKept Job::kept() const {
 }
 
 void Job::report() {
-  screen_.write(Stream::err, describe(*stop_ordered_, assignment_.world_size, options_.num_nodes));
+  const bool is_told_elsewhere = !options_.reports && with_link([](auto& link) { return link.has_leader(); });
+  if (is_told_elsewhere) return;
+  screen_.write(Stream::err, describe(*stop_ordered_, assignment_.world_size, options_.max_nodes));
 }
 
 // The reader may be slow, or stuck: then a signal ends the waiting.
@@ -270,7 +306,7 @@ int run(const Options& options) {
   // Children of ranks that lose their parent come to the launcher, which can then wait for their end.
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   Screen screen(STDOUT_FILENO, STDERR_FILENO);
-  if (options.insecure && options.num_nodes > 1 && options.token.empty()) {
+  if (options.insecure && options.max_nodes > 1 && options.token.empty()) {
     screen.write(Stream::err, "[run] --insecure: whoever reaches " + options.rendezvous + " can join this job\n");
   }
   try {

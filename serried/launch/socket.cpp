@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
+#include <fstream>
 #include <memory>
 #include <vector>
 
@@ -34,15 +35,26 @@ void set_option(const Fd& socket, int level, int name, int value) {
   ::setsockopt(socket.get(), level, name, &value, sizeof value);
 }
 
+detail::Listening try_to_listen(const Address& address) {
+  const detail::Listening made =
+      detail::listen_at(address.host, static_cast<uint16_t>(address.port), {.several_hosts = true});
+  if (made.fd >= 0) ::fcntl(made.fd, F_SETFL, O_NONBLOCK);
+  return made;
+}
+
+std::string text_of(const sockaddr* address, socklen_t size, bool with_port) {
+  char host[NI_MAXHOST];
+  char port[NI_MAXSERV];
+  const int code = ::getnameinfo(address, size, host, sizeof host, port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV);
+  if (code != 0) return "somebody";
+  return with_port ? std::string(host) + ":" + port : host;
+}
+
 }  // namespace
 
 Fd listen_on(const Address& address) {
-  const detail::Listening made =
-      detail::listen_at(address.host, static_cast<uint16_t>(address.port), {.several_hosts = true});
-  if (made.fd >= 0) {
-    ::fcntl(made.fd, F_SETFL, O_NONBLOCK);
-    return Fd(made.fd);
-  }
+  const detail::Listening made = try_to_listen(address);
+  if (made.fd >= 0) return Fd(made.fd);
   const std::string port = std::to_string(address.port);
   if (made.error == EADDRINUSE) {
     throw LaunchError(kExitFailure, "port " + port + " is in use on " + host_name(),
@@ -56,6 +68,12 @@ Fd listen_on(const Address& address) {
                         : "choose another host or port for --rendezvous");
 }
 
+Fd listen_if_mine(const Address& address) {
+  const detail::Listening made = try_to_listen(address);
+  const bool not_mine = made.error == EADDRNOTAVAIL || made.error == EADDRINUSE || made.error == EAFNOSUPPORT;
+  return made.fd >= 0 || not_mine ? Fd(made.fd) : listen_on(address);
+}
+
 int port_of(const Fd& socket) {
   return detail::port_of(socket.get());
 }
@@ -63,18 +81,20 @@ int port_of(const Fd& socket) {
 Connecting start_connecting(const Address& address, int attempt) {
   std::string error = "no address";
   const AddressList list = resolve(address.host.c_str(), address.port, error);
+  std::string tried = address.host;
   std::vector<const addrinfo*> places;
   for (const addrinfo* place = list.get(); place != nullptr; place = place->ai_next) places.push_back(place);
   for (size_t i = 0; i < places.size(); ++i) {
     const addrinfo& place = *places[(static_cast<size_t>(attempt) + i) % places.size()];
     Fd socket(::socket(place.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (!socket) continue;
+    tried = text_of(place.ai_addr, place.ai_addrlen, false);
     if (::connect(socket.get(), place.ai_addr, place.ai_addrlen) == 0 || errno == EINPROGRESS) {
-      return {std::move(socket), ""};
+      return {std::move(socket), "", tried};
     }
     error = std::strerror(errno);
   }
-  return {Fd(), error};
+  return {Fd(), error, tried};
 }
 
 std::string connect_error(const Fd& socket) {
@@ -96,14 +116,8 @@ std::string connect_error(const Fd& socket) {
 std::string peer_address(const Fd& socket) {
   sockaddr_storage there{};
   socklen_t size = sizeof there;
-  char host[NI_MAXHOST];
-  char port[NI_MAXSERV];
-  if (::getpeername(socket.get(), reinterpret_cast<sockaddr*>(&there), &size) != 0 ||
-      ::getnameinfo(reinterpret_cast<sockaddr*>(&there), size, host, sizeof host, port, sizeof port,
-                    NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
-    return "somebody";
-  }
-  return std::string(host) + ":" + port;
+  if (::getpeername(socket.get(), reinterpret_cast<sockaddr*>(&there), &size) != 0) return "somebody";
+  return text_of(reinterpret_cast<sockaddr*>(&there), size, true);
 }
 
 void keep_alive(const Fd& socket) {
@@ -119,6 +133,12 @@ std::string host_name() {
   char name[256] = {};
   if (::gethostname(name, sizeof name - 1) != 0) return "this host";
   return name;
+}
+
+std::string machine_id() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string id;
+  return std::getline(file, id) ? id : host_name();
 }
 
 }  // namespace serried::launch

@@ -13,6 +13,10 @@ namespace serried::launch {
 /// LaunchError if the port is in use, or the address is not this machine's.
 Fd listen_on(const Address& address);
 
+/// The same where `address` is this machine's and the port is free; nothing where it is not, or the name is not known
+/// yet: then another machine, or another launcher of this one, listens there. LaunchError for what forbids to listen.
+Fd listen_if_mine(const Address& address);
+
 int port_of(const Fd& socket);
 
 /// A socket that is connecting to `address` without blocking, or none with the reason. A host may have several
@@ -20,6 +24,7 @@ int port_of(const Fd& socket);
 struct Connecting {
   Fd socket;
   std::string error;
+  std::string place = {};  // the address that was tried
 };
 Connecting start_connecting(const Address& address, int attempt = 0);
 
@@ -33,5 +38,8 @@ std::string peer_address(const Fd& socket);
 void keep_alive(const Fd& socket);
 
 std::string host_name();
+
+/// What names this machine until it is started anew, whatever its name is: the kernel's boot id.
+std::string machine_id();
 
 }  // namespace serried::launch

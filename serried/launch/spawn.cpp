@@ -45,7 +45,7 @@ struct ChildSetup {
   char* const* arguments;
   char* const* environment;
   int keep_fd;
-  int null_fd;
+  int in_fd;
   int out_fd;
   int err_fd;
   pid_t launcher;
@@ -66,7 +66,7 @@ int become_program(const ChildSetup& setup) {
   if (::setpgid(0, 0) != 0) return errno;
   if (::prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) return errno;
   if (::getppid() != setup.launcher) ::_exit(kExitFailure);  // the launcher died before the line above
-  if (::dup2(setup.null_fd, STDIN_FILENO) < 0 || ::dup2(setup.out_fd, STDOUT_FILENO) < 0 ||
+  if (::dup2(setup.in_fd, STDIN_FILENO) < 0 || ::dup2(setup.out_fd, STDOUT_FILENO) < 0 ||
       ::dup2(setup.err_fd, STDERR_FILENO) < 0) {
     return errno;
   }
@@ -111,7 +111,7 @@ Child spawn(const SpawnRequest& request) {
                          .arguments = arguments.data(),
                          .environment = environment.data(),
                          .keep_fd = request.keep_fd,
-                         .null_fd = null.get(),
+                         .in_fd = request.stdin_fd >= 0 ? request.stdin_fd : null.get(),
                          .out_fd = out.write.get(),
                          .err_fd = err.write.get(),
                          .launcher = ::getpid()};

@@ -15,6 +15,7 @@ struct SpawnRequest {
   std::vector<std::string> arguments;    // the first is the program's name
   std::vector<std::string> environment;  // "NAME=value"
   int keep_fd = -1;                      // the one descriptor of the launcher that the program inherits
+  int stdin_fd = -1;                     // -1: /dev/null
 };
 
 struct Child {
@@ -23,7 +24,7 @@ struct Child {
   Fd err;
 };
 
-/// Starts a program in a process group of its own, with /dev/null as stdin, and returns when exec has succeeded.
+/// Starts a program in a process group of its own, and returns when exec has succeeded.
 /// The kernel kills it when this thread ends. LaunchError with exit code 126 or 127 if exec fails.
 Child spawn(const SpawnRequest& request);
 

@@ -66,12 +66,4 @@ std::string number_of_ranks(const std::string& text) {
                     "pass one, for example -n 4, or auto");
 }
 
-std::string number_of_nodes(const std::string& text) {
-  if (text.find(':') != std::string::npos) {
-    throw LaunchError(kExitUsage, "--nnodes is " + text + ", and jobs whose number of nodes changes are not there yet",
-                      "pass one number; --max-restarts starts the same nodes again");
-  }
-  return text;
-}
-
 }  // namespace serried::launch

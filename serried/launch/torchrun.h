@@ -14,7 +14,4 @@ std::string instead_of_torchrun(std::string_view option);
 /// refused; other texts stay as they are.
 std::string number_of_ranks(const std::string& text);
 
-/// Refuses torchrun's "min:max" of an elastic job; other texts stay as they are.
-std::string number_of_nodes(const std::string& text);
-
 }  // namespace serried::launch

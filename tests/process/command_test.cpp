@@ -45,8 +45,11 @@ TEST(LaunchCommand, MistakesInOptionsExitWith2) {
       {{"run", "--nproc-per-node", "gpu", "true"},
        "[run] -n is gpu, and the launcher counts no devices\n  fix: pass their number, for example -n 4\n"},
       {{"run", "--nnodes", "1:4", "true"},
-       "[run] --nnodes is 1:4, and jobs whose number of nodes changes are not there yet\n"
-       "  fix: pass one number; --max-restarts starts the same nodes again\n"},
+       "[run] --nnodes is 1:4, but --rendezvous is missing\n"
+       "  fix: pass --rendezvous host:port, the same on every node, where host is node 0\n"},
+      {{"run", "--nnodes", "two", "true"},
+       "[run] --nnodes is two, which is no number of nodes\n"
+       "  fix: pass one, for example 2, or min:max, for example 2:4\n"},
   };
   for (const auto& [arguments, text] : cases) {
     const Result result = serried(arguments);

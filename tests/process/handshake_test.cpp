@@ -94,6 +94,16 @@ TEST(LaunchHandshake, AnotherProgramIsNotTakenForALauncher) {
   EXPECT_EQ(handshake.advance(ends.leader), State::closed_early);
 }
 
+TEST(LaunchHandshake, ALauncherThatSpeaksOtherwiseIsToldFromAnotherProgram) {
+  for (const Side side : {Side::leader, Side::member}) {
+    Ends ends;
+    Handshake handshake(side, kToken);
+    EXPECT_EQ(handshake.advance(ends.leader), State::open);
+    write_all(ends.member, "serried launcher 7\n");
+    EXPECT_EQ(handshake.advance(ends.leader), State::other_protocol);
+  }
+}
+
 // Sent back, cut, changed by a bit, or as somebody else has sent it before.
 TEST(LaunchHandshake, WhatWasHeardBeforeIsOfNoUse) {
   Ends old;

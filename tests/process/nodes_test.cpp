@@ -2,12 +2,18 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <poll.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
+#include <memory>
 
+#include "serried/launch/handshake.h"
 #include "serried/launch/socket.h"
+#include "serried/launch/version.h"
+#include "serried/launch/wire.h"
 #include "tests/process/command.h"
 #include "tests/support/listening.h"
 
@@ -136,15 +142,22 @@ TEST(LaunchNodes, CtrlCWhileWaitingForOthersEndsAtOnce) {
   EXPECT_EQ(second.finish().exit_code, 143);
 }
 
+std::string tries_in(const std::string& text) {
+  const size_t begin = text.find("tried ") + 6;
+  const std::string tries = text.substr(begin, text.find(' ', begin) - begin);
+  EXPECT_GT(std::stoi(tries), 1);
+  return tries;
+}
+
 TEST(LaunchNodes, UnreachableRendezvousIsToldWithinTheTimeout) {
   const int port = free_port();
   const Result result = serried(node(port, 1, "true", {.more = {"--join-timeout", "0.3"}}));
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_LT(result.seconds, 3);
-  EXPECT_EQ(result.err,
-            "[run] cannot reach node 0's launcher at 127.0.0.1:" + std::to_string(port) +
-                " within 0.3 s: Connection refused\n  fix: start the launcher with --node-rank 0 there, or check "
-                "--rendezvous, the firewall, --join-timeout\n");
+  EXPECT_EQ(result.err, "[run] " + launch::host_name() + " cannot reach node 0's launcher at 127.0.0.1:" +
+                            std::to_string(port) + " within 0.3 s: tried " + tries_in(result.err) +
+                            " times, at last: Connection refused\n  fix: start the same command on that host, or check "
+                            "--rendezvous, the firewall, --join-timeout\n");
 }
 
 TEST(LaunchNodes, SomethingElseAtTheRendezvousIsTold) {
@@ -174,9 +187,11 @@ TEST(LaunchNodes, SecondLauncherOfTheSameNodeRankIsRefusedAndTheJobGoesOn) {
   second.wait_for("ready");
   const Result late = serried(node(port, 1, "echo never"));
   EXPECT_EQ(late.exit_code, 2);
-  EXPECT_EQ(late.err, "[run] node 0 at 127.0.0.1:" + std::to_string(port) + " refuses: --node-rank 1 is taken by " +
-                          launch::host_name() +
-                          "\n  fix: give each node its own --node-rank and all the same --nnodes\n");
+  EXPECT_EQ(late.err,
+            "[run] node 0 at 127.0.0.1:" + std::to_string(port) + " refuses: --node-rank 1 is taken by " +
+                launch::host_name() +
+                "\n  fix: give each node its own --node-rank, or none of them one, and all the same --nnodes; a node "
+                "too many is not needed\n");
   first.wait_for("refused a launcher");
   first.send(SIGUSR1);
   second.send(SIGUSR1);
@@ -210,7 +225,8 @@ TEST(LaunchNodes, ListenAtTheAddressTheyAreGiven) {
 
 TEST(LaunchNodes, AnAddressOfAnotherMachineIsRefused) {
   const Result result =
-      serried(shell({"--nnodes", "2", "--node-rank", "0", "--rendezvous", "192.0.2.1:29500"}, "echo started"));
+      serried(shell({"--nnodes", "2", "--node-rank", "0", "--rendezvous", "192.0.2.1:29500"}, "echo started"),
+              {"SERRIED_TOKEN=" + std::string(64, 'a')});
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_EQ(result.out, "");
   EXPECT_EQ(
@@ -268,7 +284,7 @@ std::string token_of(char letter) {
 
 TEST(LaunchNodes, NodesWithTheSameTokenMeetAndRanksDoNotSeeIt) {
   const int port = free_port();
-  const std::string script = "env | grep -c TOKEN";
+  const std::string script = "env | grep -c TOKEN; true";
   Command first(node(port, 0, script), {token_of('a')});
   Command second(node(port, 1, script), {token_of('a')});
   EXPECT_EQ(first.finish().out, "[rank 0] 0\n");
@@ -347,6 +363,210 @@ TEST(LaunchNodes, TokensOfFilesAreForTheirUserAlone) {
   Command second(node(port, 1, "true"), {"SERRIED_TOKEN=" + made.out.substr(0, 64)});
   EXPECT_EQ(first.finish().exit_code, 0);
   EXPECT_EQ(second.finish().exit_code, 0);
+}
+
+std::vector<std::string> any_node(int port, const std::string& script, const NodeOptions& options = {},
+                                  const std::string& nodes = "2") {
+  std::vector<std::string> arguments = {
+      "--nnodes", nodes, "--rendezvous", "127.0.0.1:" + std::to_string(port), "-n", std::to_string(options.num_ranks)};
+  arguments.insert(arguments.end(), options.more.begin(), options.more.end());
+  return shell(arguments, script);
+}
+
+TEST(LaunchNodes, TheSameCommandOnAllMakesOneOfThemNode0) {
+  const int port = free_port();
+  const std::string script = "echo $RANK of $WORLD_SIZE on $GROUP_RANK of $GROUP_WORLD_SIZE";
+  Command first(any_node(port, script, {.num_ranks = 1}, "3"));
+  first.wait_for("waiting at 127.0.0.1:" + std::to_string(port) + " for 2 more of 3 nodes; " + launch::host_name() +
+                 " is node 0, since it could listen there\n");
+  Command second(any_node(port, script, {.num_ranks = 2}, "3"));
+  Command third(any_node(port, script, {.num_ranks = 2}, "3"));
+  std::string out;
+  for (Command* command : {&first, &second, &third}) {
+    const Result result = command->finish();
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_TRUE(command->nothing_left());
+    out += result.out;
+  }
+  EXPECT_THAT(lines_of(out), UnorderedElementsAre("[rank 0] 0 of 5 on 0 of 3", "[rank 1] 1 of 5 on 1 of 3",
+                                                  "[rank 2] 2 of 5 on 1 of 3", "[rank 3] 3 of 5 on 2 of 3",
+                                                  "[rank 4] 4 of 5 on 2 of 3"));
+}
+
+TEST(LaunchNodes, TwoThatAreToldToBeNode0AreRefused) {
+  const int port = free_port();
+  Command first(any_node(port, "true"));
+  first.wait_for("waiting at");
+  const Result other = serried(node(port, 0, "true"));
+  EXPECT_EQ(other.exit_code, 1);
+  EXPECT_THAT(other.err, HasSubstr("[run] port " + std::to_string(port) + " is in use on " + launch::host_name()));
+  Command second(any_node(port, "true"));
+  EXPECT_EQ(first.finish().exit_code, 0);
+  EXPECT_EQ(second.finish().exit_code, 0);
+}
+
+/// A launcher whose words the test chooses, as far as the leader's answer.
+launch::Message answer_to(int port, const launch::Message& hello) {
+  const launch::Connecting made = launch::start_connecting({"127.0.0.1", port});
+  launch::Handshake handshake(launch::Handshake::Side::member, "");
+  launch::Handshake::State state = launch::Handshake::State::open;
+  const auto wait = [&](short events) {
+    pollfd fd{.fd = made.socket.get(), .events = events, .revents = 0};
+    EXPECT_EQ(::poll(&fd, 1, 10'000), 1);
+  };
+  for (wait(POLLOUT); state == launch::Handshake::State::open; wait(POLLIN)) state = handshake.advance(made.socket);
+  EXPECT_EQ(state, launch::Handshake::State::agreed);
+  launch::Connection connection(launch::Fd(::dup(made.socket.get())));
+  connection.send(hello);
+  while (!connection.closed()) {
+    for (const launch::Message& message : connection.receive()) {
+      if (message[0] != "beat") return message;
+    }
+    wait(POLLIN);
+  }
+  return {};
+}
+
+TEST(LaunchNodes, ANodeWithAnotherVersionIsRefusedByBothNames) {
+  const int port = free_port();
+  Command first(any_node(port, "true"));
+  first.wait_for("waiting at");
+  const std::string refusal =
+      "node7 has serried 9.9.9 for LibTorch 3.0, and node 0, " + launch::host_name() + ", " + launch::version_text();
+  EXPECT_EQ(answer_to(port, {"hello", "serried 9.9.9 for LibTorch 3.0", "node7", "and what we do not know"}),
+            (launch::Message{"refuse", "2", "node 0 at 127.0.0.1:" + std::to_string(port) + " refuses: " + refusal,
+                             "install the same version on every node: serried --version"}));
+  first.wait_for("[run] refused a launcher on node7: " + refusal + "\n");
+  Command second(any_node(port, "true"));
+  EXPECT_EQ(first.finish().exit_code, 0);
+  EXPECT_EQ(second.finish().exit_code, 0);
+}
+
+TEST(LaunchNodes, ANodeTooManyIsToldWhoIsThere) {
+  const int port = free_port();
+  const TemporaryFolder folder;
+  const std::string script = "echo ready; until [ -e " + folder.path() + "/go ]; do sleep 0.01; done";
+  Command first(any_node(port, script));
+  Command second(any_node(port, script));
+  first.wait_for("ready");
+  second.wait_for("ready");
+  const Result late = serried(any_node(port, "echo never"));
+  EXPECT_EQ(late.exit_code, 2);
+  const std::string host = launch::host_name();
+  EXPECT_THAT(late.err, HasSubstr("refuses: the job has all of its 2 nodes: " + host + ", " + host + "\n  fix: "));
+  write_file(folder.path() + "/go", "");
+  EXPECT_EQ(first.finish().exit_code, 0);
+  EXPECT_EQ(second.finish().exit_code, 0);
+}
+
+// Every rank says that it runs, in which table, and stays until the third table.
+constexpr const char* kUntilTheThird =
+    "echo rank $RANK of $WORLD_SIZE in $TORCHELASTIC_RESTART_COUNT\n"
+    "[ $TORCHELASTIC_RESTART_COUNT = 2 ] || exec sleep 100";
+
+TEST(LaunchNodes, AJobGrowsByWhoComesAndGoesOnWithoutWhoIsLost) {
+  const int port = free_port();
+  const NodeOptions options{.num_ranks = 2, .more = {"--last-call", "0.2", "--max-restarts", "1"}};
+  Command first(any_node(port, kUntilTheThird, options, "2:3"));
+  Command second(any_node(port, kUntilTheThird, {.num_ranks = 1, .more = options.more}, "2:3"));
+  first.wait_for("of 3 in 0\n", 2);
+  Command third(any_node(port, kUntilTheThird, options, "2:3"));
+  first.wait_for("[run] the job grows by " + launch::host_name() + "; its 3 ranks are ended to start again\n");
+  first.wait_for("[run] the nodes are others: all ranks start again on 3 nodes\n");
+  first.wait_for("of 5 in 1\n", 2);
+  third.wait_for("of 5 in 1\n", 2);
+  third.send(SIGKILL);
+  const Result a = first.finish();
+  const Result b = second.finish();
+  EXPECT_EQ(a.exit_code, 0) << a.err;
+  EXPECT_EQ(b.exit_code, 0) << b.err;
+  EXPECT_EQ(count_of(a.out + b.out, "of 3 in 2\n"), 3) << a.out << b.out;
+  EXPECT_THAT(a.err, HasSubstr("[run] lost the launcher of node 2 (" + launch::host_name() +
+                               "); its 5 ranks are ended\n[run] restart 1 of 1: all ranks start again on 2 nodes\n"));
+  EXPECT_EQ(third.finish().exit_code, 137);
+  for (Command* command : {&first, &second, &third}) EXPECT_TRUE(command->nothing_left());
+}
+
+// What ranks start is known by their node's number, which changes when a node before it is lost.
+TEST(LaunchNodes, NothingIsLeftOfANodeThatGotAnotherNumber) {
+  const int port = free_port();
+  const NodeOptions options{.more = {"--last-call", "0.5", "--max-restarts", "1"}};
+  const std::string script = "setsid sleep 1000 & echo node $GROUP_RANK in $TORCHELASTIC_RESTART_COUNT; exec sleep 100";
+  std::vector<std::unique_ptr<Command>> nodes;
+  for (const char* rank : {"0", "1", "2"}) {
+    NodeOptions one = options;
+    one.more.insert(one.more.end(), {"--node-rank", rank});
+    nodes.push_back(std::make_unique<Command>(any_node(port, script, one, "1:3")));
+  }
+  for (const auto& command : nodes) command->wait_for("in 0\n");
+  nodes[1]->send(SIGKILL);
+  nodes[2]->wait_for("node 1 in 1\n");
+  nodes[2]->send(SIGKILL);
+  EXPECT_TRUE(nodes[2]->nothing_left());
+  EXPECT_EQ(nodes[0]->finish().exit_code, 1);
+  for (const auto& command : nodes) EXPECT_TRUE(command->nothing_left());
+}
+
+TEST(LaunchNodes, AJobBelowItsLeastEndsEvenIfItMayRestart) {
+  const int port = free_port();
+  const NodeOptions options{.more = {"--last-call", "0.1", "--max-restarts", "3"}};
+  NodeOptions of_first = options, of_second = options;
+  of_first.more.insert(of_first.more.end(), {"--node-rank", "0"});
+  of_second.more.insert(of_second.more.end(), {"--node-rank", "1"});
+  Command first(any_node(port, "echo ready; exec sleep 100", of_first, "2:3"));
+  Command second(any_node(port, "echo ready; exec sleep 100", of_second, "2:3"));
+  first.wait_for("ready");
+  second.send(SIGKILL);
+  const Result result = first.finish();
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("[run] lost the launcher of node 1 (" + launch::host_name() +
+                                    "); its 2 ranks are ended\n  fix: "));
+  EXPECT_EQ(second.finish().exit_code, 137);
+  EXPECT_TRUE(second.nothing_left());
+}
+
+TEST(LaunchNodes, ALauncherThatSaysThatItIsStoppedIsNotLost) {
+  const int port = free_port();
+  const TemporaryFolder folder;
+  const std::string script = "echo ready; until [ -e " + folder.path() + "/go ]; do sleep 0.01; done";
+  const NodeOptions options{.more = {"--lost-after", "2"}};
+  Command first(any_node(port, script, options));
+  Command second(any_node(port, script, options));
+  first.wait_for("ready");
+  second.wait_for("ready");
+  second.send(SIGTSTP);
+  ::poll(nullptr, 0, 3000);  // longer than what is a loss
+  second.send(SIGCONT);
+  write_file(folder.path() + "/go", "");
+  const Result a = first.finish();
+  EXPECT_EQ(a.exit_code, 0) << a.err;
+  EXPECT_EQ(second.finish().exit_code, 0);
+}
+
+TEST(LaunchNodes, ALauncherThatIsFrozenIsNamed) {
+  for (const bool is_leader : {true, false}) {
+    const int port = free_port();
+    const NodeOptions options{.more = {"--lost-after", "2"}};
+    Command first(node(port, 0, "echo ready; exec sleep 100", options));
+    Command second(node(port, 1, "echo ready; exec sleep 100", options));
+    first.wait_for("ready");
+    second.wait_for("ready");
+    Command& frozen = is_leader ? first : second;
+    Command& other = is_leader ? second : first;
+    frozen.send(SIGSTOP);
+    const Result result = other.finish();
+    EXPECT_EQ(result.exit_code, 1);
+    EXPECT_THAT(result.err, HasSubstr("[run] lost the launcher of node " + std::string(is_leader ? "0" : "1")));
+    EXPECT_THAT(result.err, HasSubstr("): it said nothing for 2 s, so it is frozen, off or cut off; its 2 ranks"));
+    frozen.send(SIGCONT);
+    const Result late = frozen.finish();
+    EXPECT_EQ(late.exit_code, 1);
+    EXPECT_THAT(late.err, HasSubstr(is_leader ? "[run] lost the launcher of node 1 ("
+                                              : "this node was frozen or cut off: 127.0.0.1:" + std::to_string(port) +
+                                                    " heard nothing from it for 2 s"));
+    EXPECT_TRUE(first.nothing_left());
+    EXPECT_TRUE(second.nothing_left());
+  }
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "serried/launch/options.h"
 #include "serried/launch/order.h"
 #include "serried/launch/output.h"
+#include "serried/launch/version.h"
 #include "serried/launch/wire.h"
 
 namespace serried::launch {
@@ -71,20 +72,44 @@ TEST(LaunchOptions, EachMistakeNamesTheOptionAndTheFix) {
   const std::vector<std::string> command = {"./train"};
   EXPECT_EQ(error_of({.command = {}}), "[run] no program to run\n  fix: serried run -n 4 ./train --steps 100");
   EXPECT_EQ(error_of({.command = command, .num_ranks = 0}), "[run] -n is 0\n  fix: pass 1 or more ranks");
-  EXPECT_EQ(error_of({.command = command, .num_nodes = 0}), "[run] --nnodes is 0\n  fix: pass 1 or more");
-  EXPECT_EQ(error_of({.command = command, .num_nodes = 2, .node_rank = 2, .rendezvous = "a:1"}),
-            "[run] --node-rank is 2 of --nnodes 2\n  fix: pass 0 to 1");
-  EXPECT_EQ(error_of({.command = command, .num_nodes = 2}),
+  EXPECT_EQ(error_of({.command = command, .min_nodes = 0, .max_nodes = 0}),
+            "[run] --nnodes is 0\n  fix: pass 1 or more");
+  EXPECT_EQ(error_of({.command = command, .min_nodes = 2, .max_nodes = 2, .node_rank = 2, .rendezvous = "a:1"}),
+            "[run] --node-rank is 2 of --nnodes 2\n  fix: pass 0 to 1, or leave it out");
+  EXPECT_EQ(error_of({.command = command, .min_nodes = 2, .max_nodes = 2}),
             "[run] --nnodes is 2, but --rendezvous is missing\n"
             "  fix: pass --rendezvous host:port, the same on every node, where host is node 0");
-  EXPECT_EQ(error_of({.command = command, .num_nodes = 2, .rendezvous = "node0"}),
+  EXPECT_EQ(error_of({.command = command, .min_nodes = 2, .max_nodes = 2, .rendezvous = "node0"}),
             "[run] --rendezvous \"node0\" is not host:port\n  fix: for example --rendezvous node0:29500");
+  for (const char* elsewhere : {"127.example.org:1", "10.0.0.1:1", "[::2]:1"}) {
+    EXPECT_THAT(error_of({.command = command, .min_nodes = 2, .max_nodes = 2, .rendezvous = elsewhere}),
+                HasSubstr("there is no token"));
+  }
+  for (const char* here : {"localhost:1", "127.0.0.2:1", "[::1]:1"}) {
+    EXPECT_EQ(error_of({.command = command, .min_nodes = 2, .max_nodes = 2, .rendezvous = here}), "");
+  }
   EXPECT_EQ(error_of({.command = command, .max_restarts = -1}), "[run] --max-restarts is -1\n  fix: pass 0 or more");
   EXPECT_THAT(error_of({.command = command, .grace = Seconds(-1)}), HasSubstr("--grace"));
   EXPECT_THAT(error_of({.command = command, .join_timeout = Seconds(0)}), HasSubstr("--join-timeout"));
   EXPECT_THAT(error_of({.command = command, .master_port = 70000}), HasSubstr("--master-port is 70000"));
   EXPECT_THAT(error_of({.command = command, .rendezvous = "a:1"}), HasSubstr("--nnodes is 1"));
+  EXPECT_THAT(error_of({.command = command, .lost_after = Seconds(1)}), HasSubstr("--lost-after is 1 s"));
+  EXPECT_THAT(error_of({.command = command, .last_call = Seconds(-1)}), HasSubstr("--last-call is -1 s"));
+  EXPECT_EQ(error_of({.command = command, .min_nodes = 4, .max_nodes = 2, .rendezvous = "a:1"}),
+            "[run] --nnodes is 4:2\n  fix: pass min:max, the smaller number first: 2:4");
+  EXPECT_EQ(error_of({.command = command, .min_nodes = 2, .max_nodes = 2, .rendezvous = "0.0.0.0:1"}),
+            "[run] --rendezvous is 0.0.0.0:1, where every node could listen: each would be node 0\n"
+            "  fix: pass the address of one node, or --node-rank on every node");
   EXPECT_EQ(error_of({.command = command}), "");
+}
+
+TEST(LaunchOptions, NodesAreANumberOrARange) {
+  EXPECT_EQ(parse_nodes("2").min, 2);
+  EXPECT_EQ(parse_nodes("2").max, 2);
+  EXPECT_EQ(parse_nodes("2:4").min, 2);
+  EXPECT_EQ(parse_nodes("2:4").max, 4);
+  for (const char* bad : {"", "two", "2:", ":4", "2:4:6", "2,4", " 2"})
+    EXPECT_THROW(parse_nodes(bad), LaunchError) << bad;
 }
 
 TEST(LaunchOptions, AddressesMayBeIPv6) {
@@ -135,16 +160,17 @@ TEST(LaunchWire, NumbersAreWholeFields) {
   for (const char* field : {"", "7 ", " 7", "+7", "7x", "99999999999"}) {
     EXPECT_THROW(number_in(field), std::runtime_error) << field;
     EXPECT_THROW(order_from({"exit", field}), std::runtime_error) << field;
-    EXPECT_THROW(hello_from({"hello", "1", "2", field, "host"}), std::runtime_error) << field;
+    EXPECT_THROW(hello_from({"hello", version_text(), "host", "id", "nonce", "1", "2", field, "1"}), std::runtime_error)
+        << field;
   }
 }
 
 TEST(LaunchWire, FailuresOfNoKindAndSignalsOfNoNameAreRefused) {
   const auto stop = [](const char* kind, const char* signal) {
-    return Message{"stop", kind, "1", "host", "3", "4711", "0", signal, ""};
+    return Message{"stop", kind, "1", "host", "3", "4711", "0", signal, "", "0"};
   };
   EXPECT_EQ(order_from(stop("3", "64")).cause.signal, 64);
-  for (const char* kind : {"-1", "4", "100"}) EXPECT_THROW(order_from(stop(kind, "9")), std::runtime_error) << kind;
+  for (const char* kind : {"-1", "5", "100"}) EXPECT_THROW(order_from(stop(kind, "9")), std::runtime_error) << kind;
   for (const char* signal : {"-1", "65", "2147483647"}) {
     EXPECT_THROW(order_from(stop("0", signal)), std::runtime_error) << signal;
   }
@@ -167,6 +193,9 @@ TEST(LaunchWire, OrdersComeBackAsTheyWere) {
   EXPECT_EQ(back.master_port, 77);
   EXPECT_EQ(back.run_id, "id");
   EXPECT_EQ(back.job_secret, "s");
+  const Hello hello{
+      .version = version_text(), .host = "h", .machine = "id", .nonce = "n", .max_nodes = 4, .num_local = 3};
+  EXPECT_EQ(to_message(hello_from(to_message(hello))), to_message(hello));
   const Cause cause{.node = 1, .host = "h", .rank = 5, .pid = 6, .signal = 9, .tail = {"a", "b"}};
   const Cause same = order_from(to_message({.kind = Order::Kind::stop, .cause = cause})).cause;
   EXPECT_EQ(describe(same, 8, 2), describe(cause, 8, 2));

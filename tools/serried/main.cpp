@@ -9,6 +9,7 @@
 
 #include "serried/launch/error.h"
 #include "serried/launch/token.h"
+#include "serried/launch/version.h"
 #include "tools/serried/external.h"
 #include "tools/serried/run_command.h"
 #include "tools/serried/top_command.h"
@@ -28,7 +29,7 @@ int parse_error(const CLI::App& app, const CLI::ParseError& error, const std::st
 
 int run_serried(int argc, char** argv) {
   CLI::App app("Distributed training for LibTorch.", "serried");
-  app.set_version_flag("--version", std::string("serried ") + SERRIED_VERSION);
+  app.set_version_flag("--version", serried::launch::version_text());
   app.footer("Other commands:" + serried::tools::describe_external_commands() + "\n");
   app.require_subcommand(0, 1);
   serried::tools::RunCommand run(app);

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "serried/launch/fleet.h"
 #include "serried/launch/options.h"
 
 namespace CLI {
@@ -27,10 +28,21 @@ class RunCommand {
   int execute(const std::vector<std::string>& rest);
 
  private:
+  void take_slurm_nodes();
+  int run_on_hosts();
+
   CLI::App* command_;
   launch::Options options_;
   double grace_seconds_;
   double join_seconds_;
+  double last_call_seconds_;
+  double lost_seconds_;
+  std::string nodes_ = "1";
+  std::string hosts_;
+  std::string hostfile_;
+  std::string ssh_ = "ssh";
+  bool as_node_ = false;
+  launch::FleetOptions fleet_;
   std::string progress_;
 };
 

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <string>
 
+#include "serried/base/first_host.h"
+
 namespace serried::detail {
 
 struct LaunchEnvironment {
@@ -29,8 +31,5 @@ LaunchEnvironment read_launch_environment(GivenRanks given);
 /// The socket of SERRIED_MASTER_LISTEN_FD, -1 if there is none. Unsets the variable: child processes must not use it
 /// again.
 int take_listen_fd();
-
-/// The first host of a Slurm list: "node[07-09,12],gpu1" -> "node07"
-std::string first_host(const std::string& nodelist);
 
 }  // namespace serried::detail

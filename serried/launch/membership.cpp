@@ -1,0 +1,231 @@
+// The state machine of a job.
+#include "serried/launch/membership.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "serried/launch/error.h"
+
+namespace serried::launch {
+namespace {
+
+// More than any host runs; the sum over all nodes has to stay a number.
+constexpr int kMostLocalRanks = 1 << 16;
+
+std::string nodes_text(int count) {
+  return std::to_string(count) + (count == 1 ? " node" : " nodes");
+}
+
+// Of causes that come together: a job that is to end must not start again, and who is lost does not come back for a
+// change. Ranks that fail while others are being ended may fail for that.
+bool outweighs(const Cause& late, const Cause& first) {
+  using Kind = Cause::Kind;
+  if (late.kind == Kind::interrupted) return first.kind != Kind::interrupted && first.kind != Kind::launch_failed;
+  return first.kind == Kind::changed && (late.kind == Kind::node_lost || late.kind == Kind::launch_failed);
+}
+
+}  // namespace
+
+Membership::Membership(MembershipOptions options) : options_(std::move(options)) {}
+
+bool Membership::has(int place) const {
+  return std::any_of(members_.begin(), members_.end(), [&](const auto& m) { return m.second.place == place; });
+}
+
+bool Membership::any(State state) const {
+  return std::any_of(members_.begin(), members_.end(), [&](const auto& m) { return m.second.state == state; });
+}
+
+std::string Membership::why_refused(const Joiner& joiner) const {
+  if (joiner.min_nodes != options_.min_nodes || joiner.max_nodes != options_.max_nodes) {
+    return "this node was started with --nnodes " + range_text(joiner.min_nodes, joiner.max_nodes) +
+           ", node 0 with --nnodes " + range_text(options_.min_nodes, options_.max_nodes);
+  }
+  if (joiner.node_rank < -1 || joiner.node_rank >= options_.max_nodes) {
+    return "there is no node-rank " + std::to_string(joiner.node_rank);
+  }
+  if (joiner.num_local < 1 || joiner.num_local > kMostLocalRanks) {
+    return "it brings " + std::to_string(joiner.num_local) + " ranks";
+  }
+  if (concluded_) return "the job is at its end";
+  std::string hosts;
+  for (const auto& [number, member] : members_) {
+    if (member.place == joiner.node_rank) {
+      return "--node-rank " + std::to_string(joiner.node_rank) + " is taken by " + member.host;
+    }
+    hosts += (hosts.empty() ? "" : ", ") + member.host;
+  }
+  if (num_members() < options_.max_nodes) return "";
+  return "the job has all of its " + nodes_text(options_.max_nodes) + ": " + hosts;
+}
+
+int Membership::free_place(const Joiner& joiner) const {
+  if (joiner.node_rank >= 0) return joiner.node_rank;
+  for (const auto& [place, machine] : old_places_) {
+    if (machine == joiner.machine && !has(place)) return place;
+  }
+  int place = 0;
+  while (has(place)) ++place;
+  return place;
+}
+
+Membership::Joined Membership::join(const Joiner& joiner, Time now) {
+  if (const std::string refusal = why_refused(joiner); !refusal.empty()) return {.refusal = refusal};
+  const int number = next_member_++;
+  const int place = free_place(joiner);
+  members_[number] = {.place = place,
+                      .node_rank = place,
+                      .num_local = joiner.num_local,
+                      .host = joiner.host,
+                      .machine = joiner.machine};
+  plan_change(now);
+  tick(now);
+  return {.member = number};
+}
+
+// Enough have come, or one more: how long others may still come with it.
+void Membership::plan_change(Time now) {
+  if (num_members() < options_.min_nodes) return;
+  if (num_members() == options_.max_nodes) change_at_ = now;
+  if (change_at_ != kNever) return;
+  change_at_ = now + std::chrono::duration_cast<Clock::duration>(options_.last_call);
+}
+
+void Membership::tick(Time now) {
+  if (now < change_at_ || cause_ || concluded_) return;
+  change_at_ = kNever;
+  if (!started()) return start("");
+  // Who has finished would have to do it all again: a job that ends is left to its end.
+  if (any(State::done)) return;
+  std::string hosts;
+  for (const auto& [number, member] : members_) {
+    if (member.state == State::waiting) hosts += (hosts.empty() ? "" : ", ") + member.host;
+  }
+  stop({.kind = Cause::Kind::changed, .host = hosts});
+}
+
+Assignment Membership::assignment_of_all(const std::string& news) {
+  int world_size = 0;
+  for (const auto& [number, member] : members_) world_size += member.num_local;
+  return {.attempt = generation_,
+          .max_restarts = options_.max_restarts,
+          .world_size = world_size,
+          .num_nodes = num_members(),
+          .master_port = options_.new_master_port(),
+          .run_id = options_.run_id,
+          .job_secret = options_.job_secret,
+          .news = news};
+}
+
+void Membership::start(const std::string& news) {
+  ++generation_;
+  cause_.reset();
+  change_at_ = kNever;
+  Order order{.kind = Order::Kind::start, .assignment = assignment_of_all(news)};
+  std::map<int, int> by_place;
+  for (const auto& [number, member] : members_) by_place[member.place] = number;
+  int node_rank = 0;
+  int first_rank = 0;
+  for (const auto& [place, number] : by_place) {
+    Member& member = members_.at(number);
+    member.state = State::running;
+    member.node_rank = node_rank++;
+    order.assignment.node_rank = member.node_rank;
+    order.assignment.num_local = member.num_local;
+    order.assignment.first_rank = std::exchange(first_rank, first_rank + member.num_local);
+    orders_.push_back({number, order});
+  }
+}
+
+void Membership::done(int member) {
+  State& state = members_.at(member).state;
+  if (state != State::running) return;
+  state = State::done;
+  if (!concluded_ && !cause_ && !any(State::running)) conclude(0);
+}
+
+void Membership::failed(int member, Cause cause) {
+  const Member& entry = members_.at(member);
+  if (started() && entry.state == State::waiting) return;
+  cause.node = entry.node_rank;
+  cause.host = entry.host;
+  stop(cause);
+}
+
+void Membership::stop(Cause cause) {
+  if (concluded_) return;
+  const bool may_start_again = restarts_ < options_.max_restarts && num_members() >= options_.min_nodes;
+  cause.goes_on = cause.kind == Cause::Kind::changed || (cause.kind == Cause::Kind::node_lost && may_start_again);
+  const bool was_stopping = cause_.has_value();
+  if (!was_stopping || outweighs(cause, *cause_)) cause_ = cause;
+  if (was_stopping) return;
+  for (auto& [number, member] : members_) {
+    if (started() && member.state == State::waiting) continue;
+    member.state = State::stopping;
+    orders_.push_back({number, {.kind = Order::Kind::stop, .cause = cause}});
+  }
+  if (!started()) conclude(exit_code(cause));
+}
+
+void Membership::ended(int member) {
+  State& state = members_.at(member).state;
+  if (state != State::stopping) return;
+  state = State::ended;
+  conclude_if_all_ended();
+}
+
+void Membership::lost(int member, const std::string& why) {
+  const Member gone = members_.at(member);
+  members_.erase(member);
+  if (concluded_) return;
+  old_places_[gone.place] = gone.machine;
+  if (!started() && num_members() < options_.min_nodes) change_at_ = kNever;
+  if (gone.state == State::waiting) return;
+  stop({.kind = Cause::Kind::node_lost, .node = gone.node_rank, .host = gone.host, .text = why});
+  conclude_if_all_ended();
+}
+
+void Membership::conclude_if_all_ended() {
+  using Kind = Cause::Kind;
+  if (concluded_ || !cause_ || any(State::stopping)) return;
+  const bool enough = num_members() >= options_.min_nodes;
+  const std::string what = ": all ranks start again";
+  const std::string on = options_.min_nodes < options_.max_nodes ? " on " + nodes_text(num_members()) : "";
+  if (enough && cause_->kind == Kind::changed) return start("the nodes are others" + what + on);
+  const bool failure = cause_->kind == Kind::rank_failed || cause_->kind == Kind::node_lost;
+  if (enough && failure && restarts_ < options_.max_restarts) {
+    ++restarts_;
+    return start("restart " + std::to_string(restarts_) + " of " + std::to_string(options_.max_restarts) + what + on);
+  }
+  conclude(exit_code(*cause_));
+}
+
+void Membership::conclude(int exit_code) {
+  concluded_ = true;
+  change_at_ = kNever;
+  for (const auto& [number, member] : members_) {
+    orders_.push_back({number, {.kind = Order::Kind::exit, .exit_code = exit_code}});
+  }
+}
+
+std::vector<MemberOrder> Membership::take_orders() {
+  return std::exchange(orders_, {});
+}
+
+std::vector<int> Membership::missing() const {
+  std::vector<int> result;
+  for (int place = 0; place < options_.max_nodes; ++place) {
+    if (!has(place)) result.push_back(place);
+  }
+  return result;
+}
+
+std::vector<int> Membership::still_ending() const {
+  std::vector<int> result;
+  for (const auto& [number, member] : members_) {
+    if (member.state == State::stopping) result.push_back(number);
+  }
+  return result;
+}
+
+}  // namespace serried::launch

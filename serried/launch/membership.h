@@ -1,0 +1,112 @@
+// Who is in a job, and what its launchers are told: one table of nodes after another. Pure: no sockets, no clock.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "serried/launch/cause.h"
+#include "serried/launch/loop.h"
+#include "serried/launch/options.h"
+#include "serried/launch/order.h"
+
+namespace serried::launch {
+
+struct MembershipOptions {
+  int min_nodes = 1;
+  int max_nodes = 1;
+  int max_restarts = 0;
+  Seconds last_call{3};  // from the moment that there are enough nodes; for those that come a little later
+  std::string run_id = {};
+  std::string job_secret = {};
+  std::function<int()> new_master_port;  // called once per generation
+};
+
+/// A node that wants in.
+struct Joiner {
+  std::string host;
+  std::string machine = {};  // who comes again from there gets the place that is free since
+  int node_rank = -1;        // -1: any
+  int min_nodes = 1;
+  int max_nodes = 1;
+  int num_local = 1;
+};
+
+struct MemberOrder {
+  int member;
+  Order order;
+};
+
+/// The leader's view of all nodes, its own included, which joins first and has rank 0. Members are numbered as they
+/// join. A generation is one table of ranks: the members that start together. Numbers of both are used once. Each call
+/// may add orders, which `take_orders` hands out.
+///     gathering → running → stopping → running again, or the end
+class Membership {
+ public:
+  explicit Membership(MembershipOptions options);
+
+  struct Joined {
+    int member = -1;
+    std::string refusal = {};  // why there is no member
+  };
+  Joined join(const Joiner& joiner, Time now);
+
+  /// All of the member's ranks have exited with 0.
+  void done(int member);
+  /// The member's ranks cannot go on; the first cause of a generation counts.
+  void failed(int member, Cause cause);
+  /// The member was ordered to stop and has no rank left.
+  void ended(int member);
+  /// The member's launcher is gone; `why` says how that was noticed, where it did not simply end.
+  void lost(int member, const std::string& why = {});
+  /// Call it at `deadline`.
+  void tick(Time now);
+  Time deadline() const { return change_at_; }
+
+  std::vector<MemberOrder> take_orders();
+
+  /// Places that nobody has, before the first generation.
+  std::vector<int> missing() const;
+  bool started() const { return generation_ >= 0; }
+  bool stopping() const { return cause_.has_value(); }
+  /// Members that were told to stop and have not said `ended`.
+  std::vector<int> still_ending() const;
+
+ private:
+  enum class State { waiting, running, done, stopping, ended };
+  struct Member {
+    State state = State::waiting;
+    int place = 0;  // ranks are numbered in the order of places
+    int node_rank = 0;
+    int num_local = 0;
+    std::string host;
+    std::string machine;
+  };
+
+  std::string why_refused(const Joiner& joiner) const;
+  int free_place(const Joiner& joiner) const;
+  bool has(int place) const;
+  bool any(State state) const;
+  int num_members() const { return static_cast<int>(members_.size()); }
+  void plan_change(Time now);
+  void start(const std::string& news);
+  void stop(Cause cause);
+  void conclude_if_all_ended();
+  void conclude(int exit_code);
+  Assignment assignment_of_all(const std::string& news);
+
+  MembershipOptions options_;
+  std::map<int, Member> members_;
+  std::map<int, std::string> old_places_;  // machines of members that were lost
+  std::vector<MemberOrder> orders_;
+  std::optional<Cause> cause_;
+  Time change_at_ = kNever;  // the last call is over
+  int next_member_ = 0;
+  int generation_ = -1;
+  int restarts_ = 0;
+  bool concluded_ = false;
+};
+
+}  // namespace serried::launch

@@ -1,0 +1,405 @@
+// The decisions over nodes, without processes, sockets or a clock.
+#include "serried/launch/membership.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <random>
+#include <set>
+
+namespace serried::launch {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr Time kBegin{};
+
+Time at(double seconds) {
+  return kBegin + std::chrono::duration_cast<Clock::duration>(Seconds(seconds));
+}
+
+// Orders as short texts: "1:start@2/5" is member 1, first rank 2 of 5.
+std::vector<std::string> orders(Membership& membership) {
+  std::vector<std::string> result;
+  for (const auto& [member, order] : membership.take_orders()) {
+    std::string text = std::to_string(member) + ":";
+    if (order.kind == Order::Kind::start) {
+      text +=
+          "start@" + std::to_string(order.assignment.first_rank) + "/" + std::to_string(order.assignment.world_size);
+    }
+    if (order.kind == Order::Kind::stop) text += "stop";
+    if (order.kind == Order::Kind::exit) text += "exit" + std::to_string(order.exit_code);
+    result.push_back(text);
+  }
+  return result;
+}
+
+MembershipOptions options_for(int min_nodes, int max_nodes, int max_restarts = 0) {
+  return {.min_nodes = min_nodes,
+          .max_nodes = max_nodes,
+          .max_restarts = max_restarts,
+          .run_id = "id",
+          .new_master_port = [] { return 1; }};
+}
+
+Joiner joiner(const std::string& host, int min_nodes, int max_nodes, int num_local, int node_rank = -1) {
+  return {.host = host,
+          .machine = "machine of " + host,
+          .node_rank = node_rank,
+          .min_nodes = min_nodes,
+          .max_nodes = max_nodes,
+          .num_local = num_local};
+}
+
+Membership two_nodes(int max_restarts = 0) {
+  Membership membership(options_for(2, 2, max_restarts));
+  EXPECT_EQ(membership.join(joiner("a", 2, 2, 2, 0), kBegin).member, 0);
+  EXPECT_EQ(membership.join(joiner("b", 2, 2, 3, 1), kBegin).member, 1);
+  EXPECT_THAT(orders(membership), ElementsAre("0:start@0/5", "1:start@2/5"));
+  return membership;
+}
+
+// Two of at most four, one rank each, started after the last call.
+Membership two_of_four(int max_restarts = 0) {
+  Membership membership(options_for(2, 4, max_restarts));
+  EXPECT_EQ(membership.join(joiner("a", 2, 4, 1), at(0)).refusal, "");
+  EXPECT_EQ(membership.join(joiner("b", 2, 4, 1), at(1)).refusal, "");
+  EXPECT_THAT(orders(membership), IsEmpty());
+  membership.tick(at(4));
+  EXPECT_THAT(orders(membership), ElementsAre("0:start@0/2", "1:start@1/2"));
+  return membership;
+}
+
+Cause exit_3() {
+  return {.rank = 4, .exit_code = 3};
+}
+
+TEST(LaunchMembership, EndsWithZeroWhenAllNodesAreDone) {
+  Membership membership = two_nodes();
+  membership.done(1);
+  EXPECT_THAT(orders(membership), IsEmpty());
+  membership.done(0);
+  EXPECT_THAT(orders(membership), ElementsAre("0:exit0", "1:exit0"));
+}
+
+TEST(LaunchMembership, OneFailureStopsAllAndItsCodeIsTheJobs) {
+  Membership membership = two_nodes();
+  membership.failed(1, exit_3());
+  EXPECT_THAT(orders(membership), ElementsAre("0:stop", "1:stop"));
+  membership.failed(0, {.rank = 0, .exit_code = 9});  // came second
+  membership.ended(0);
+  EXPECT_THAT(orders(membership), IsEmpty());
+  membership.ended(1);
+  EXPECT_THAT(orders(membership), ElementsAre("0:exit3", "1:exit3"));
+}
+
+TEST(LaunchMembership, RestartsAllTogetherAsOftenAsAllowed) {
+  Membership membership = two_nodes(1);
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    membership.done(0);
+    membership.failed(1, exit_3());
+    orders(membership);
+    membership.ended(0);
+    membership.ended(1);
+    if (attempt == 0) {
+      EXPECT_THAT(orders(membership), ElementsAre("0:start@0/5", "1:start@2/5"));
+    }
+  }
+  EXPECT_THAT(orders(membership), ElementsAre("0:exit3", "1:exit3"));
+}
+
+TEST(LaunchMembership, AnInterruptedJobDoesNotRestart) {
+  Membership membership = two_nodes(5);
+  membership.failed(1, exit_3());
+  membership.failed(0, {.kind = Cause::Kind::interrupted, .signal = 2});
+  orders(membership);
+  membership.ended(0);
+  membership.ended(1);
+  EXPECT_THAT(orders(membership), ElementsAre("0:exit130", "1:exit130"));
+}
+
+TEST(LaunchMembership, ALostNodeEndsTheOthersWithoutRestart) {
+  Membership membership = two_nodes(5);
+  membership.lost(1);
+  EXPECT_THAT(orders(membership), ElementsAre("0:stop"));
+  membership.ended(0);
+  EXPECT_THAT(orders(membership), ElementsAre("0:exit1"));
+}
+
+TEST(LaunchMembership, RefusesWhatDoesNotFit) {
+  Membership membership(options_for(3, 3));
+  const auto refusal = [&](const Joiner& one) { return membership.join(one, kBegin).refusal; };
+  EXPECT_EQ(refusal(joiner("a", 3, 3, 1, 0)), "");
+  EXPECT_EQ(refusal(joiner("b", 3, 3, 1, 1)), "");
+  EXPECT_EQ(refusal(joiner("c", 3, 3, 1, 1)), "--node-rank 1 is taken by b");
+  EXPECT_EQ(refusal(joiner("c", 3, 3, 1, 0)), "--node-rank 0 is taken by a");
+  EXPECT_EQ(refusal(joiner("c", 4, 4, 1, 2)), "this node was started with --nnodes 4, node 0 with --nnodes 3");
+  EXPECT_EQ(refusal(joiner("c", 2, 3, 1, 2)), "this node was started with --nnodes 2:3, node 0 with --nnodes 3");
+  EXPECT_EQ(refusal(joiner("c", 3, 3, 0, 2)), "it brings 0 ranks");
+  EXPECT_EQ(refusal(joiner("c", 3, 3, 2147483647, 2)), "it brings 2147483647 ranks");
+  EXPECT_EQ(refusal(joiner("c", 3, 3, 1, 7)), "there is no node-rank 7");
+  EXPECT_THAT(membership.missing(), ElementsAre(2));
+  membership.lost(1);  // before the start it may come again
+  EXPECT_THAT(membership.missing(), ElementsAre(1, 2));
+}
+
+TEST(LaunchMembership, TheNodeThatIsOneTooManyIsToldWhoIsThere) {
+  Membership membership = two_nodes();
+  EXPECT_EQ(membership.join(joiner("c", 2, 2, 1), at(9)).refusal, "the job has all of its 2 nodes: a, b");
+  EXPECT_THAT(orders(membership), IsEmpty());
+}
+
+TEST(LaunchMembership, StartsAtOnceWithTheLastOfTheMost) {
+  Membership membership(options_for(1, 3));
+  for (const char* host : {"a", "b"}) EXPECT_EQ(membership.join(joiner(host, 1, 3, 2), at(1)).refusal, "");
+  EXPECT_EQ(membership.deadline(), at(4));
+  EXPECT_THAT(orders(membership), IsEmpty());
+  membership.join(joiner("c", 1, 3, 1), at(2));
+  EXPECT_THAT(orders(membership), ElementsAre("0:start@0/5", "1:start@2/5", "2:start@4/5"));
+  EXPECT_EQ(membership.deadline(), kNever);
+}
+
+TEST(LaunchMembership, DoesNotStartIfEnoughWereThereAndOneWent) {
+  Membership membership(options_for(2, 4));
+  membership.join(joiner("a", 2, 4, 1), at(0));
+  const int b = membership.join(joiner("b", 2, 4, 1), at(1)).member;
+  membership.lost(b);
+  membership.tick(at(100));
+  EXPECT_THAT(orders(membership), IsEmpty());
+  membership.join(joiner("c", 2, 4, 1), at(101));
+  membership.tick(at(104));
+  EXPECT_THAT(orders(membership), ElementsAre("0:start@0/2", "2:start@1/2"));
+}
+
+TEST(LaunchMembership, GoesOnWithoutALostNodeWhileEnoughAreThere) {
+  Membership membership = two_of_four(1);
+  membership.join(joiner("c", 2, 4, 1), at(5));
+  membership.tick(at(8));
+  EXPECT_THAT(orders(membership), ElementsAre("0:stop", "1:stop"));
+  membership.ended(0);
+  membership.ended(1);
+  EXPECT_THAT(orders(membership), ElementsAre("0:start@0/3", "1:start@1/3", "2:start@2/3"));
+  membership.lost(1, "it said nothing");
+  const std::vector<MemberOrder> stops = membership.take_orders();
+  ASSERT_EQ(stops.size(), 2u);
+  EXPECT_TRUE(stops[0].order.cause.goes_on);
+  membership.ended(0);
+  membership.ended(2);
+  const std::vector<MemberOrder> starts = membership.take_orders();
+  ASSERT_EQ(starts.size(), 2u);
+  EXPECT_EQ(starts[1].order.assignment.news, "restart 1 of 1: all ranks start again on 2 nodes");
+  EXPECT_EQ(starts[1].order.assignment.attempt, 2);
+  EXPECT_EQ(starts[1].order.assignment.node_rank, 1);
+  membership.lost(2);  // no restart is left
+  EXPECT_THAT(orders(membership), ElementsAre("0:stop"));
+  membership.ended(0);
+  EXPECT_THAT(orders(membership), ElementsAre("0:exit1"));
+}
+
+TEST(LaunchMembership, JoiningCountsNoRestartAndWaitsForOthersThatJoin) {
+  Membership membership = two_of_four(0);
+  membership.join(joiner("c", 2, 4, 1), at(10));
+  membership.tick(at(12));
+  EXPECT_THAT(orders(membership), IsEmpty());
+  membership.join(joiner("d", 2, 4, 1), at(12));  // now nobody else can come
+  const std::vector<MemberOrder> stops = membership.take_orders();
+  ASSERT_EQ(stops.size(), 2u);
+  EXPECT_EQ(describe(stops[0].order.cause, 2, 4),
+            "[run] the job grows by c, d; its 2 ranks are ended to start again\n");
+  membership.ended(1);
+  membership.ended(0);
+  EXPECT_THAT(orders(membership), ElementsAre("0:start@0/4", "1:start@1/4", "2:start@2/4", "3:start@3/4"));
+}
+
+TEST(LaunchMembership, ANodeThatComesWhileOthersFinishEndsWithThem) {
+  Membership membership = two_of_four();
+  membership.done(0);
+  membership.join(joiner("c", 2, 4, 1), at(10));
+  membership.tick(at(20));
+  EXPECT_THAT(orders(membership), IsEmpty());
+  membership.done(1);
+  EXPECT_THAT(orders(membership), ElementsAre("0:exit0", "1:exit0", "2:exit0"));
+}
+
+TEST(LaunchMembership, ANodeLostDuringAChangeCountsAsAFailure) {
+  for (const int max_restarts : {0, 1}) {
+    Membership membership = two_of_four(max_restarts);
+    membership.join(joiner("c", 2, 4, 1), at(10));
+    membership.tick(at(13));
+    membership.ended(0);
+    EXPECT_THAT(orders(membership), ElementsAre("0:stop", "1:stop"));
+    membership.lost(1);
+    if (max_restarts == 0) {
+      EXPECT_THAT(orders(membership), ElementsAre("0:exit1", "2:exit1"));
+    } else {
+      EXPECT_THAT(orders(membership), ElementsAre("0:start@0/2", "2:start@1/2"));
+    }
+  }
+}
+
+TEST(LaunchMembership, AMachineThatComesAgainGetsItsOldPlace) {
+  Membership membership = two_of_four(3);
+  membership.join(joiner("c", 2, 4, 1), at(5));
+  membership.join(joiner("d", 2, 4, 1), at(5));
+  membership.ended(0);
+  membership.ended(1);
+  orders(membership);
+  membership.lost(1);
+  membership.lost(2);
+  membership.ended(0);
+  membership.ended(3);
+  EXPECT_THAT(orders(membership), ElementsAre("0:stop", "2:stop", "3:stop", "0:start@0/2", "3:start@1/2"));
+  EXPECT_EQ(membership.join(joiner("c", 2, 4, 1), at(6)).member, 4);
+  membership.tick(at(9));
+  membership.ended(0);
+  membership.ended(3);
+  EXPECT_THAT(orders(membership), ElementsAre("0:stop", "3:stop", "0:start@0/3", "4:start@1/3", "3:start@2/3"));
+}
+
+/// A job with nodes that come, fail, finish and vanish at random, and what must hold of the orders they get.
+class RandomJob {
+ public:
+  RandomJob(unsigned seed, int min_nodes, int max_nodes)
+      : random_(seed), min_(min_nodes), max_(max_nodes), membership_(options_for(min_nodes, max_nodes, draw(4))) {
+    join();
+  }
+
+  void step() {
+    now_ += std::chrono::milliseconds(draw(2000));
+    const int kind = draw(12);
+    if (kind < 3) join();
+    if (kind == 3 && nodes_.size() > 1) lose(pick_other());
+    if (kind == 4) fail(draw(6) == 0 ? Cause::Kind::interrupted : Cause::Kind::rank_failed);
+    if (kind == 5) finish(draw(5) == 0);
+    if (kind > 5) membership_.tick(now_);
+    if (kind > 8) answer_one();
+    take();
+  }
+
+  // Everybody answers and nobody else comes: the job ends.
+  void run_out() {
+    for (int i = 0; i < 100 && !over_; ++i) {
+      now_ += std::chrono::seconds(4);
+      membership_.tick(now_);
+      take();
+      while (answer_one()) take();
+      if (membership_.started()) finish(true);
+      take();
+      if (!membership_.started() && i > 2) fail(Cause::Kind::interrupted);
+      take();
+    }
+    EXPECT_TRUE(over_);
+  }
+
+  int num_generations() const { return last_generation_ + 1; }
+  bool over() const { return over_; }
+
+ private:
+  enum class State { waiting, running, done, told_to_stop, ended };
+
+  int draw(int below) { return static_cast<int>(random_() % static_cast<unsigned>(below)); }
+
+  void join() {
+    const auto joined = membership_.join(joiner("h" + std::to_string(draw(6)), min_, max_, 1 + draw(3)), now_);
+    if (joined.refusal.empty()) {
+      EXPECT_TRUE(nodes_.emplace(joined.member, State::waiting).second) << "a number used twice";
+    } else {
+      EXPECT_TRUE(over_ || nodes_.size() == static_cast<size_t>(max_)) << joined.refusal;
+    }
+    take();
+  }
+
+  int pick_other() { return std::next(nodes_.begin(), 1 + draw(static_cast<int>(nodes_.size()) - 1))->first; }
+
+  void lose(int node) {
+    nodes_.erase(node);
+    membership_.lost(node);
+  }
+
+  void fail(Cause::Kind kind) {
+    const int node = std::next(nodes_.begin(), draw(static_cast<int>(nodes_.size())))->first;
+    if (nodes_[node] != State::running && (membership_.started() || kind == Cause::Kind::rank_failed)) return;
+    membership_.failed(node, {.kind = kind, .exit_code = 3, .signal = kind == Cause::Kind::interrupted ? 2 : 0});
+  }
+
+  void finish(bool all) {
+    for (auto& [node, state] : nodes_) {
+      if (state != State::running) continue;
+      state = State::done;
+      membership_.done(node);
+      if (!all) return;
+    }
+  }
+
+  bool answer_one() {
+    for (auto& [node, state] : nodes_) {
+      if (state != State::told_to_stop) continue;
+      state = State::ended;
+      membership_.ended(node);
+      return true;
+    }
+    return false;
+  }
+
+  void take() {
+    std::set<int> ranks;
+    int starting = 0;
+    for (const auto& [node, order] : membership_.take_orders()) {
+      ASSERT_TRUE(nodes_.contains(node)) << "an order for a node that is gone";
+      ASSERT_FALSE(over_ && order.kind != Order::Kind::exit) << "an order after the end";
+      if (order.kind == Order::Kind::stop) nodes_[node] = State::told_to_stop;
+      if (order.kind == Order::Kind::exit) over_ = true;
+      if (order.kind != Order::Kind::start) continue;
+      if (starting++ == 0) begin(order.assignment);
+      check_start(node, order.assignment, ranks);
+    }
+    if (starting == 0) return;
+    EXPECT_GE(starting, min_);
+    EXPECT_LE(starting, max_);
+    EXPECT_EQ(static_cast<size_t>(starting), nodes_.size()) << "who is there takes part";
+    EXPECT_EQ(ranks.size(), static_cast<size_t>(*ranks.rbegin()) + 1);
+  }
+
+  // One generation at a time: whoever had ranks has said that they have ended.
+  void begin(const Assignment& assignment) {
+    for (const auto& [node, state] : nodes_) {
+      EXPECT_TRUE(state == State::waiting || state == State::ended) << "node " << node << " still has ranks";
+    }
+    EXPECT_EQ(assignment.attempt, last_generation_ + 1);
+    last_generation_ = assignment.attempt;
+  }
+
+  void check_start(int node, const Assignment& assignment, std::set<int>& ranks) {
+    EXPECT_EQ(assignment.attempt, last_generation_);
+    EXPECT_EQ(node == 0, assignment.first_rank == 0) << "the leader has rank 0";
+    for (int i = 0; i < assignment.num_local; ++i) EXPECT_TRUE(ranks.insert(assignment.first_rank + i).second);
+    nodes_[node] = State::running;
+  }
+
+  std::mt19937 random_;
+  int min_;
+  int max_;
+  Membership membership_;
+  std::map<int, State> nodes_;
+  Time now_ = kBegin;
+  int last_generation_ = -1;
+  bool over_ = false;
+};
+
+TEST(LaunchMembership, KeepsItsPromisesWhateverHappens) {
+  int generations = 0;
+  for (unsigned seed = 0; seed < 3000; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    RandomJob job(seed, 1 + static_cast<int>(seed % 3), 1 + static_cast<int>(seed % 3 + seed % 4));
+    for (int i = 0; i < 60 && !job.over(); ++i) job.step();
+    job.run_out();
+    generations += job.num_generations();
+    if (::testing::Test::HasFailure()) break;
+  }
+  EXPECT_GT(generations, 3000);  // it was not all about jobs that never began
+}
+
+}  // namespace
+}  // namespace serried::launch
