@@ -10,40 +10,53 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-std::vector<std::string> node(int rank, const std::string& mode) {
-  return {"run", "--nnodes",           "2",  "--node-rank", std::to_string(rank), "--rendezvous", "h0:29500", "-n",
-          "2",   SERRIED_HOSTS_WORKER, mode, "gloo"};
+/// What runs on two hosts, two ranks each.
+struct Job {
+  std::string mode;
+  std::string backend = "auto";
+  std::vector<std::string> environment = {};
+};
+
+std::vector<std::string> node(int rank, const Job& job) {
+  return {"run", "--nnodes",           "2",      "--node-rank", std::to_string(rank), "--rendezvous", "h0:29500", "-n",
+          "2",   SERRIED_HOSTS_WORKER, job.mode, job.backend};
 }
 
-Command start(const Hosts& hosts, int host, const std::string& mode) {
-  return hosts.serried(host, node(host, mode), {"SERRIED_TOKEN=" + std::string(64, 'a')});
+Command start(const Hosts& hosts, int host, const Job& job) {
+  std::vector<std::string> environment = job.environment;
+  environment.push_back("SERRIED_TOKEN=" + std::string(64, 'a'));
+  return hosts.serried(host, node(host, job), environment);
 }
 
 /// Four ranks on two hosts add up 1 to 4, without a word on stderr that is c10d's.
-void expect_sum(const Hosts& hosts) {
-  Command second = start(hosts, 1, "sum");
-  Command first = start(hosts, 0, "sum");
+void expect_sum(const Hosts& hosts, const std::string& backend, const std::string& taken) {
+  Command second = start(hosts, 1, {"sum", backend});
+  Command first = start(hosts, 0, {"sum", backend});
   for (Command* command : {&first, &second}) {
     const Result result = command->finish();
     EXPECT_EQ(result.exit_code, 0) << result.err;
-    EXPECT_EQ(count_of(result.out, "sum 10 on gloo"), 2) << result.out << result.err;
+    EXPECT_EQ(count_of(result.out, "sum 10 on " + taken), 2) << result.out << result.err;
     EXPECT_THAT(result.err, Not(HasSubstr("[W")));
     EXPECT_TRUE(command->nothing_left());
   }
 }
 
 TEST(JobOverHosts, AddsUp) {
-  expect_sum(Hosts(2));
+  expect_sum(Hosts(2), "auto", "hierarchical");
+}
+
+TEST(JobOverHosts, AddsUpByGlooWhereThatIsAskedFor) {
+  expect_sum(Hosts(2), "gloo", "gloo");
 }
 
 TEST(JobOverHosts, AddsUpWhereTheOwnNameIsLoopback) {
-  expect_sum(Hosts(2, {.trap = true}));
+  expect_sum(Hosts(2, {.trap = true}), "auto", "hierarchical");
 }
 
-TEST(JobOverHosts, NamesBothRanksOfAMismatch) {
+void expect_mismatch_is_named(const std::string& backend) {
   const Hosts hosts(2);
-  Command second = start(hosts, 1, "mismatch");
-  Command first = start(hosts, 0, "mismatch");
+  Command second = start(hosts, 1, {"mismatch", backend});
+  Command first = start(hosts, 0, {"mismatch", backend});
   const Result a = first.finish();
   const Result b = second.finish();
   EXPECT_EQ(a.exit_code, 0) << a.err;
@@ -54,6 +67,39 @@ TEST(JobOverHosts, NamesBothRanksOfAMismatch) {
     EXPECT_THAT(line, HasSubstr("f32[1000]"));
     EXPECT_THAT(line, HasSubstr("f32[300]"));
   }
+}
+
+TEST(JobOverHosts, NamesBothRanksOfAMismatch) {
+  expect_mismatch_is_named("auto");
+}
+
+TEST(JobOverHosts, NamesBothRanksOfAMismatchOnGloo) {
+  expect_mismatch_is_named("gloo");
+}
+
+TEST(JobOverHosts, NamesARankThatIsKilled) {
+  const Hosts hosts(2);
+  Command second = start(hosts, 1, {"killed"});
+  Command first = start(hosts, 0, {"killed"});
+  const Result a = first.finish();
+  const Result b = second.finish();
+  EXPECT_NE(a.exit_code, 0);
+  EXPECT_NE(b.exit_code, 0);
+  EXPECT_EQ(count_of(a.out + b.out, "raised: "), 3) << a.out << b.out << a.err << b.err;
+  for (const std::string& line : lines_of(a.out + b.out)) EXPECT_THAT(line, HasSubstr("rank 3")) << line;
+  EXPECT_TRUE(first.nothing_left());
+  EXPECT_TRUE(second.nothing_left());
+}
+
+TEST(JobOverHosts, HasTheBitsOfOneHost) {
+  const Hosts hosts(2);
+  Command second = start(hosts, 1, {"bits"});
+  Command first = start(hosts, 0, {"bits"});
+  const Result a = first.finish();
+  const Result b = second.finish();
+  EXPECT_EQ(a.exit_code, 0) << a.err;
+  EXPECT_EQ(b.exit_code, 0) << b.err;
+  EXPECT_EQ(count_of(a.out + b.out, "same bits"), 4) << a.out << b.out << a.err << b.err;
 }
 
 }  // namespace

@@ -1,8 +1,12 @@
 // A rank for the tests between hosts: `worker <mode> <backend>`, started by `serried run`.
+#include <signal.h>
+#include <unistd.h>
+
 #include <cstdio>
 #include <string>
 
 #include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
 
 #include "serried/comm/collectives/collectives.h"
@@ -31,6 +35,33 @@ void mismatch(const Group& group) {
   }
 }
 
+/// Rank 3 is gone before the others have what they wait for.
+void killed(const Group& group) {
+  at::Tensor x = at::ones({1'000'000});
+  serried::all_reduce_(x, group);
+  if (group->getRank() == 3) ::kill(::getpid(), SIGKILL);
+  try {
+    serried::all_reduce_(x, group);
+  } catch (const c10::Error& error) {
+    say("raised: " + error.msg().substr(0, error.msg().find('\n')));
+    throw;
+  }
+}
+
+at::Tensor rough(int rank) {
+  at::Generator generator = at::detail::createCPUGenerator(5 + rank);
+  return at::randn({1'000'003}, generator).mul_(1000);
+}
+
+/// A sum over hosts beside the same sum in the order of ranks.
+void bits(const Group& group) {
+  at::Tensor x = rough(group->getRank());
+  at::Tensor expected = rough(0);
+  for (int rank = 1; rank < group->getSize(); ++rank) expected = expected + rough(rank);
+  serried::all_reduce_(x, group);
+  say(at::equal(x, expected) ? "same bits" : "other bits");
+}
+
 }  // namespace
 
 int main(int, char** argv) {
@@ -40,6 +71,8 @@ int main(int, char** argv) {
     const Group group = serried::new_group(argv[2], {.timeout = 10s});
     if (mode == "sum") sum(group);
     if (mode == "mismatch") mismatch(group);
+    if (mode == "killed") killed(group);
+    if (mode == "bits") bits(group);
   } catch (const c10::Error& error) {
     std::fprintf(stderr, "%s\n", error.msg().c_str());
     return 4;
