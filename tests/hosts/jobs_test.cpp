@@ -91,15 +91,24 @@ TEST(JobOverHosts, NamesARankThatIsKilled) {
   EXPECT_TRUE(second.nothing_left());
 }
 
-TEST(JobOverHosts, HasTheBitsOfOneHost) {
+/// All four ranks say `text`.
+void expect_said(const Job& job, const std::string& text) {
   const Hosts hosts(2);
-  Command second = start(hosts, 1, {"bits"});
-  Command first = start(hosts, 0, {"bits"});
+  Command second = start(hosts, 1, job);
+  Command first = start(hosts, 0, job);
   const Result a = first.finish();
   const Result b = second.finish();
   EXPECT_EQ(a.exit_code, 0) << a.err;
   EXPECT_EQ(b.exit_code, 0) << b.err;
-  EXPECT_EQ(count_of(a.out + b.out, "same bits"), 4) << a.out << b.out << a.err << b.err;
+  EXPECT_EQ(count_of(a.out + b.out, text), 4) << a.out << b.out << a.err << b.err;
+}
+
+TEST(JobOverHosts, HasTheBitsOfOneHost) {
+  expect_said({"bits"}, "same bits");
+}
+
+TEST(JobOverHosts, TrainsAsOneProcess) {
+  expect_said({"ddp"}, "trained alike");
 }
 
 }  // namespace

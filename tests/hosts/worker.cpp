@@ -8,9 +8,11 @@
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
+#include <torch/torch.h>
 
 #include "serried/comm/collectives/collectives.h"
 #include "serried/comm/groups/group.h"
+#include "serried/parallel/ddp/ddp.h"
 #include "tests/process/ranks/worker_output.h"
 
 namespace {
@@ -35,8 +37,9 @@ void mismatch(const Group& group) {
   }
 }
 
-/// Rank 3 is gone before the others have what they wait for.
+/// Rank 3 is gone before the others have what they wait for. Its launcher ends the job: they find out before.
 void killed(const Group& group) {
+  ::signal(SIGTERM, SIG_IGN);
   at::Tensor x = at::ones({1'000'000});
   serried::all_reduce_(x, group);
   if (group->getRank() == 3) ::kill(::getpid(), SIGKILL);
@@ -62,6 +65,41 @@ void bits(const Group& group) {
   say(at::equal(x, expected) ? "same bits" : "other bits");
 }
 
+torch::nn::Sequential make_model() {
+  torch::manual_seed(3);
+  return torch::nn::Sequential(torch::nn::Linear(64, 700), torch::nn::Tanh(), torch::nn::Linear(700, 1));
+}
+
+/// Four steps; `forward` sees this rank's rows of the batch.
+template <class Forward>
+void train(const std::vector<at::Tensor>& parameters, Forward&& forward) {
+  torch::optim::SGD optimizer(parameters, 0.05);
+  for (int step = 0; step < 4; ++step) {
+    torch::manual_seed(100 + step);
+    const at::Tensor batch = torch::randn({16, 64});
+    optimizer.zero_grad();
+    forward(batch).backward();
+    optimizer.step();
+  }
+}
+
+/// DDP over all hosts beside one process with the whole batch.
+void ddp(const Group& group) {
+  const auto loss = [](const at::Tensor& y, const at::Tensor& x) { return torch::mse_loss(y, x.sum(1, true)); };
+  auto alone = make_model();
+  train(alone->parameters(), [&](const at::Tensor& batch) { return loss(alone->forward(batch), batch); });
+  serried::DistributedDataParallel<torch::nn::Sequential> spread(make_model(), {.process_group = group});
+  train(spread.parameters(), [&](const at::Tensor& batch) {
+    const at::Tensor mine = batch.chunk(group->getSize())[size_t(group->getRank())];
+    return loss(spread(mine), mine);
+  });
+  bool close = true;
+  for (size_t i = 0; i < alone->parameters().size(); ++i) {
+    close &= at::allclose(alone->parameters()[i], spread.parameters()[i], 1e-4, 1e-6);
+  }
+  say(close ? "trained alike" : "trained otherwise");
+}
+
 }  // namespace
 
 int main(int, char** argv) {
@@ -73,6 +111,7 @@ int main(int, char** argv) {
     if (mode == "mismatch") mismatch(group);
     if (mode == "killed") killed(group);
     if (mode == "bits") bits(group);
+    if (mode == "ddp") ddp(group);
   } catch (const c10::Error& error) {
     std::fprintf(stderr, "%s\n", error.msg().c_str());
     return 4;

@@ -25,9 +25,9 @@ using namespace std::chrono_literals;
 using c10d::ReduceOp;
 using hierarchical::Topology;
 using ::testing::AnyOf;
-using ::testing::HasSubstr;
 using testing::error_text_of_any_rank;
 using testing::expect_equal;
+using ::testing::HasSubstr;
 using testing::HostLayoutBackends;
 using testing::sample;
 using testing::sibling;
@@ -43,8 +43,11 @@ TEST(HostTopology, KnowsRanksOfHostsOfAnySize) {
 }
 
 TEST(HostTopology, EachHostHearsEachRankOnce) {
-  for (const std::vector<std::string>& hosts : std::vector<std::vector<std::string>>{
-           {"a", "b"}, {"a", "a", "b", "b"}, {"a", "b", "a", "b"}, {"a", "a", "a", "b"}, {"a", "b", "b", "c", "a", "b"}}) {
+  for (const std::vector<std::string>& hosts : std::vector<std::vector<std::string>>{{"a", "b"},
+                                                                                     {"a", "a", "b", "b"},
+                                                                                     {"a", "b", "a", "b"},
+                                                                                     {"a", "a", "a", "b"},
+                                                                                     {"a", "b", "b", "c", "a", "b"}}) {
     const Topology topology(hosts);
     for (int rank = 0; rank < topology.num_ranks(); ++rank) {
       EXPECT_EQ(int(topology.receivers(rank).size()), topology.num_hosts() - 1);
@@ -104,7 +107,7 @@ bool means_something(RedOpType op, at::ScalarType dtype) {
 }
 
 const RedOpType kReductions[] = {ReduceOp::SUM, ReduceOp::AVG,  ReduceOp::PRODUCT, ReduceOp::MIN,
-                          ReduceOp::MAX, ReduceOp::BAND, ReduceOp::BXOR};
+                                 ReduceOp::MAX, ReduceOp::BAND, ReduceOp::BXOR};
 
 void reduce_everywhere(const Group& g, at::Tensor& x, RedOpType op) {
   Tensors tensors{x};
@@ -179,7 +182,9 @@ TEST_P(Hierarchical, PiecesOfAnySizesArrive) {
     const int n = g->getSize();
     const int me = g->getRank();
     // Some are carried by the arrival, some are nothing, some take several chunks.
-    const auto length = [&](int from, int to) { return int64_t((from * 5 + to * 3) % 4 == 0 ? 0 : 90'001 * ((from + to) % 3) + from); };
+    const auto length = [&](int from, int to) {
+      return int64_t((from * 5 + to * 3) % 4 == 0 ? 0 : 90'001 * ((from + to) % 3) + from);
+    };
     Tensors inputs, outputs;
     for (int peer = 0; peer < n; ++peer) {
       inputs.push_back(sample({length(me, peer)}, me, at::kFloat, peer));
@@ -241,15 +246,14 @@ TEST_P(Hierarchical, PartsAreGroupsOfTheirOwn) {
 class HierarchicalEnds : public ::testing::Test {
  protected:
   /// Runs `fn` on four ranks of two hosts, and returns the first line of what each raises.
-  std::vector<std::string> first_lines(const std::function<void(const Group&)>& fn, std::chrono::milliseconds timeout = 20s,
+  std::vector<std::string> first_lines(const std::function<void(const Group&)>& fn,
+                                       std::chrono::milliseconds timeout = 20s,
                                        const std::string& backend = "hierarchical_pairs") {
     std::vector<std::string> lines(4);
     run_ranks(4, [&](const Group& g) {
-      const Group mine = new_group(backend, {.timeout = timeout,
-                                             .store = g->getStore(),
-                                             .rank = g->getRank(),
-                                             .world_size = 4,
-                                             .backend_options = {}});
+      const Group mine = new_group(
+          backend,
+          {.timeout = timeout, .store = g->getStore(), .rank = g->getRank(), .world_size = 4, .backend_options = {}});
       barrier(mine);
       const std::string text = error_text_of_any_rank<c10::DistBackendError>([&] { fn(mine); });
       lines[size_t(g->getRank())] = text.substr(0, text.find('\n'));
@@ -263,7 +267,8 @@ class HierarchicalEnds : public ::testing::Test {
 };
 
 TEST_F(HierarchicalEnds, AMismatchIsNamedByAllRanksAlike) {
-  for (const char* backend : {"hierarchical_pairs", "hierarchical_alone", "hierarchical_uneven", "hierarchical_mixed"}) {
+  for (const char* backend :
+       {"hierarchical_pairs", "hierarchical_alone", "hierarchical_uneven", "hierarchical_mixed"}) {
     for (const int odd : {0, 3}) {
       const auto lines = first_lines(
           [&](const Group& g) {
@@ -271,9 +276,10 @@ TEST_F(HierarchicalEnds, AMismatchIsNamedByAllRanksAlike) {
             all_reduce_(x, g);
           },
           20s, backend);
-      const std::string sentence =
-          odd == 0 ? "ranks called different collectives: rank 0 #2 all_reduce f32[1000] sum, rank 1 #2 all_reduce f32[300] sum"
-                   : "ranks called different collectives: rank 0 #2 all_reduce f32[300] sum, rank 3 #2 all_reduce f32[1000] sum";
+      const std::string sentence = odd == 0 ? "ranks called different collectives: rank 0 #2 all_reduce f32[1000] sum, "
+                                              "rank 1 #2 all_reduce f32[300] sum"
+                                            : "ranks called different collectives: rank 0 #2 all_reduce f32[300] sum, "
+                                              "rank 3 #2 all_reduce f32[1000] sum";
       for (const std::string& line : lines) EXPECT_THAT(line, HasSubstr(sentence)) << backend << " " << odd;
     }
   }
