@@ -1,12 +1,18 @@
 // A rank for the tests between hosts: `worker <mode> <backend>`, started by `serried run`.
+#include <signal.h>
+#include <unistd.h>
+
 #include <cstdio>
 #include <string>
 
 #include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
+#include <torch/torch.h>
 
 #include "serried/comm/collectives/collectives.h"
 #include "serried/comm/groups/group.h"
+#include "serried/parallel/ddp/ddp.h"
 #include "tests/process/ranks/worker_output.h"
 
 namespace {
@@ -31,6 +37,69 @@ void mismatch(const Group& group) {
   }
 }
 
+/// Rank 3 is gone before the others have what they wait for. Its launcher ends the job: they find out before.
+void killed(const Group& group) {
+  ::signal(SIGTERM, SIG_IGN);
+  at::Tensor x = at::ones({1'000'000});
+  serried::all_reduce_(x, group);
+  if (group->getRank() == 3) ::kill(::getpid(), SIGKILL);
+  try {
+    serried::all_reduce_(x, group);
+  } catch (const c10::Error& error) {
+    say("raised: " + error.msg().substr(0, error.msg().find('\n')));
+    throw;
+  }
+}
+
+at::Tensor rough(int rank) {
+  at::Generator generator = at::detail::createCPUGenerator(5 + rank);
+  return at::randn({1'000'003}, generator).mul_(1000);
+}
+
+/// A sum over hosts beside the same sum in the order of ranks.
+void bits(const Group& group) {
+  at::Tensor x = rough(group->getRank());
+  at::Tensor expected = rough(0);
+  for (int rank = 1; rank < group->getSize(); ++rank) expected = expected + rough(rank);
+  serried::all_reduce_(x, group);
+  say(at::equal(x, expected) ? "same bits" : "other bits");
+}
+
+torch::nn::Sequential make_model() {
+  torch::manual_seed(3);
+  return torch::nn::Sequential(torch::nn::Linear(64, 700), torch::nn::Tanh(), torch::nn::Linear(700, 1));
+}
+
+/// Four steps; `forward` sees this rank's rows of the batch.
+template <class Forward>
+void train(const std::vector<at::Tensor>& parameters, Forward&& forward) {
+  torch::optim::SGD optimizer(parameters, 0.05);
+  for (int step = 0; step < 4; ++step) {
+    torch::manual_seed(100 + step);
+    const at::Tensor batch = torch::randn({16, 64});
+    optimizer.zero_grad();
+    forward(batch).backward();
+    optimizer.step();
+  }
+}
+
+/// DDP over all hosts beside one process with the whole batch.
+void ddp(const Group& group) {
+  const auto loss = [](const at::Tensor& y, const at::Tensor& x) { return torch::mse_loss(y, x.sum(1, true)); };
+  auto alone = make_model();
+  train(alone->parameters(), [&](const at::Tensor& batch) { return loss(alone->forward(batch), batch); });
+  serried::DistributedDataParallel<torch::nn::Sequential> spread(make_model(), {.process_group = group});
+  train(spread.parameters(), [&](const at::Tensor& batch) {
+    const at::Tensor mine = batch.chunk(group->getSize())[size_t(group->getRank())];
+    return loss(spread(mine), mine);
+  });
+  bool close = true;
+  for (size_t i = 0; i < alone->parameters().size(); ++i) {
+    close &= at::allclose(alone->parameters()[i], spread.parameters()[i], 1e-4, 1e-6);
+  }
+  say(close ? "trained alike" : "trained otherwise");
+}
+
 }  // namespace
 
 int main(int, char** argv) {
@@ -40,6 +109,9 @@ int main(int, char** argv) {
     const Group group = serried::new_group(argv[2], {.timeout = 10s});
     if (mode == "sum") sum(group);
     if (mode == "mismatch") mismatch(group);
+    if (mode == "killed") killed(group);
+    if (mode == "bits") bits(group);
+    if (mode == "ddp") ddp(group);
   } catch (const c10::Error& error) {
     std::fprintf(stderr, "%s\n", error.msg().c_str());
     return 4;

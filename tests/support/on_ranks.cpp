@@ -5,10 +5,7 @@
 
 #include <cstdlib>
 
-#include "serried/comm/agree/rank_texts.h"
 #include "serried/comm/backends/factories.h"
-#include "serried/comm/backends/hierarchical/group.h"
-#include "tests/support/thread_wire.h"
 
 namespace serried::testing {
 
@@ -21,40 +18,12 @@ Group make_staged_group(const FactoryArgs& args) {
   return make_shm_group(staged);
 }
 
-// Ranks of several hosts, as threads that do as if: which host a rank is on.
-struct Hosts {
-  const char* backend;
-  int (*host_of)(int rank, int world_size);
-};
-
-constexpr Hosts kHosts[] = {
-    {"hierarchical_alone", [](int rank, int) { return rank; }},
-    {"hierarchical_pairs", [](int rank, int) { return rank / 2; }},
-    {"hierarchical_uneven", [](int rank, int world_size) { return int(rank + 1 == world_size); }},
-    {"hierarchical_mixed", [](int rank, int) { return rank % 2; }},
-};
-
-std::unique_ptr<net::Wire> connected_thread_wire(const shm::ConnectArgs& args) {
-  auto wire = std::make_unique<ThreadWire>(args.rank);
-  const detail::StoreRanks ranks{args.store, args.rank, args.world_size, args.timeout};
-  wire->connect(detail::exchange(ranks, "new_group", "thread wire", wire->address()));
-  return wire;
-}
-
-Group make_group_of_hosts(const FactoryArgs& args, const Hosts& hosts) {
-  FactoryArgs placed = args;
-  placed.options["host"] = std::to_string(hosts.host_of(args.rank, args.world_size));
-  // Half of the backends reach tensors of neighbours, half stage them.
-  placed.options["always_stage"] = hosts.backend == std::string("hierarchical_pairs");
-  return hierarchical::make_group_over(placed, {.make_wire = connected_thread_wire});
-}
-
 }  // namespace
 
 std::vector<Setting> settings(const std::vector<int>& world_sizes) {
   std::vector<Setting> all;
   std::vector<std::string> backends = {"gloo", "shm", "shm_staged", "threads"};
-  for (const Hosts& hosts : kHosts) backends.push_back(hosts.backend);
+  for (const HostLayout& layout : kHostLayouts) backends.emplace_back(layout.backend);
   for (const std::string& backend : backends) {
     for (int world_size : world_sizes) all.push_back({backend, world_size});
   }
@@ -68,14 +37,12 @@ std::string name_of(const ::testing::TestParamInfo<Setting>& info) {
 // Known only while such a test runs: other tests look at the list of backends.
 void OnRanks::SetUp() {
   if (is("shm_staged")) register_backend("shm_staged", make_staged_group);
-  for (const Hosts& hosts : kHosts) {
-    if (!is(hosts.backend)) continue;
-    register_backend(hosts.backend, [&hosts](const FactoryArgs& args) { return make_group_of_hosts(args, hosts); });
-  }
+  if (is_hierarchical()) layouts_.emplace();
 }
 
 void OnRanks::TearDown() {
-  if (is("shm_staged") || is_hierarchical()) unregister_backend(GetParam().backend);
+  if (is("shm_staged")) unregister_backend("shm_staged");
+  layouts_.reset();
 }
 
 void OnRanks::on_ranks(const std::function<void(const Group&)>& fn) {

@@ -4,10 +4,12 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "serried/comm/groups/ranks.h"
+#include "tests/support/many_hosts.h"
 
 namespace serried::testing {
 
@@ -37,6 +39,9 @@ class OnRanks : public ::testing::TestWithParam<Setting> {
 
   /// Runs `fn` on every rank; a failure that leaves a rank is a test failure with its text.
   void on_ranks(const std::function<void(const Group&)>& fn);
+
+ private:
+  std::optional<HostLayoutBackends> layouts_;
 };
 
 /// Another group of the same ranks, made on the store of `group`.

@@ -25,8 +25,8 @@ std::string why_nccl_unavailable();
 Group make_shm_group(const FactoryArgs& args);
 std::string why_shm_unavailable();
 
-/// Ranks of one host talk as in shm, hosts through messages (net/make_wire.h); what ranks of one host reduce has the same
-/// bits as what ranks of several do. Options: those of shm; "wire" (text, "auto"): "gloo" where UCX is not wanted;
+/// Ranks of one host talk as in shm, hosts through messages (net/make_wire.h); what ranks of one host reduce has the
+/// same bits as what ranks of several do. Options: those of shm; "wire" (text, "auto"): "gloo" where UCX is not wanted;
 /// "host" (text), for tests: ranks that name different ones do as if they could not share memory.
 Group make_hierarchical_group(const FactoryArgs& args);
 

@@ -36,7 +36,7 @@ struct GroupOptions {
 /// A group that spans all ranks of the rendezvous. Every rank calls it, in the same order as its other groups;
 /// blocks until all have come or the timeout passes. Several groups may share one store: each gets its own
 /// prefix and registered name.
-///     Group world = new_group();                         // shm on one host, else gloo
+///     Group world = new_group();                         // shm on one host, else hierarchical
 ///     Group other = new_group("gloo", {.timeout = 30s});
 Group new_group(const std::string& backend = "auto", GroupOptions options = {});
 

@@ -215,9 +215,10 @@ TEST(BackendRegistry, NamesAreTakenOnceAndCanBeReleased) {
             "  fix: choose another name, or unregister_backend first");
   unregister_backend("mine");
   EXPECT_FALSE(is_backend_available("mine"));
-  EXPECT_EQ(error_text<c10::ValueError>([] { unregister_backend("mine"); }),
-            "[unregister_backend] unknown backend \"mine\"; known: auto, fake, gloo, hierarchical, mpi, nccl, shm, threads\n"
-            "  fix: pass one of the known names, or register_backend first");
+  EXPECT_EQ(
+      error_text<c10::ValueError>([] { unregister_backend("mine"); }),
+      "[unregister_backend] unknown backend \"mine\"; known: auto, fake, gloo, hierarchical, mpi, nccl, shm, threads\n"
+      "  fix: pass one of the known names, or register_backend first");
   EXPECT_EQ(error_text<c10::ValueError>([] { unregister_backend("shm"); }),
             "[unregister_backend] \"shm\" is built in\n  fix: unregister only what register_backend added");
 }
@@ -230,7 +231,8 @@ TEST(BackendRegistry, EmptyNamesAndFactoriesAreRefused) {
 }
 
 TEST(BackendRegistry, ListsAllAndSaysWhatWorks) {
-  EXPECT_EQ(registered_backends(), (std::vector<std::string>{"auto", "fake", "gloo", "hierarchical", "mpi", "nccl", "shm", "threads"}));
+  EXPECT_EQ(registered_backends(),
+            (std::vector<std::string>{"auto", "fake", "gloo", "hierarchical", "mpi", "nccl", "shm", "threads"}));
   EXPECT_TRUE(is_backend_available("gloo"));
   EXPECT_FALSE(is_backend_available("mpi"));
   EXPECT_FALSE(is_backend_available("no such backend"));

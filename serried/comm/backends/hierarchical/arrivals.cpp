@@ -105,7 +105,8 @@ void HierarchicalEngine::post_arrivals(const Op& op, int64_t bytes) {
   for (Post& post : coming_) {
     post.taken = false;
     post.transfer = {};
-    links_.wire().receive(post.transfer, post.peer, tag, &arrival_of(post.peer, op), size_t(Arrival::room(world_size())));
+    links_.wire().receive(post.transfer, post.peer, tag, &arrival_of(post.peer, op),
+                          size_t(Arrival::room(world_size())));
   }
   for (Post& post : going_) {
     post.transfer = {};

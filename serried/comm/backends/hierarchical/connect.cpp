@@ -48,7 +48,8 @@ void raise_failures(const ConnectArgs& args, const char* key, const std::string&
   const std::vector<std::string> failures = exchange(args, key, mine);
   for (int rank = 0; rank < args.world_size; ++rank) {
     if (failures[size_t(rank)].empty()) continue;
-    raise<c10::DistBackendError>({args.backend, c10::str("rank ", rank, " cannot take part: ", failures[size_t(rank)]), ""});
+    raise<c10::DistBackendError>(
+        {args.backend, c10::str("rank ", rank, " cannot take part: ", failures[size_t(rank)]), ""});
   }
 }
 
@@ -105,9 +106,8 @@ Topology shown_topology(const ConnectArgs& args, const std::vector<std::string>&
 }
 
 std::unique_ptr<shm::Engine> make_local(const ConnectArgs& args, Host host, const std::vector<std::string>& pids) {
-  const bool one_process = std::all_of(host.members.begin(), host.members.end(), [&](int member) {
-    return pids[size_t(member)] == pids[size_t(args.rank)];
-  });
+  const bool one_process = std::all_of(host.members.begin(), host.members.end(),
+                                       [&](int member) { return pids[size_t(member)] == pids[size_t(args.rank)]; });
   // One file of a process is enough for those who look from outside (serried top).
   if (args.rank != host.members.front() && one_process) host.segment->close_file();
   const auto policy = shm::WaitPolicy::for_ranks(int(host.members.size()));
@@ -138,7 +138,8 @@ std::unique_ptr<shm::Runner> connect(const ConnectArgs& args, const Options& opt
     host.problem = failure_of([&] { host.segment.emplace(Segment::create(shape)); });
   }
   raise_failures(args, "hierarchical/segment", host.segment ? "" : host.problem);
-  const std::vector<std::string> pids = exchange(args, "hierarchical/pid", c10::str(getpid(), " on ", names[size_t(args.rank)]));
+  const std::vector<std::string> pids =
+      exchange(args, "hierarchical/pid", c10::str(getpid(), " on ", names[size_t(args.rank)]));
   std::unique_ptr<shm::Engine> local = make_local(args, std::move(host), pids);
   local->meet(args.timeout, detail::place_of(args.store));
   log::line(log::Topic::comm, args.backend, ": hosts of ", topology.text());

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "serried/comm/backends/hierarchical/chain.h"
+
 namespace serried::hierarchical {
 
 HierarchicalEngine::HierarchicalEngine(std::unique_ptr<shm::Engine> local, Topology topology,
@@ -12,7 +14,8 @@ HierarchicalEngine::HierarchicalEngine(std::unique_ptr<shm::Engine> local, Topol
       links_(std::move(wire), local_->segment(), local_->sync(), topology_, local_->rank()),
       mail_(links_, topology_, local_->rank()),
       receivers_(topology_.receivers(rank())),
-      tellers_(topology_.tellers(rank())) {
+      tellers_(topology_.tellers(rank())),
+      takes_chain_(fits_chain(topology_)) {
   for (const int peer : tellers_) coming_.emplace_back().peer = peer;
   for (const int peer : receivers_) going_.emplace_back().peer = peer;
   std::vector<int> tellers;
@@ -23,7 +26,8 @@ HierarchicalEngine::HierarchicalEngine(std::unique_ptr<shm::Engine> local, Topol
   sync().set_background([this] {
     links_.progress();
     const bool all_moved = go_on_with_streams();
-    return !all_moved || std::any_of(going_.begin(), going_.end(), [](const Post& p) { return !p.transfer.ended(); });
+    return is_in_chain_ || !all_moved ||
+           std::any_of(going_.begin(), going_.end(), [](const Post& p) { return !p.transfer.ended(); });
   });
 }
 

@@ -33,7 +33,7 @@ struct alignas(64) Arrival {
 
   watch::Record record;
   uint64_t fingerprint;
-  int64_t piece_bytes;  // of each piece; -1: there is a table
+  int64_t piece_bytes;    // of each piece; -1: there is a table
   uint32_t one_per_peer;  // 0: one piece for everybody
   uint32_t carries;
 };
@@ -107,6 +107,7 @@ class HierarchicalEngine final : public shm::Runner {
 
   // reduce.cpp
   void all_reduce(const Op& op);
+  void all_reduce_by_chain(const Op& op);
   void reduce_to_owners(const Op& op);
   bool reduce_carried(const Op& op, Piece result);
   void reduce_contributions(const Op& op, const Pieces& offers, Piece result, int64_t largest);
@@ -121,6 +122,8 @@ class HierarchicalEngine final : public shm::Runner {
   std::deque<Post> coming_;
   std::deque<Post> going_;
   std::deque<Stream> streams_;
+  const bool takes_chain_;
+  bool is_in_chain_ = false;
   uint64_t num_steps_ = 0;     // of the current collective
   uint64_t disagreement_ = 0;  // the collective in which one was seen that not all know yet
   std::vector<char> scratch_;

@@ -83,8 +83,8 @@ class Links {
   std::atomic<bool> told_abort_{false};
   std::mutex sleep_mutex_;  // one thread sleeps on the descriptor
   std::atomic<bool> sleeps_{false};
-  int bell_ = -1;           // rung by threads that find what it waits for
-  std::mutex news_mutex_;   // guards all below
+  int bell_ = -1;          // rung by threads that find what it waits for
+  std::mutex news_mutex_;  // guards all below
   std::deque<Inbox> inboxes_;
   std::deque<Letter> letters_;
   std::vector<std::pair<int, uint64_t>> leaving_;  // ranks, and after how many calls

@@ -1,9 +1,10 @@
-// Reductions: every contribution goes to the rank that reduces its part, which adds them up in the order of ranks. So
-// the result has the bits that ranks of one host get, whatever the hosts.
+// Reductions, in the order of ranks: the result has the bits that ranks of one host get, whatever the hosts. Where no
+// chain fits, every contribution goes to the rank that reduces its part.
 #include <algorithm>
 
 #include <c10/util/SmallVector.h>
 
+#include "serried/comm/backends/hierarchical/chain.h"
 #include "serried/comm/backends/hierarchical/engine.h"
 
 namespace serried::hierarchical {
@@ -11,8 +12,6 @@ namespace {
 
 // How much of other ranks' contributions a rank holds at a time.
 constexpr int64_t kContributionBytes = 8 << 20;
-
-constexpr int64_t kLine = 64;
 
 }  // namespace
 
@@ -30,6 +29,7 @@ bool HierarchicalEngine::reduce_carried(const Op& op, Piece result) {
 void HierarchicalEngine::all_reduce(const Op& op) {
   const int64_t total = op.count * op.element_bytes;
   if (reduce_carried(op, {.data = op.output, .bytes = total})) return;
+  if (takes_chain_) return all_reduce_by_chain(op);
   const int n = world_size();
   const int64_t share = ((total + n - 1) / n + kLine - 1) / kLine * kLine;
   Pieces contributions;
@@ -42,6 +42,17 @@ void HierarchicalEngine::all_reduce(const Op& op) {
   }
   reduce_contributions(op, contributions, results.at(rank()), share);
   move_shared(op, results.at(rank()), results, std::vector<bool>(size_t(n), false));
+}
+
+void HierarchicalEngine::all_reduce_by_chain(const Op& op) {
+  is_in_chain_ = true;
+  try {
+    Chain(*local_, links_, topology_, op).run();
+  } catch (...) {
+    is_in_chain_ = false;
+    throw;
+  }
+  is_in_chain_ = false;
 }
 
 void HierarchicalEngine::reduce_to_owners(const Op& op) {

@@ -52,7 +52,8 @@ void ShmBackend::close() {
 void ShmBackend::setGroupUid(const std::string& name) {
   Backend::setGroupUid(name);
   // Ranks that are threads have their number behind an @.
-  if (driver_->engine().sync().is_first()) driver_->engine().segment().header().page.set_group(name.substr(0, name.find('@')));
+  if (driver_->engine().sync().is_first())
+    driver_->engine().segment().header().page.set_group(name.substr(0, name.find('@')));
 }
 
 c10::intrusive_ptr<c10d::Backend::Options> ShmBackend::getBackendOptions() {

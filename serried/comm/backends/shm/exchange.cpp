@@ -202,7 +202,14 @@ void Engine::reduce_block(const Op& op, int64_t begin, int64_t end) {
   c10::SmallVector<const void*, 16> sources;
   for (const int peer : members_) sources.push_back(contribution(peer, op, begin, end - begin));
   const std::optional<Visit> visit = visit_for(op);
-  op.kernel(op.sinks.at(rank_).data + begin, sources.data(), num_members(), (end - begin) / op.element_bytes);
+  char* const result = op.sinks.at(rank_).data;
+  const int64_t count = (end - begin) / op.element_bytes;
+  const HostPart& part = op.part;
+  if (part.reduction.kernel == nullptr) return op.kernel(result + begin, sources.data(), num_members(), count);
+  const int64_t first = begin / op.element_bytes;
+  const int64_t out_bytes = part.num_ranks == 0 ? part.reduction.element_bytes : op.element_bytes;
+  const char* before = part.before == nullptr ? nullptr : part.before + first * part.reduction.element_bytes;
+  part.reduction.kernel(result + first * out_bytes, before, sources.data(), num_members(), count, part.num_ranks);
 }
 
 /// What `peer` contributes to `bytes` of this rank's result, from byte `begin` on.

@@ -181,7 +181,7 @@ char* Mailbox::Incoming::room_for(uint64_t part) {
 bool Mailbox::fits_ring(uint64_t held, int from, int to) {
   if (held <= Ring::kCapacity) return true;
   engine_->abort(c10::str("the stream from rank ", from, " to rank ", to, " claims ", held, " bytes in a buffer of ",
-                       Ring::kCapacity));
+                          Ring::kCapacity));
   return false;
 }
 

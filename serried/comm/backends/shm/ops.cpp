@@ -54,6 +54,13 @@ Op reduction(Op::Kind kind, const watch::Record& record, const at::Tensor& resul
   return made;
 }
 
+#if defined(__x86_64__)
+bool has_avx2() {
+  static const bool has = __builtin_cpu_supports("avx2") != 0;
+  return has;
+}
+#endif
+
 Op exchange(const watch::Record& record, Pieces offers, Pieces sinks) {
   Op made;
   made.kind = Op::Kind::exchange;
@@ -78,10 +85,16 @@ at::Tensor contributed(const at::Tensor& input, const c10d::ReduceOp& op, std::v
 // For the instruction set of this machine.
 ReduceKernel find_reduce_kernel(c10::ScalarType dtype, c10d::ReduceOp::RedOpType op) {
 #if defined(__x86_64__)
-  static const bool has_avx2 = __builtin_cpu_supports("avx2") != 0;
-  if (has_avx2) return avx2::find(dtype, op);
+  if (has_avx2()) return avx2::find(dtype, op);
 #endif
   return baseline::find(dtype, op);
+}
+
+PartialReduction find_partial_reduction(c10::ScalarType dtype, c10d::ReduceOp::RedOpType op) {
+#if defined(__x86_64__)
+  if (has_avx2()) return avx2::find_partial(dtype, op);
+#endif
+  return baseline::find_partial(dtype, op);
 }
 
 ReduceKernel require_kernel(std::string_view where, at::ScalarType dtype, RedOpType op) {

@@ -131,38 +131,80 @@ void reduce(void* out_bytes, const void* const* sources, int num_sources, int64_
   }
 }
 
-template <class T>
-ReduceKernel find_for(Op op) {
-  constexpr bool ordered = !is_complex<T>;
-  constexpr bool bits = std::is_integral_v<T>;
-  switch (op) {
-    case Op::SUM: return reduce<T, Sum, false>;
-    case Op::PRODUCT: return reduce<T, Product, false>;
-    case Op::AVG:
-      if constexpr (!std::is_same_v<T, bool>) return reduce<T, Sum, true>;
-      return nullptr;
-    case Op::MIN:
-      if constexpr (ordered) return reduce<T, Min, false>;
-      return nullptr;
-    case Op::MAX:
-      if constexpr (ordered) return reduce<T, Max, false>;
-      return nullptr;
-    case Op::BAND:
-      if constexpr (bits) return reduce<T, And, false>;
-      return nullptr;
-    case Op::BOR:
-      if constexpr (bits) return reduce<T, Or, false>;
-      return nullptr;
-    case Op::BXOR:
-      if constexpr (bits) return reduce<T, Xor, false>;
-      return nullptr;
-    default: return nullptr;
+template <class T, class F, bool kAverage>
+void reduce_part(void* out_bytes, const void* before_bytes, const void* const* sources, int num_sources, int64_t count,
+                 int num_ranks) {
+  using A = decltype(accumulator<T, kAverage>());
+  const A* before = static_cast<const A*>(before_bytes);
+  constexpr int64_t kBlock = 512;
+  A sums[kBlock];
+  for (int64_t begin = 0; begin < count; begin += kBlock) {
+    const int64_t n = std::min(kBlock, count - begin);
+    const T* first = static_cast<const T*>(sources[0]) + begin;
+    if (before == nullptr)
+      for (int64_t i = 0; i < n; ++i) sums[i] = A(first[i]);
+    else
+      for (int64_t i = 0; i < n; ++i) sums[i] = F::apply(before[begin + i], A(first[i]));
+    for (int k = 1; k < num_sources; ++k) {
+      const T* source = static_cast<const T*>(sources[k]) + begin;
+      for (int64_t i = 0; i < n; ++i) sums[i] = F::apply(sums[i], A(source[i]));
+    }
+    if (num_ranks == 0) {
+      A* out = static_cast<A*>(out_bytes) + begin;
+      for (int64_t i = 0; i < n; ++i) out[i] = sums[i];
+      continue;
+    }
+    T* out = static_cast<T*>(out_bytes) + begin;
+    for (int64_t i = 0; i < n; ++i) {
+      if constexpr (kAverage)
+        out[i] = T(divide(sums[i], num_ranks));
+      else
+        out[i] = T(sums[i]);
+    }
   }
 }
 
-}  // namespace
+/// The whole reduction and its parts.
+struct Kernels {
+  ReduceKernel whole = nullptr;
+  PartialReduction part = {};
+};
 
-ReduceKernel find(c10::ScalarType dtype, Op op) {
+template <class T, class F, bool kAverage>
+Kernels kernels() {
+  return {reduce<T, F, kAverage>, {reduce_part<T, F, kAverage>, sizeof(accumulator<T, kAverage>())}};
+}
+
+template <class T>
+Kernels find_for(Op op) {
+  constexpr bool ordered = !is_complex<T>;
+  constexpr bool bits = std::is_integral_v<T>;
+  switch (op) {
+    case Op::SUM: return kernels<T, Sum, false>();
+    case Op::PRODUCT: return kernels<T, Product, false>();
+    case Op::AVG:
+      if constexpr (!std::is_same_v<T, bool>) return kernels<T, Sum, true>();
+      return {};
+    case Op::MIN:
+      if constexpr (ordered) return kernels<T, Min, false>();
+      return {};
+    case Op::MAX:
+      if constexpr (ordered) return kernels<T, Max, false>();
+      return {};
+    case Op::BAND:
+      if constexpr (bits) return kernels<T, And, false>();
+      return {};
+    case Op::BOR:
+      if constexpr (bits) return kernels<T, Or, false>();
+      return {};
+    case Op::BXOR:
+      if constexpr (bits) return kernels<T, Xor, false>();
+      return {};
+    default: return {};
+  }
+}
+
+Kernels find_kernels(c10::ScalarType dtype, Op op) {
   using c10::ScalarType;
   switch (dtype) {
     case ScalarType::Float: return find_for<float>(op);
@@ -180,8 +222,18 @@ ReduceKernel find(c10::ScalarType dtype, Op op) {
     case ScalarType::UInt16: return find_for<uint16_t>(op);
     case ScalarType::UInt32: return find_for<uint32_t>(op);
     case ScalarType::UInt64: return find_for<uint64_t>(op);
-    default: return nullptr;
+    default: return {};
   }
+}
+
+}  // namespace
+
+ReduceKernel find(c10::ScalarType dtype, Op op) {
+  return find_kernels(dtype, op).whole;
+}
+
+PartialReduction find_partial(c10::ScalarType dtype, Op op) {
+  return find_kernels(dtype, op).part;
 }
 
 }  // namespace serried::shm::SERRIED_KERNEL_LEVEL

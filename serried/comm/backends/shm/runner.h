@@ -22,6 +22,13 @@ struct Pieces {
   int64_t largest(int num_peers) const;
 };
 
+/// Of reductions over hosts: what is done of one on this host.
+struct HostPart {
+  PartialReduction reduction = {};
+  const char* before = nullptr;  // what the hosts before make of this rank's part
+  int num_ranks = 0;             // of all hosts, where this is the last of them
+};
+
 /// One collective of one rank. The memory it names must live until it is complete.
 struct Op {
   enum class Kind { all_reduce, exchange, reduce_pieces, barrier };
@@ -42,6 +49,7 @@ struct Op {
 
   // reductions
   ReduceKernel kernel = nullptr;
+  HostPart part;  // of reduce_pieces: instead of the kernel
   int64_t element_bytes = 1;
   int64_t count = 0;  // elements of input, or of this rank's result
 

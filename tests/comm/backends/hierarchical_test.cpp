@@ -1,0 +1,390 @@
+// What is particular to ranks on several hosts: the bits of one host, and failures that all hosts hear of.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <thread>
+
+#include "serried/comm/backends/hierarchical/topology.h"
+#include "serried/comm/collectives/collectives.h"
+#include "tests/support/close.h"
+#include "tests/support/errors.h"
+#include "tests/support/on_ranks.h"
+
+namespace serried {
+namespace {
+
+using namespace std::chrono_literals;
+using c10d::ReduceOp;
+using hierarchical::Topology;
+using ::testing::AnyOf;
+using testing::error_text_of_any_rank;
+using testing::expect_equal;
+using ::testing::HasSubstr;
+using testing::HostLayoutBackends;
+using testing::sample;
+using testing::sibling;
+using Tensors = std::vector<at::Tensor>;
+using RedOpType = ReduceOp::RedOpType;
+
+TEST(HostTopology, KnowsRanksOfHostsOfAnySize) {
+  const Topology topology({"a", "a", "b", "a", "c"});
+  EXPECT_EQ(topology.num_hosts(), 3);
+  EXPECT_EQ(topology.neighbours(3), (std::vector<int>{0, 1, 3}));
+  EXPECT_EQ(topology.host_of(4), 2);
+  EXPECT_EQ(topology.text(), "ranks 0, 1, 3 | rank 2 | rank 4");
+}
+
+TEST(HostTopology, EachHostHearsEachRankOnce) {
+  for (const std::vector<std::string>& hosts : std::vector<std::vector<std::string>>{{"a", "b"},
+                                                                                     {"a", "a", "b", "b"},
+                                                                                     {"a", "b", "a", "b"},
+                                                                                     {"a", "a", "a", "b"},
+                                                                                     {"a", "b", "b", "c", "a", "b"}}) {
+    const Topology topology(hosts);
+    for (int rank = 0; rank < topology.num_ranks(); ++rank) {
+      EXPECT_EQ(int(topology.receivers(rank).size()), topology.num_hosts() - 1);
+      for (int host = 0; host < topology.num_hosts(); ++host) {
+        std::vector<int> heard;
+        for (const int member : topology.ranks_of(host)) {
+          for (const int teller : topology.tellers(member)) heard.push_back(teller);
+        }
+        EXPECT_EQ(std::count(heard.begin(), heard.end(), rank), host == topology.host_of(rank) ? 0 : 1);
+      }
+    }
+  }
+}
+
+TEST(HostTopology, RunsFollowTheOrderOfRanks) {
+  const auto runs = Topology({"a", "a", "b", "a"}).runs();
+  ASSERT_EQ(runs.size(), 3u);
+  EXPECT_EQ(runs[1].host, 1);
+  EXPECT_EQ(runs[2].begin, 3);
+  EXPECT_EQ(runs[2].end, 4);
+}
+
+class Hierarchical : public testing::OnRanks {};
+
+std::vector<testing::Setting> on_hosts(const std::vector<int>& world_sizes) {
+  std::vector<testing::Setting> all = testing::settings(world_sizes);
+  std::erase_if(all, [](const testing::Setting& setting) { return !setting.backend.starts_with("hierarchical"); });
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(On, Hierarchical, ::testing::ValuesIn(on_hosts({2, 4, 5})), testing::name_of);
+
+// Values of which sums depend on the order of addition; some are NaN or infinite.
+at::Tensor rough(at::IntArrayRef sizes, int rank, at::ScalarType dtype) {
+  at::Generator generator = at::detail::createCPUGenerator(77 + rank);
+  if (at::isIntegralType(dtype, /*includeBool=*/true)) {
+    const at::Tensor whole = at::randint(-100, 100, sizes, generator, at::kLong);
+    return dtype == at::kBool ? whole.gt(0) : whole.to(dtype);
+  }
+  at::Tensor x = at::randn(sizes, generator, at::kDouble).mul_(1000);
+  if (at::isComplexType(dtype)) return at::complex(x, x * 0.3 + rank).to(dtype);
+  if (x.numel() > 3) x.view({-1})[rank % 3] = rank == 1 ? std::numeric_limits<double>::quiet_NaN() : 1e300;
+  return x.to(dtype);
+}
+
+void expect_bits(const at::Tensor& actual, const at::Tensor& expected, const std::string& what) {
+  ASSERT_EQ(actual.nbytes(), expected.nbytes()) << what;
+  if (actual.nbytes() == 0) return;
+  EXPECT_EQ(std::memcmp(actual.const_data_ptr(), expected.const_data_ptr(), actual.nbytes()), 0) << what;
+}
+
+bool means_something(RedOpType op, at::ScalarType dtype) {
+  const bool is_whole = at::isIntegralType(dtype, /*includeBool=*/true);
+  if (op == ReduceOp::AVG) return dtype != at::kBool;
+  if (op == ReduceOp::MIN || op == ReduceOp::MAX) return !at::isComplexType(dtype);
+  return op == ReduceOp::SUM || op == ReduceOp::PRODUCT || is_whole;
+}
+
+const RedOpType kReductions[] = {ReduceOp::SUM, ReduceOp::AVG,  ReduceOp::PRODUCT, ReduceOp::MIN,
+                                 ReduceOp::MAX, ReduceOp::BAND, ReduceOp::BXOR};
+
+void reduce_everywhere(const Group& g, at::Tensor& x, RedOpType op) {
+  Tensors tensors{x};
+  c10d::AllreduceOptions options;
+  options.reduceOp = op;
+  g->allreduce(tensors, options)->wait();
+}
+
+TEST_P(Hierarchical, AllReduceHasTheBitsOfOneHost) {
+  on_ranks([&](const Group& g) {
+    const Group one_host = sibling(g, "shm");
+    for (const at::ScalarType dtype : testing::kAllDtypes) {
+      for (const RedOpType op : kReductions) {
+        if (!means_something(op, dtype)) continue;
+        for (const int64_t size : {1, 17, 9001, 40003}) {
+          at::Tensor x = rough({size}, g->getRank(), dtype), y = x.clone();
+          reduce_everywhere(g, x, op);
+          reduce_everywhere(one_host, y, op);
+          expect_bits(x, y, c10::str(to_string(op), " of ", c10::toString(dtype), " x ", size));
+        }
+      }
+    }
+  });
+}
+
+TEST_P(Hierarchical, LargeAllReduceHasTheBitsOfOneHost) {
+  on_ranks([&](const Group& g) {
+    const Group one_host = sibling(g, "shm");
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      for (const RedOpType op : {ReduceOp::SUM, ReduceOp::AVG}) {
+        at::Tensor x = rough({3'000'017}, g->getRank(), dtype), y = x.clone();
+        reduce_everywhere(g, x, op);
+        reduce_everywhere(one_host, y, op);
+        expect_bits(x, y, c10::str(to_string(op), " of ", c10::toString(dtype)));
+      }
+    }
+  });
+}
+
+TEST_P(Hierarchical, ReductionsToOwnersHaveTheBitsOfOneHost) {
+  on_ranks([&](const Group& g) {
+    const int n = g->getSize();
+    const Group one_host = sibling(g, "shm");
+    for (const at::ScalarType dtype : {at::kFloat, at::kHalf, at::kInt}) {
+      for (const int64_t size : {3, 20011}) {
+        const auto pieces = [&](const Group& on) {
+          std::vector<Tensors> inputs(1);
+          // Rank r gets r times as much as rank 1, rank 0 nothing.
+          for (int to = 0; to < n; ++to) inputs[0].push_back(rough({size * to}, g->getRank() * n + to, dtype));
+          Tensors outputs{at::zeros({size * g->getRank()}, dtype)};
+          c10d::ReduceScatterOptions options;
+          options.reduceOp = ReduceOp::AVG;
+          on->reduce_scatter(outputs, inputs, options)->wait();
+          return outputs[0];
+        };
+        expect_bits(pieces(g), pieces(one_host), "reduce_scatter");
+        const auto reduced = [&](const Group& on) {
+          Tensors tensors{rough({size}, g->getRank(), dtype)};
+          c10d::ReduceOptions options;
+          options.rootRank = n - 1;
+          on->reduce(tensors, options)->wait();
+          return tensors[0];
+        };
+        expect_bits(reduced(g), reduced(one_host), "reduce");
+      }
+    }
+  });
+}
+
+TEST_P(Hierarchical, PiecesOfAnySizesArrive) {
+  on_ranks([&](const Group& g) {
+    const int n = g->getSize();
+    const int me = g->getRank();
+    // Some are carried by the arrival, some are nothing, some take several chunks.
+    const auto length = [&](int from, int to) {
+      return int64_t((from * 5 + to * 3) % 4 == 0 ? 0 : 90'001 * ((from + to) % 3) + from);
+    };
+    Tensors inputs, outputs;
+    for (int peer = 0; peer < n; ++peer) {
+      inputs.push_back(sample({length(me, peer)}, me, at::kFloat, peer));
+      outputs.push_back(at::full({length(peer, me)}, -7.0f));
+    }
+    g->alltoall(outputs, inputs)->wait();
+    for (int peer = 0; peer < n; ++peer) {
+      expect_equal(outputs[size_t(peer)], sample({length(peer, me)}, peer, at::kFloat, me), c10::str("from ", peer));
+    }
+    Tensors mine{sample({length(me, 1)}, me)};
+    std::vector<Tensors> gathered(1);
+    for (int peer = 0; peer < n; ++peer) gathered[0].push_back(at::full({length(peer, 1)}, -7.0f));
+    g->allgather(gathered, mine)->wait();
+    for (int peer = 0; peer < n; ++peer) expect_equal(gathered[0][size_t(peer)], sample({length(peer, 1)}, peer));
+  });
+}
+
+TEST_P(Hierarchical, TensorsOfTheHeapAreReduced) {
+  on_ranks([&](const Group& g) {
+    for (const int64_t size : {17, 300'001}) {
+      const at::Tensor x = g->getBackend(at::kCPU)->allocateTensor(size, at::kFloat);
+      x.copy_(sample({size}, g->getRank()));
+      all_reduce_(x, g);
+      expect_equal(x, testing::sum_of(testing::samples({size}, g->getSize())));
+    }
+  });
+}
+
+TEST_P(Hierarchical, ReceivesFromAnyRankOfAnyHost) {
+  on_ranks([&](const Group& g) {
+    const int64_t large = 100'003;
+    if (g->getRank() != 0) {
+      Tensors sent{sample({large}, g->getRank())};
+      g->send(sent, 0, 5)->wait();
+    }
+    for (int i = 1; i < g->getSize() && g->getRank() == 0; ++i) {
+      Tensors received{at::zeros({large})};
+      const auto work = g->recvAnysource(received, 5);
+      work->wait();
+      expect_equal(received[0], sample({large}, work->sourceRank()));
+    }
+    barrier(g);
+  });
+}
+
+TEST_P(Hierarchical, PartsAreGroupsOfTheirOwn) {
+  on_ranks([&](const Group& g) {
+    std::vector<std::vector<int>> parts(2);
+    for (int rank = 0; rank < g->getSize(); ++rank) parts[size_t(rank % 2)].push_back(rank);
+    const Group part = split_group(g, parts);
+    const std::vector<int>& mine = parts[size_t(g->getRank() % 2)];
+    at::Tensor x = at::full({50'000}, double(g->getRank()));
+    all_reduce_(x, part);
+    EXPECT_EQ(x[7].item<int64_t>(), std::accumulate(mine.begin(), mine.end(), 0));
+  });
+}
+
+// Ends of groups: what all ranks say.
+class HierarchicalEnds : public ::testing::Test {
+ protected:
+  /// Runs `fn` on four ranks of two hosts, and returns the first line of what each raises.
+  std::vector<std::string> first_lines(const std::function<void(const Group&)>& fn,
+                                       std::chrono::milliseconds timeout = 20s,
+                                       const std::string& backend = "hierarchical_pairs") {
+    std::vector<std::string> lines(4);
+    run_ranks(4, [&](const Group& g) {
+      const Group mine = new_group(
+          backend,
+          {.timeout = timeout, .store = g->getStore(), .rank = g->getRank(), .world_size = 4, .backend_options = {}});
+      barrier(mine);
+      const std::string text = error_text_of_any_rank<c10::DistBackendError>([&] { fn(mine); });
+      lines[size_t(g->getRank())] = text.substr(0, text.find('\n'));
+      barrier(g);
+    });
+    return lines;
+  }
+
+ private:
+  HostLayoutBackends layouts_;
+};
+
+TEST_F(HierarchicalEnds, AMismatchIsNamedByAllRanksAlike) {
+  for (const char* backend :
+       {"hierarchical_pairs", "hierarchical_alone", "hierarchical_uneven", "hierarchical_mixed"}) {
+    for (const int odd : {0, 3}) {
+      const auto lines = first_lines(
+          [&](const Group& g) {
+            at::Tensor x = at::ones({g->getRank() == odd ? 1000 : 300});
+            all_reduce_(x, g);
+          },
+          20s, backend);
+      const std::string sentence = odd == 0 ? "ranks called different collectives: rank 0 #2 all_reduce f32[1000] sum, "
+                                              "rank 1 #2 all_reduce f32[300] sum"
+                                            : "ranks called different collectives: rank 0 #2 all_reduce f32[300] sum, "
+                                              "rank 3 #2 all_reduce f32[1000] sum";
+      for (const std::string& line : lines) EXPECT_THAT(line, HasSubstr(sentence)) << backend << " " << odd;
+    }
+  }
+}
+
+TEST_F(HierarchicalEnds, SizesThatDoNotFitAreNamed) {
+  const auto lines = first_lines([](const Group& g) {
+    Tensors mine{at::ones({g->getRank() == 3 ? 5 : 4})};
+    std::vector<Tensors> gathered{Tensors(4)};
+    for (at::Tensor& each : gathered[0]) each = at::zeros({4});
+    if (g->getRank() == 3) gathered[0][3] = at::zeros({5});
+    g->allgather(gathered, mine)->wait();
+  });
+  for (int rank : {0, 1, 2}) EXPECT_THAT(lines[size_t(rank)], HasSubstr("rank 3 gives 20 bytes where rank ")) << rank;
+}
+
+TEST_F(HierarchicalEnds, AMissingRankIsNamedByAllHosts) {
+  const auto lines = first_lines(
+      [](const Group& g) {
+        if (g->getRank() == 2) {  // until the others have given up
+          while (g->getBackend(at::kCPU)->getError() == c10d::ErrorType::SUCCESS) std::this_thread::yield();
+          return;
+        }
+        at::Tensor x = at::ones({300});
+        all_reduce_(x, g);
+      },
+      300ms);
+  for (int rank : {0, 1, 3}) {
+    EXPECT_THAT(lines[size_t(rank)], HasSubstr("timed out after")) << rank;
+    EXPECT_THAT(lines[size_t(rank)], HasSubstr("rank 2 is at #1 barrier")) << rank;
+  }
+}
+
+TEST_F(HierarchicalEnds, AnAbortWakesAllHosts) {
+  const auto begin = std::chrono::steady_clock::now();
+  const auto lines = first_lines([](const Group& g) {
+    if (g->getRank() == 3) return g->getBackend(at::kCPU)->abort();
+    at::Tensor x = at::ones({300});
+    all_reduce_(x, g);
+  });
+  for (int rank : {0, 1, 2}) EXPECT_THAT(lines[size_t(rank)], HasSubstr("rank 3 called abort()")) << rank;
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, 10s);
+}
+
+TEST_F(HierarchicalEnds, ARankThatLeavesIsNamed) {
+  const auto lines = first_lines([](const Group& g) {
+    if (g->getRank() == 0) return g->getBackend(at::kCPU)->shutdown();
+    at::Tensor x = at::ones({300});
+    all_reduce_(x, g);
+  });
+  for (int rank : {1, 2, 3}) EXPECT_THAT(lines[size_t(rank)], HasSubstr("rank 0 has left the group")) << rank;
+}
+
+TEST_F(HierarchicalEnds, AReceiveFromAnotherHostTimesOut) {
+  const auto lines = first_lines(
+      [](const Group& g) {
+        if (g->getRank() != 0) return;
+        at::Tensor x = at::ones({300});
+        recv(x, g, {.peer = 3});
+      },
+      200ms);
+  EXPECT_THAT(lines[0], HasSubstr("in recv f32[300] from rank 3"));
+}
+
+TEST_F(HierarchicalEnds, MessagesThatDoNotFitAreNamed) {
+  const auto lines = first_lines([](const Group& g) {
+    at::Tensor x = at::ones({g->getRank() == 0 ? 5 : 4});
+    if (g->getRank() == 0) send(x, g, {.peer = 2});
+    if (g->getRank() == 2) recv(x, g, {.peer = 0});
+  });
+  EXPECT_THAT(lines[2], HasSubstr("rank 0 sent 20 bytes of f32 where rank 2 expects 16 bytes in recv f32[4]"));
+}
+
+TEST_F(HierarchicalEnds, ALostWireEndsTheGroup) {
+  std::vector<std::string> lines(4);
+  std::array<std::atomic<testing::ThreadWire*>, 4> wires{};
+  run_ranks(4, [&](const Group& g) {
+    const int rank = g->getRank();
+    const auto make_wire = [&](const shm::ConnectArgs& args) {
+      auto wire = testing::connected_thread_wire(args);
+      wires[size_t(rank)] = wire.get();
+      return wire;
+    };
+    const FactoryArgs args{.store = c10::make_intrusive<c10d::PrefixStore>("lost", g->getStore()),
+                           .rank = rank,
+                           .world_size = 4,
+                           .timeout = 20s,
+                           .device = at::kCPU,
+                           .options = {{"host", std::to_string(rank / 2)}},
+                           .name = c10::str("lost@", rank),
+                           .desc = "lost"};
+    const Group mine = hierarchical::make_group_over(args, {.make_wire = make_wire});
+    at::Tensor x = at::ones({300'000});
+    mine->allreduce(*std::make_unique<Tensors>(Tensors{x}))->wait();
+    barrier(g);
+    if (rank == 3) wires[3].load()->die();
+    const std::string text = error_text_of_any_rank<c10::DistBackendError>([&] {
+      Tensors tensors{x};
+      mine->allreduce(tensors)->wait();
+    });
+    lines[size_t(rank)] = text.substr(0, text.find('\n'));
+    barrier(g);
+  });
+  for (const int rank : {0, 1}) EXPECT_THAT(lines[size_t(rank)], HasSubstr("rank 3 is lost")) << rank;
+}
+
+}  // namespace
+}  // namespace serried
