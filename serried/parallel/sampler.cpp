@@ -104,12 +104,12 @@ void DistributedSampler::go_on(int64_t epoch, size_t consumed) {
 }
 
 std::optional<std::vector<size_t>> DistributedSampler::next(size_t batch_size) {
+  shared_->start_epoch = -1;  // also where nothing is left of the epoch: the next reset() begins a whole one
   const size_t count = std::min(batch_size, mine_.size() - position_);
   if (count == 0) return std::nullopt;
   const auto begin = mine_.begin() + int64_t(position_);
   position_ += count;
   note_position();
-  shared_->start_epoch = -1;
   return std::vector<size_t>(begin, begin + int64_t(count));
 }
 

@@ -61,7 +61,8 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   size_t size() const { return size_; }
 
   /// Goes on behind the first `consumed` samples of an epoch, whoever had those: another number of ranks, maybe. What
-  /// is left is dealt out round by round, also by copies that are reset in this epoch before the first next().
+  /// is left is dealt out round by round, also by copies that are reset in this epoch before the first next(). Where
+  /// nothing is left that epoch is empty, once.
   void go_on(int64_t epoch, size_t consumed);
 
   /// Epoch and position: `load` goes on in the middle of an epoch.

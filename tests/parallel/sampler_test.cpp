@@ -152,6 +152,34 @@ std::vector<int64_t> epoch_of(Loader& loader) {
   return seen;
 }
 
+// What a checkpoint does that was written when an epoch was over.
+TEST(DistributedSampler, GoesOnAtTheEndOfAnEpochForOneEpochOnly) {
+  const auto samples_of_epoch = [](DistributedSampler& sampler) {
+    sampler.reset();
+    size_t count = 0;
+    while (const auto batch = sampler.next(3)) count += batch->size();
+    return count;
+  };
+  struct Case {
+    bool drop_last;
+    size_t consumed, per_epoch;
+  };
+  // With drop_last 9 of 10 is the end, too: less than a round is left.
+  for (const Case& c : {Case{false, 10, 5}, Case{true, 10, 5}, Case{true, 9, 5}}) {
+    DistributedSampler sampler(10, {.shuffle = false, .drop_last = c.drop_last, .num_replicas = 2, .rank = 1});
+    DistributedSampler copy = sampler;  // as a loader keeps one
+    sampler.go_on(0, c.consumed);
+    EXPECT_EQ(samples_of_epoch(copy), 0u);
+    EXPECT_EQ(samples_of_epoch(copy), c.per_epoch);
+    EXPECT_EQ(samples_of_epoch(copy), c.per_epoch);
+    sampler.go_on(0, c.consumed);
+    sampler.set_epoch(1);
+    EXPECT_EQ(samples_of_epoch(copy), c.per_epoch);
+    sampler.set_epoch(0);
+    EXPECT_EQ(samples_of_epoch(copy), c.per_epoch);
+  }
+}
+
 TEST(DistributedSampler, FeedsADataLoaderOnEveryRank) {
   for (size_t workers : {0, 2}) {
     std::vector<std::vector<std::vector<int64_t>>> seen(2, std::vector<std::vector<int64_t>>(3));  // [epoch][rank]
