@@ -27,6 +27,7 @@
 #include "serried/graph/text/report.h"
 #include "serried/graph/text/text.h"
 #include "serried/tape/facts.h"
+#include "serried/tape/module_options.h"
 #include "serried/tensor/parts.h"
 
 namespace serried::graph {
@@ -287,6 +288,7 @@ OptimizerSteps CaptureState::Impl::rely_on_listed(Recorder& recorder) const {
   for (const auto& module : options.modules) {
     recorder.rely_on_now(tape::training_mode("the module " + module->name(), module));
     recorder.rely_on_now(tape::contents_of("the module " + module->name(), module));
+    recorder.rely_on_now(tape::options_of("the module " + module->name(), module));
   }
   for (size_t i = 0; i < options.optimizers.size(); ++i) {
     recorder.rely_on_now(tape::groups_of(c10::str("optimizers[", i, "]"), *options.optimizers[i]));

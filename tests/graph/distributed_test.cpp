@@ -136,6 +136,22 @@ TEST_P(CapturedDdp, TrainsWithBuffersAndEvaluationsInBetweenAsEagerDoes) {
   });
 }
 
+TEST_P(CapturedDdp, SeesOptionsOfItsModulesChange) {
+  on_ranks([&](const Group& group) {
+    torch::nn::Sequential net(torch::nn::Linear(3, 3), torch::nn::BatchNorm1d(3));
+    DistributedDataParallel ddp(net, {.process_group = group});
+    auto step = capture([&](const at::Tensor& x) { ddp(x).square().mean().backward(); });
+    const at::Tensor x = torch::arange(12).to(at::kFloat).view({4, 3});  // alike on all ranks: buffers are broadcast
+    for (int i = 0; i < kSteps; ++i) step(x);
+    EXPECT_GT(step.replays(), 0);
+    auto& batch_norm = *net[1]->as<torch::nn::BatchNorm1d>();
+    batch_norm.options.momentum(0);
+    const at::Tensor mean = batch_norm.running_mean.clone();
+    step(x);
+    EXPECT_TRUE(at::equal(batch_norm.running_mean, mean)) << step.last_recapture_reason();
+  });
+}
+
 TEST_P(CapturedDdp, AccumulatesOverCallsAsEagerDoes) {
   on_ranks([&](const Group& group) {
     std::vector<Perceptron> nets = {seeded_perceptron(), seeded_perceptron()};

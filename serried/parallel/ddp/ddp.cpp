@@ -19,6 +19,7 @@
 #include "serried/parallel/ddp/reducer.h"
 #include "serried/parallel/recompute/frame.h"
 #include "serried/tape/facts.h"
+#include "serried/tape/module_options.h"
 #include "serried/tape/tape.h"
 
 namespace serried {
@@ -304,6 +305,7 @@ void DataParallelBase::rely_on_state() const {
   if (!tape::is_recording()) return;
   tape::rely_on(tape::training_mode("the module in DistributedDataParallel", wrapped_));
   tape::rely_on(tape::contents_of("the module in DistributedDataParallel", wrapped_));
+  tape::rely_on(tape::options_of("the module in DistributedDataParallel", wrapped_));
   const auto changes = [reducer = std::weak_ptr<const Reducer>(reducer_)]() -> uint64_t {
     const auto alive = reducer.lock();
     return alive ? alive->num_changes() : UINT64_MAX;

@@ -14,6 +14,7 @@
 #include "serried/comm/collectives/rows.h"
 #include "serried/parallel/ddp/bucket.h"
 #include "serried/tape/facts.h"
+#include "serried/tape/module_options.h"
 #include "serried/tape/recorder.h"
 #include "serried/tape/tape.h"
 #include "serried/tensor/debug/comm_notes.h"
@@ -232,7 +233,10 @@ void Block::tell_recorder(const BlockMember& member) {
   if (!tape::is_replayed()) return;
   rely_on_settings();
   for (const auto& root : living_roots_) {
-    if (const auto alive = root.lock()) tape::rely_on(tape::training_mode(text(), alive));
+    const auto alive = root.lock();
+    if (alive == nullptr) continue;
+    tape::rely_on(tape::training_mode(text(), alive));
+    tape::rely_on(tape::options_of(text(), alive));
   }
 }
 

@@ -12,6 +12,7 @@
 #include "serried/comm/collectives/objects.h"
 #include "serried/comm/collectives/watch.h"
 #include "serried/tape/facts.h"
+#include "serried/tape/module_options.h"
 #include "serried/tape/tape.h"
 #include "serried/tensor/dtensor.h"
 
@@ -158,6 +159,7 @@ void Runner::rely_on_stages() const {
     const std::string name = c10::str("stage ", run.index(), " of a pipeline");
     tape::rely_on(tape::training_mode(name, run.stage().module()));
     tape::rely_on(tape::contents_of(name, run.stage().module()));
+    tape::rely_on(tape::options_of(name, run.stage().module()));
   }
   tape::after_replay([step = step_] { ++*step; });
   tape::replay_together(options_.group->getGroupName());  // messages of a replay have no headers

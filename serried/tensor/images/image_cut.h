@@ -33,6 +33,7 @@ class ImageCut {
   struct Exchanges {
     bool fetch = true;
     bool give_back = false;
+    bool at_any_cost = false;  // where the rule gives something else
   };
   /// None where the rule alone costs less, or the cut is none that goes by spans of rows; decided by what all ranks
   /// know.

@@ -112,7 +112,10 @@ bool run_resize(const c10::OperatorHandle& op, Stack& stack) {
   if (!detail::is_cut_in_space(call, detail::space_ndim_of(call.name()))) return false;
   const std::optional<Resize> resize = read_resize(op, call);
   if (!resize) return false;
-  const std::optional<ImageCut> cut = ImageCut::of(op, stack, resize->space, {.fetch = true, .give_back = false});
+  const bool by_layout =
+      !call.has("align_corners") && detail::goes_by_layout(call.argument(0).toTensor(), resize->space.outputs);
+  const std::optional<ImageCut> cut =
+      ImageCut::of(op, stack, resize->space, {.fetch = true, .give_back = false, .at_any_cost = by_layout});
   if (!cut) return false;
   at::Tensor result;
   {

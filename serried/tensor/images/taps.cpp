@@ -27,6 +27,10 @@ at::MemoryFormat channels_last(size_t space_ndim) {
   return space_ndim == 2 ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::ChannelsLast3d;
 }
 
+bool is_small_plane(c10::IntArrayRef outputs) {
+  return outputs.size() == 2 && outputs[0] + outputs[1] <= kMostByPixel;
+}
+
 // How the image of a probe lies, and how wide its other dims come out.
 struct ProbeShape {
   at::MemoryFormat format = at::MemoryFormat::Contiguous;
@@ -176,12 +180,13 @@ Taps taps_of(const c10::OperatorHandle& op, const ResizedDim& dim, size_t place,
   return in_columns(of_outputs);
 }
 
+bool goes_by_layout(const at::Tensor& image, c10::IntArrayRef outputs) {
+  return outputs.size() > 1 && !is_small_plane(outputs) && image.size(1) >= kChannelsByPixel &&
+         image.is_contiguous(channels_last(outputs.size()));
+}
+
 NearestKernel nearest_kernel(const at::Tensor& image, c10::IntArrayRef outputs) {
-  if (outputs.size() == 1) return NearestKernel::by_dim;
-  const bool channels_lie_last =
-      image.size(1) >= kChannelsByPixel && image.is_contiguous(channels_last(outputs.size()));
-  const bool is_small = outputs.size() == 2 && outputs[0] + outputs[1] <= kMostByPixel;
-  return channels_lie_last || is_small ? NearestKernel::by_pixel : NearestKernel::by_dim;
+  return is_small_plane(outputs) || goes_by_layout(image, outputs) ? NearestKernel::by_pixel : NearestKernel::by_dim;
 }
 
 Taps taps_of_nearest(const c10::OperatorHandle& op, const ResizedDim& dim, size_t place, size_t space_ndim,

@@ -41,6 +41,9 @@ enum class NearestKernel : uint8_t { by_dim, by_pixel };
 /// The kernel that LibTorch takes for the whole image.
 NearestKernel nearest_kernel(const at::Tensor& image, c10::IntArrayRef outputs);
 
+/// Whether it would be another one if the image were contiguous, as it is once it has been gathered.
+bool goes_by_layout(const at::Tensor& image, c10::IntArrayRef outputs);
+
 /// The same of a nearest resize by `kernel`.
 Taps taps_of_nearest(const c10::OperatorHandle& op, const ResizedDim& dim, size_t place, size_t space_ndim,
                      const at::TensorOptions& options, NearestKernel kernel);

@@ -147,6 +147,38 @@ TEST(CaptureGuards, AHookOnAnInputIsNoticed) {
   EXPECT_TRUE(at::equal(hooked.grad(), torch::full({2}, 20.f)));
 }
 
+TEST(CaptureGuards, OptionsOfTorchsOwnModulesCount) {
+  torch::nn::BatchNorm1d batch_norm(3);
+  torch::nn::InstanceNorm1d instance_norm(3);
+  torch::nn::LayerNorm layer_norm(torch::nn::LayerNormOptions({5}));
+  torch::nn::GroupNorm group_norm(3, 3);
+  torch::nn::Dropout dropout(0.0);
+  torch::nn::Sequential net(batch_norm, instance_norm, layer_norm, group_norm, dropout);
+  const auto eager = [&](const at::Tensor& x) {
+    const torch::NoGradGuard off;
+    return net->forward(x);
+  };
+  auto step = capture(eager, {.modules = {net.ptr()}});
+  const at::Tensor x = torch::arange(60).to(at::kFloat).sin().view({4, 3, 5});
+  const std::vector<std::function<void()>> changes = {[&] { batch_norm->options.eps(0.5); },
+                                                      [&] { batch_norm->options.momentum(0.5); },
+                                                      [&] { instance_norm->options.eps(0.25); },
+                                                      [&] { layer_norm->options.eps(0.5); },
+                                                      [&] { group_norm->options.eps(0.125); },
+                                                      [&] { dropout->options.p(1); },
+                                                      [&] { batch_norm->options.momentum(std::nullopt); }};
+  for (const auto& change : changes) {
+    settle_on(step, x);
+    change();
+    const at::Tensor before = batch_norm->running_mean.clone(), y = step(x), mean = batch_norm->running_mean.clone();
+    EXPECT_THAT(step.last_recapture_reason(), HasSubstr("options of modules in the module torch::nn::Sequential"));
+    batch_norm->running_mean.copy_(before);
+    batch_norm->num_batches_tracked.sub_(1);
+    EXPECT_TRUE(at::equal(y, eager(x)));
+    EXPECT_TRUE(at::equal(mean, batch_norm->running_mean));
+  }
+}
+
 TEST(CaptureGuards, TrainAndEvalInTurnAreTwoGraphs) {
   torch::nn::Sequential net(torch::nn::Linear(3, 3), torch::nn::BatchNorm1d(3));
   const auto eager = [&](const at::Tensor& x) {

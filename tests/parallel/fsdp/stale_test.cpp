@@ -81,6 +81,22 @@ TEST(FullyShardStale, GradientsOfParametersThatTheFunctionWritesAreThoseOfTheRep
   }
 }
 
+TEST(FullyShardStale, OptionsOfModulesMayChangeBetweenCapturedSteps) {
+  run_ranks(2, [](const Group&) {
+    torch::nn::Sequential net(torch::nn::Linear(4, 4), torch::nn::BatchNorm1d(4));
+    fully_shard(*net);
+    auto step = capture([&](const at::Tensor& x) { net->forward(x).square().mean().backward(); });
+    const at::Tensor x = at::arange(24).view({6, 4}).sin();
+    for (int i = 0; i < 6; ++i) step(x);
+    EXPECT_GT(step.replays(), 0);
+    auto& batch_norm = *net[1]->as<torch::nn::BatchNorm1d>();
+    batch_norm.options.momentum(0);
+    const at::Tensor mean = batch_norm.running_mean.clone();
+    step(x);
+    EXPECT_EQ(difference(batch_norm.running_mean, mean), 0);
+  });
+}
+
 // Gradients lie in new memory after every backward; whether that of a freed one is used again is chance.
 TEST(FullyShardStale, AStepThatShapesTakeInTurnsIsReplayedForEach) {
   run_ranks(2, [](const Group&) {

@@ -67,6 +67,22 @@ TEST(PipelineCaptured, ZbvIsBitwiseEager) {
   for (const int world : {1, 2}) expect_captured_like_eager(Schedule::ZBV, 2, world);
 }
 
+TEST(PipelineCaptured, OptionsOfModulesMayChange) {
+  run_ranks(2, [](const Group& group) {
+    torch::nn::BatchNorm1d norm(6);
+    norm->to(at::kDouble);
+    Pipeline pipe(norm, {.group = group, .microbatches = 2, .loss = staged::loss_fn});
+    auto step = capture([&](const at::Tensor& input, const at::Tensor& target) { return pipe.step(input, target); });
+    const at::Tensor x = torch::arange(48).sin().to(at::kDouble).view({8, 6});
+    for (int i = 0; i < 6; ++i) step(x, x);
+    EXPECT_GT(step.replays(), 0);
+    norm->options.momentum(0);
+    const at::Tensor mean = norm->running_mean.clone();
+    step(x, x);
+    expect_equal(norm->running_mean, mean);
+  });
+}
+
 enum class DataParallel { ddp, sharded, sharded_with_tensor_parallel };
 
 PipelineStage data_parallel(Layer stage, const DeviceMesh& mesh, DataParallel way) {

@@ -143,6 +143,8 @@ TEST(CutNearest, ScalesNearOneAndTwoAreExact) {
         cases.push_back({numbered({1, 5, 6, 6, 6}, dtype), last, is_exact, {12, 6, 12}, {2.1, 1.1, 2.1}});
       }
     }
+    cases.push_back({numbered({1, 6, 1, 10, 8}), true, is_exact, {2, 10, 21}, {2.03, 1.08, 2.68}});
+    cases.push_back({numbered({2, 4, 8, 1, 1}), true, is_exact, {8, 1, 2}, {1.01, std::nullopt, 2.79}});
     cases.push_back({numbered({1, 3, 20}), false, is_exact, {40}, {2.04}});
     cases.push_back({numbered({1, 3, 9}), false, is_exact, {9}, {1.1}});
   }
