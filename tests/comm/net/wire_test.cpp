@@ -392,6 +392,27 @@ TEST_P(WireTest, EndsReceivesFromAPeerThatHasLeft) {
   EXPECT_EQ(sent.transfer.state, State::failed);
 }
 
+TEST_P(WireTest, EndsReceivesFromAPeerThatNeverSentAnything) {
+  Wires wires = make(2);
+  Landing landing(10);
+  landing.post(*wires[0], 1, 7);
+  wires[1].reset();
+  ASSERT_TRUE(finish(wires, {&landing.transfer}));
+  EXPECT_THAT(landing.transfer.error, HasSubstr("rank 1 is lost: "));
+}
+
+TEST_P(WireTest, FailsWhatIsStartedAfterThePeerHasLeft) {
+  Wires wires = make(2);
+  wires[1].reset();
+  Landing landing(10);
+  landing.post(*wires[0], 1, 7);
+  ASSERT_TRUE(finish(wires, {&landing.transfer}));
+  EXPECT_THAT(landing.transfer.error, HasSubstr("rank 1 is lost: "));
+  Parcel sent(message(1 << 20, 1));
+  sent.post(*wires[0], 1, 7);
+  EXPECT_EQ(sent.transfer.error, landing.transfer.error);
+}
+
 TEST_P(WireTest, DeliversWhatAPeerHasSentBeforeItLeft) {
   Wires wires = make(2);
   meet(wires, 0, 1);
