@@ -11,6 +11,7 @@
 #include <memory>
 #include <set>
 
+#include "serried/base/cores.h"
 #include "serried/launch/control.h"
 #include "serried/launch/error.h"
 #include "serried/launch/plan.h"
@@ -166,6 +167,7 @@ void Fleet::look() {
 NodeSetup Fleet::setup_of(size_t node) const {
   NodeSetup setup{.options = options_, .environment = environment_};
   const Host& host = fleet_.hosts[node];
+  if (fleet_.counts_cores) setup.options.num_ranks = 0;  // only that host knows
   if (host.num_ranks > 0) setup.options.num_ranks = host.num_ranks;
   setup.options.node_rank = static_cast<int>(node);
   if (options_.max_nodes > 1) setup.options.rendezvous = rendezvous_;
@@ -293,6 +295,7 @@ int run_as_node() {
   take_environment(setup.environment);
   Options& options = setup.options;
   options.control = &control;
+  if (options.num_ranks == 0) options.num_ranks = num_usable_cores();
   Fd listener;
   if (options.node_rank == 0 && options.max_nodes > 1) {
     Address address = parse_address(options.rendezvous, 0);  // 0: any free port
