@@ -115,6 +115,7 @@ class Fleet {
   Time notice_at_;
   Time let_go_at_ = kNever;
   Time kill_at_ = kNever;
+  bool ending_ = false;
   int num_interrupts_ = 0;
   int signal_ = 0;  // the last of them
 };
@@ -159,6 +160,9 @@ void Fleet::look() {
       begin_to_end(SIGTERM);
     }
   }
+  const bool is_set_up = set_up_.size() == remotes_.size();
+  const auto has_ended = [](const auto& remote) { return remote->ended(); };
+  if (!is_set_up && !ending_ && std::any_of(remotes_.begin(), remotes_.end(), has_ended)) begin_to_end(SIGTERM);
   // Node 0 ends last, unless it is lost: the others have no reason to stay.
   if (remotes_[0]->ended() && let_go_at_ == kNever && kill_at_ == kNever)
     let_go_at_ = after(options_.grace + kEndSlack);
@@ -176,7 +180,7 @@ NodeSetup Fleet::setup_of(size_t node) const {
 }
 
 void Fleet::set_up() {
-  if (failure_) return;
+  if (ending_) return;
   for (size_t node = 0; node < remotes_.size(); ++node) {
     const Remote& remote = *remotes_[node];
     if (remote.version().empty() || set_up_.contains(node)) continue;
@@ -196,7 +200,7 @@ void Fleet::set_up() {
 }
 
 void Fleet::check_ready() {
-  if (set_up_.size() == remotes_.size() || failure_ || num_interrupts_ > 0) {
+  if (set_up_.size() == remotes_.size() || ending_) {
     ready_by_ = notice_at_ = kNever;
     return;
   }
@@ -226,6 +230,7 @@ void Fleet::tell_all(int signal) {
 }
 
 void Fleet::begin_to_end(int signal) {
+  ending_ = true;
   tell_all(signal);
   for (size_t node = 0; node < remotes_.size(); ++node) {
     if (set_up_.contains(node)) continue;
@@ -269,6 +274,7 @@ void say(const std::string& line) {
 
 int run_on_hosts(const Options& options, const FleetOptions& fleet) {
   check_one_node(options);
+  if (!options.rendezvous.empty()) parse_address(options.rendezvous, 0);
   Signals signals;
   Screen screen(STDOUT_FILENO, STDERR_FILENO);
   try {

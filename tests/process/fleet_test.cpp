@@ -162,6 +162,17 @@ TEST(LaunchFleet, AHostWithoutSerriedIsAnError) {
                         "every host\n"));
 }
 
+TEST(LaunchFleet, AFirstHostThatCannotListenEndsAllAtOnce) {
+  const FakeSsh ssh;
+  const Result result =
+      serried(shell({"--hosts", "here,there", "--ssh", ssh.path(), "--rendezvous", "192.0.2.1:0"}, "echo never"));
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_EQ(result.out, "");
+  EXPECT_EQ(count_of(result.err, "[run] cannot listen on 192.0.2.1:0: 192.0.2.1 is no address of this machine\n"), 1)
+      << result.err;
+  EXPECT_LT(result.seconds, 5);
+}
+
 TEST(LaunchFleet, AHostWithAnotherVersionIsAnErrorThatNamesBoth) {
   const FakeSsh ssh(
       "[ $host = here ] || { echo 'serried launcher is here: serried 9.9.9 for LibTorch 3.0'; cat; exit; }");
@@ -184,6 +195,7 @@ TEST(LaunchFleet, OptionsThatDoNotGoTogetherAreRefused) {
   EXPECT_THAT(error({"--hosts", "a", "--hostfile", "f"}), HasSubstr("[run] --hosts and --hostfile are both given\n"));
   EXPECT_THAT(error({"--hosts", "a,b", "--node-rank", "0"}), HasSubstr("[run] --node-rank is given beside --hosts\n"));
   EXPECT_THAT(error({"--hosts", "a,b", "--nnodes", "3"}), HasSubstr("[run] --nnodes is 3, and --hosts names 2\n"));
+  EXPECT_THAT(error({"--hosts", "a,b", "--rendezvous", "a"}), HasSubstr("[run] --rendezvous \"a\" is not host:port\n"));
   EXPECT_THAT(error({"--hosts", "a,b", "--ssh", " "}), HasSubstr("[run] --ssh is empty\n"));
   for (const char* bad : {"x", "1,", "3-2", "1-", "-1", "1 2", "99999999"}) {
     EXPECT_EQ(error({"--only-ranks=" + std::string(bad)}), "[run] --only-ranks is \"" + std::string(bad) +
