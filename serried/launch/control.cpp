@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -76,6 +77,7 @@ Message to_message(const NodeSetup& setup) {
                      std::to_string(o.command.size())};
   message.insert(message.end(), setup.environment.begin(), setup.environment.end());
   message.insert(message.end(), o.command.begin(), o.command.end());
+  for (const int rank : o.only_ranks) message.push_back(std::to_string(rank));
   return message;
 }
 
@@ -84,12 +86,14 @@ NodeSetup node_setup_from(const Message& message) {
   const auto number = [&](size_t i) { return number_in(message[i]); };
   const int num_variables = number(16);
   const int num_words = number(17);
-  if (num_variables < 0 || num_words < 1 ||
-      kFixedFields + size_t(num_variables) + size_t(num_words) != message.size()) {
+  const size_t num_fixed = kFixedFields + size_t(std::max(num_variables, 0)) + size_t(std::max(num_words, 0));
+  if (num_variables < 0 || num_words < 1 || num_fixed > message.size()) {
     throw std::runtime_error("a setup of a node with a wrong number of fields");
   }
   const auto words = message.begin() + static_cast<std::ptrdiff_t>(kFixedFields) + num_variables;
-  return {.options = {.command = {words, message.end()},
+  std::vector<int> only_ranks;
+  for (size_t i = num_fixed; i < message.size(); ++i) only_ranks.push_back(number(i));
+  return {.options = {.command = {words, words + num_words},
                       .num_ranks = number(6),
                       .min_nodes = number(3),
                       .max_nodes = number(4),
@@ -104,7 +108,8 @@ NodeSetup node_setup_from(const Message& message) {
                       .token = message[1],
                       .lost_after = seconds_in(message[12]),
                       .last_call = seconds_in(message[11]),
-                      .reports = number(15) != 0},
+                      .reports = number(15) != 0,
+                      .only_ranks = only_ranks},
           .environment = {message.begin() + kFixedFields, words}};
 }
 

@@ -11,6 +11,7 @@
 #include <memory>
 #include <set>
 
+#include "serried/base/cores.h"
 #include "serried/launch/control.h"
 #include "serried/launch/error.h"
 #include "serried/launch/plan.h"
@@ -114,6 +115,7 @@ class Fleet {
   Time notice_at_;
   Time let_go_at_ = kNever;
   Time kill_at_ = kNever;
+  bool ending_ = false;
   int num_interrupts_ = 0;
   int signal_ = 0;  // the last of them
 };
@@ -158,6 +160,9 @@ void Fleet::look() {
       begin_to_end(SIGTERM);
     }
   }
+  const bool is_set_up = set_up_.size() == remotes_.size();
+  const auto has_ended = [](const auto& remote) { return remote->ended(); };
+  if (!is_set_up && !ending_ && std::any_of(remotes_.begin(), remotes_.end(), has_ended)) begin_to_end(SIGTERM);
   // Node 0 ends last, unless it is lost: the others have no reason to stay.
   if (remotes_[0]->ended() && let_go_at_ == kNever && kill_at_ == kNever)
     let_go_at_ = after(options_.grace + kEndSlack);
@@ -166,6 +171,7 @@ void Fleet::look() {
 NodeSetup Fleet::setup_of(size_t node) const {
   NodeSetup setup{.options = options_, .environment = environment_};
   const Host& host = fleet_.hosts[node];
+  if (fleet_.counts_cores) setup.options.num_ranks = 0;  // only that host knows
   if (host.num_ranks > 0) setup.options.num_ranks = host.num_ranks;
   setup.options.node_rank = static_cast<int>(node);
   if (options_.max_nodes > 1) setup.options.rendezvous = rendezvous_;
@@ -174,7 +180,7 @@ NodeSetup Fleet::setup_of(size_t node) const {
 }
 
 void Fleet::set_up() {
-  if (failure_) return;
+  if (ending_) return;
   for (size_t node = 0; node < remotes_.size(); ++node) {
     const Remote& remote = *remotes_[node];
     if (remote.version().empty() || set_up_.contains(node)) continue;
@@ -194,7 +200,7 @@ void Fleet::set_up() {
 }
 
 void Fleet::check_ready() {
-  if (set_up_.size() == remotes_.size() || failure_ || num_interrupts_ > 0) {
+  if (set_up_.size() == remotes_.size() || ending_) {
     ready_by_ = notice_at_ = kNever;
     return;
   }
@@ -224,6 +230,7 @@ void Fleet::tell_all(int signal) {
 }
 
 void Fleet::begin_to_end(int signal) {
+  ending_ = true;
   tell_all(signal);
   for (size_t node = 0; node < remotes_.size(); ++node) {
     if (set_up_.contains(node)) continue;
@@ -267,6 +274,7 @@ void say(const std::string& line) {
 
 int run_on_hosts(const Options& options, const FleetOptions& fleet) {
   check_one_node(options);
+  if (!options.rendezvous.empty()) parse_address(options.rendezvous, 0);
   Signals signals;
   Screen screen(STDOUT_FILENO, STDERR_FILENO);
   try {
@@ -293,6 +301,7 @@ int run_as_node() {
   take_environment(setup.environment);
   Options& options = setup.options;
   options.control = &control;
+  if (options.num_ranks == 0) options.num_ranks = num_usable_cores();
   Fd listener;
   if (options.node_rank == 0 && options.max_nodes > 1) {
     Address address = parse_address(options.rendezvous, 0);  // 0: any free port

@@ -13,6 +13,7 @@ struct FleetOptions {
   std::vector<Host> hosts = {};
   std::vector<std::string> ssh = {"ssh"};  // its words
   std::vector<std::string> exports = {};   // names of variables for the ranks, besides SERRIED_* and OMP_*
+  bool counts_cores = false;               // -n auto: each host has as many ranks as cores
 };
 
 /// Runs the job of `options` with one node per host, of which the first is node 0, and returns what that one's launcher

@@ -4,6 +4,7 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cstdio>
 
@@ -129,6 +130,31 @@ NodeRange parse_nodes(const std::string& text) {
 
 std::string range_text(int min_nodes, int max_nodes) {
   return std::to_string(min_nodes) + (min_nodes == max_nodes ? "" : ":" + std::to_string(max_nodes));
+}
+
+std::vector<int> parse_ranks(const std::string& text) {
+  constexpr int kMostRanks = 1 << 20;
+  const auto refuse = [&] {
+    usage("--only-ranks is \"" + text + "\", which is no list of ranks", "pass numbers and ranges, for example 0,4-6");
+  };
+  const auto number = [&](const std::string& part) {
+    int value = -1;
+    const auto [stop, error] = std::from_chars(part.data(), part.data() + part.size(), value);
+    if (error != std::errc() || stop != part.data() + part.size() || value < 0 || value >= kMostRanks) refuse();
+    return value;
+  };
+  std::vector<int> ranks;
+  for (size_t at = 0; at <= text.size();) {
+    const size_t end = std::min(text.find(',', at), text.size());
+    const std::string part = text.substr(at, end - at);
+    const size_t dash = part.find('-');
+    const int first = number(part.substr(0, dash));
+    const int last = dash == part.npos ? first : number(part.substr(dash + 1));
+    if (last < first) refuse();
+    for (int rank = first; rank <= last; ++rank) ranks.push_back(rank);
+    at = end + 1;
+  }
+  return ranks;
 }
 
 std::string to_text(const Address& address) {

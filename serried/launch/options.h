@@ -33,13 +33,14 @@ struct Options {
   Seconds join_timeout{300};
   std::string log_dir = {};
   bool says_who_is_late = true;
-  std::string token = {};      // of all launchers of a job on several nodes; see read_token
-  bool insecure = false;       // several nodes may do without
-  Seconds lost_after{10};      // a node that says nothing for so long is lost
-  Seconds last_call{3};        // from the moment that min_nodes are there
-  bool reports = true;         // tell what is told on every node, as why the job ends
-  Control* control = nullptr;  // of a launcher that `serried run --hosts` started
-  int listen_fd = -1;          // already bound to the rendezvous; node 0 takes it over
+  std::string token = {};            // of all launchers of a job on several nodes; see read_token
+  bool insecure = false;             // several nodes may do without
+  Seconds lost_after{10};            // a node that says nothing for so long is lost
+  Seconds last_call{3};              // from the moment that min_nodes are there
+  bool reports = true;               // tell what is told on every node, as why the job ends
+  std::vector<int> only_ranks = {};  // whose output is shown; none: all
+  Control* control = nullptr;        // of a launcher that `serried run --hosts` started
+  int listen_fd = -1;                // already bound to the rendezvous; node 0 takes it over
 };
 
 /// "2" or "2:4" as numbers of nodes; LaunchError if it is neither.
@@ -57,6 +58,9 @@ void check(const Options& options);
 
 /// The same for what has nothing to do with other nodes.
 void check_one_node(const Options& options);
+
+/// "0,4-6" as numbers; LaunchError if it is no list of ranks.
+std::vector<int> parse_ranks(const std::string& text);
 
 /// An address as text: "node7:29500", "[::1]:29500".
 struct Address {

@@ -109,12 +109,12 @@ void Screen::flush(Time deadline) {
   }
 }
 
-RankStream::RankStream(Screen& screen, Stream stream, int rank, const std::string& log_path)
-    : screen_(screen), stream_(stream), prefix_(screen.prefix(stream, rank)) {
-  if (log_path.empty()) return;
-  log_.reset(::open(log_path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+RankStream::RankStream(Screen& screen, Stream stream, int rank, const RankStreamOptions& options)
+    : screen_(screen), stream_(stream), prefix_(screen.prefix(stream, rank)), shown_(options.shown) {
+  if (options.log_path.empty()) return;
+  log_.reset(::open(options.log_path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
   if (log_) return;
-  throw LaunchError(kExitUsage, "cannot write " + log_path + ": " + std::strerror(errno),
+  throw LaunchError(kExitUsage, "cannot write " + options.log_path + ": " + std::strerror(errno),
                     "pass a --log-dir that you may write to");
 }
 
@@ -142,7 +142,7 @@ void RankStream::finish() {
 }
 
 void RankStream::add_line(std::string_view line) {
-  batch_.append(prefix_).append(line).push_back('\n');
+  if (shown_) batch_.append(prefix_).append(line).push_back('\n');
   if (stream_ != Stream::err) return;
   tail_.emplace_back(line.substr(0, kMaxTailLine));
   if (tail_.size() > kTailLines) tail_.pop_front();

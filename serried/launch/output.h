@@ -62,11 +62,16 @@ class Screen {
   bool reader_gone_ = false;
 };
 
+struct RankStreamOptions {
+  std::string log_path = {};
+  bool shown = true;
+};
+
 /// One stream of one rank.
 class RankStream {
  public:
-  /// `log_path` may be empty. LaunchError if it cannot be written.
-  RankStream(Screen& screen, Stream stream, int rank, const std::string& log_path);
+  /// LaunchError if the log cannot be written.
+  RankStream(Screen& screen, Stream stream, int rank, const RankStreamOptions& options = {});
 
   /// Passes on what `fd` has now. False at its end.
   bool pump(int fd);
@@ -86,6 +91,7 @@ class RankStream {
   Screen& screen_;
   Stream stream_;
   std::string prefix_;
+  bool shown_;
   LineSplitter lines_;
   std::string batch_;
   std::deque<std::string> tail_;

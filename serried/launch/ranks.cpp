@@ -16,12 +16,22 @@
 
 namespace serried::launch {
 
+namespace {
+
+RankStreamOptions stream_options(const Options& options, int rank, const std::string& log, const char* ending) {
+  const std::vector<int>& only = options.only_ranks;
+  return {.log_path = log.empty() ? "" : log + ending,
+          .shown = only.empty() || std::find(only.begin(), only.end(), rank) != only.end()};
+}
+
+}  // namespace
+
 class LocalRank {
  public:
   LocalRank(const Surroundings& surroundings, int rank, const std::string& log, const SpawnRequest& request)
       : rank(rank),
-        out(surroundings.screen, Stream::out, rank, log.empty() ? "" : log + ".out"),
-        err(surroundings.screen, Stream::err, rank, log.empty() ? "" : log + ".err"),
+        out(surroundings.screen, Stream::out, rank, stream_options(surroundings.options, rank, log, ".out")),
+        err(surroundings.screen, Stream::err, rank, stream_options(surroundings.options, rank, log, ".err")),
         child(spawn(request)),
         guard_(surroundings.guard) {
     guard_.add(child.pid);

@@ -22,7 +22,7 @@ constexpr Answer kAnswers[] = {
     {"--duplicate-stdout-filters", "leave it out: every line of output is shown once, with its rank"},
     {"--event-log-handler", "leave it out; SERRIED_LOG=launch tells what the launcher does"},
     {"--local-addr", "leave it out; --rendezvous host:port names node 0 as the others reach it"},
-    {"--local-ranks-filter", "pass --log-dir, which keeps each rank's output in files of its own"},
+    {"--local-ranks-filter", "pass --only-ranks, with the ranks of the job to show"},
     {"--logs-specs", "pass --log-dir, which keeps each rank's output in files of its own"},
     {"--master-addr", "pass --rendezvous host:port, where host is node 0; one node needs none"},
     {"--module", "leave it out: the program is an executable"},

@@ -49,6 +49,25 @@ TEST(JobOverHosts, AHostThatReachesNobodyNamesBoth) {
                         "times, at last: no answer\n  fix: "));
 }
 
+TEST(JobOverHosts, ANameThatMeansEachHostItselfMakesTwoLeadersAndBothSaySo) {
+  const Hosts hosts(2);
+  const auto start = [&](int host) {
+    return hosts.serried(host,
+                         {"run", "--nnodes", "2", "--rendezvous", "localhost:29500", "--join-timeout", "0.5", "true"});
+  };
+  Command first = start(0), second = start(1);
+  for (auto [command, name] : {std::pair(&first, "h0"), std::pair(&second, "h1")}) {
+    const Result result = command->finish();
+    EXPECT_EQ(result.exit_code, 1);
+    EXPECT_EQ(
+        result.err,
+        "[run] 1 more of 2 nodes did not join at localhost:29500 within 0.5 s; " + std::string(name) +
+            " is node 0, since it could listen there\n  fix: start the missing launchers, see that they reach that "
+            "address, or raise --join-timeout; if another host says the same, that name means each of them itself "
+            "there: pass an address\n");
+  }
+}
+
 /// What one word does to a host of three, and how the two others take it.
 struct Loss {
   void (*word)(const Hosts&, int);

@@ -90,6 +90,26 @@ TEST(LaunchFleet, RestartsAreToldOnce) {
   EXPECT_EQ(count_of(result.err, "restart 1 of 1"), 1) << result.err;
 }
 
+TEST(LaunchFleet, EachHostCountsItsOwnCores) {
+  const FakeSsh ssh("[ $host = here ] || set -- taskset -c 0 \"$*\"; [ $# = 1 ] || { exec $1 $2 $3 sh -c \"$4\"; }");
+  const Result result =
+      serried(on_hosts(ssh, "echo $GROUP_RANK has $LOCAL_WORLD_SIZE", {"-n", "auto", "--hosts", "here:2,there"}));
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(lines_of(result.out), UnorderedElementsAre("[rank 0] 0 has 2", "[rank 1] 0 has 2", "[rank 2] 1 has 1"));
+}
+
+TEST(LaunchFleet, OnlyTheRanksAskedForAreShown) {
+  const FakeSsh ssh;
+  const Result result = serried(on_hosts(ssh, "echo hello; [ $RANK != 1 ] || { echo boom >&2; exit 3; }; sleep 100",
+                                         {"--hosts", "here:2,there:2", "--only-ranks", "0,2-3"}));
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_THAT(result.out, Not(HasSubstr("[rank 1]")));
+  EXPECT_THAT(result.err, HasSubstr("its last lines of stderr:\n    boom\n"));
+  EXPECT_THAT(result.err, Not(HasSubstr("[rank 1]")));
+  const Result local = serried(shell({"-n", "4", "--only-ranks", "1-2"}, "echo hello"));
+  EXPECT_THAT(lines_of(local.out), UnorderedElementsAre("[rank 1] hello", "[rank 2] hello"));
+}
+
 TEST(LaunchFleet, CtrlCEndsAll) {
   const FakeSsh ssh;
   Command command(on_hosts(ssh, "echo ready; exec sleep 100"));
@@ -142,6 +162,17 @@ TEST(LaunchFleet, AHostWithoutSerriedIsAnError) {
                         "every host\n"));
 }
 
+TEST(LaunchFleet, AFirstHostThatCannotListenEndsAllAtOnce) {
+  const FakeSsh ssh;
+  const Result result =
+      serried(shell({"--hosts", "here,there", "--ssh", ssh.path(), "--rendezvous", "192.0.2.1:0"}, "echo never"));
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_EQ(result.out, "");
+  EXPECT_EQ(count_of(result.err, "[run] cannot listen on 192.0.2.1:0: 192.0.2.1 is no address of this machine\n"), 1)
+      << result.err;
+  EXPECT_LT(result.seconds, 5);
+}
+
 TEST(LaunchFleet, AHostWithAnotherVersionIsAnErrorThatNamesBoth) {
   const FakeSsh ssh(
       "[ $host = here ] || { echo 'serried launcher is here: serried 9.9.9 for LibTorch 3.0'; cat; exit; }");
@@ -164,7 +195,13 @@ TEST(LaunchFleet, OptionsThatDoNotGoTogetherAreRefused) {
   EXPECT_THAT(error({"--hosts", "a", "--hostfile", "f"}), HasSubstr("[run] --hosts and --hostfile are both given\n"));
   EXPECT_THAT(error({"--hosts", "a,b", "--node-rank", "0"}), HasSubstr("[run] --node-rank is given beside --hosts\n"));
   EXPECT_THAT(error({"--hosts", "a,b", "--nnodes", "3"}), HasSubstr("[run] --nnodes is 3, and --hosts names 2\n"));
+  EXPECT_THAT(error({"--hosts", "a,b", "--rendezvous", "a"}), HasSubstr("[run] --rendezvous \"a\" is not host:port\n"));
   EXPECT_THAT(error({"--hosts", "a,b", "--ssh", " "}), HasSubstr("[run] --ssh is empty\n"));
+  for (const char* bad : {"x", "1,", "3-2", "1-", "-1", "1 2", "99999999"}) {
+    EXPECT_EQ(error({"--only-ranks=" + std::string(bad)}), "[run] --only-ranks is \"" + std::string(bad) +
+                                                               "\", which is no list of ranks\n  fix: pass numbers and "
+                                                               "ranges, for example 0,4-6\n");
+  }
   EXPECT_THAT(error({"--hosts", "a,b:x"}), HasSubstr("[run] --hosts, column 5: \"x\" is no number of ranks\n"));
 }
 

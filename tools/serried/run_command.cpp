@@ -55,7 +55,10 @@ RunCommand::RunCommand(CLI::App& app)
   run.add_option("-n,--nproc,--nproc-per-node,--nproc_per_node", options_.num_ranks,
                  "Ranks on this node; auto: one for each core")
       ->capture_default_str()
-      ->transform(launch::number_of_ranks);
+      ->transform([this](const std::string& text) {
+        fleet_.counts_cores = text == "auto" || text == "cpu";
+        return launch::number_of_ranks(text);
+      });
   run.add_option("--nnodes", nodes_, "Nodes of the job, or min:max; start the same command on each")
       ->capture_default_str();
   run.add_option("--node-rank,--node_rank", options_.node_rank,
@@ -66,6 +69,8 @@ RunCommand::RunCommand(CLI::App& app)
                  "How often all ranks start again after one failed; node 0's value counts")
       ->capture_default_str();
   run.add_option("--log-dir,--log_dir", options_.log_dir, "Also write attempt_<k>/rank_<r>.out and .err there");
+  run.add_option("--only-ranks", only_ranks_,
+                 "Show output of these alone, for example 0,4-6; a failed rank is told anyway");
   run.add_option("--grace", grace_seconds_,
                  "Seconds between asking ranks, and what they leave behind, to end and killing them")
       ->capture_default_str();
@@ -104,6 +109,7 @@ int RunCommand::execute(const std::vector<std::string>& rest) {
   const auto progress = Progress::mode_of(progress_);
   options_.says_who_is_late =
       progress == Progress::Mode::always || (progress == Progress::Mode::automatic && ::isatty(STDERR_FILENO) == 1);
+  if (command_->get_option("--only-ranks")->count() > 0) options_.only_ranks = launch::parse_ranks(only_ranks_);
   options_.command = command_->remaining();
   // After a program it is one of its arguments.
   const bool ends_our_options = options_.command.empty() && !rest.empty();

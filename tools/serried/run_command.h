@@ -38,6 +38,7 @@ class RunCommand {
   double last_call_seconds_;
   double lost_seconds_;
   std::string nodes_ = "1";
+  std::string only_ranks_;
   std::string hosts_;
   std::string hostfile_;
   std::string ssh_ = "ssh";
