@@ -3,20 +3,15 @@
 
 #include "serried/base/error.h"
 #include "serried/base/log.h"
-#include "serried/base/plugin.h"
 #include "serried/comm/agree/own_address.h"
 #include "serried/comm/net/gloo/wire.h"
+#include "serried/comm/net/load_ucx.h"
 
 namespace serried::net {
 namespace {
 
 constexpr std::string_view kHas = "ucx ";
 constexpr std::string_view kHasNot = "no ";
-
-const detail::FoundPlugin& ucx_plugin() {
-  static const detail::FoundPlugin found = detail::find_plugin("ucx", "serried_ucx_plugin");
-  return found;
-}
 
 std::string first_line(std::string text) {
   text.resize(std::min(text.size(), text.find('\n')));
@@ -29,10 +24,10 @@ struct Offer {
 };
 
 Offer offer_ucx(const std::string& address, int rank, const std::string& engine) {
-  std::string why = engine == "gloo" ? "gloo was asked for" : why_no_ucx();
+  std::string why = engine == "gloo" ? "gloo was asked for" : load_ucx().why_not;
   if (why.empty()) {
     try {
-      auto wire = reinterpret_cast<WireFactory>(ucx_plugin().function)(address, rank);
+      auto wire = reinterpret_cast<WireFactory>(load_ucx().function)(address, rank);
       std::string text = std::string(kHas) + wire->address();
       return {std::move(wire), std::move(text)};
     } catch (const std::exception& error) {
@@ -45,7 +40,8 @@ Offer offer_ucx(const std::string& address, int rank, const std::string& engine)
 }  // namespace
 
 std::string why_no_ucx() {
-  return ucx_plugin().why_not;
+  const Offer offer = offer_ucx("127.0.0.1", 0, "auto");
+  return offer.wire == nullptr ? offer.text.substr(kHasNot.size()) : "";
 }
 
 std::unique_ptr<Wire> make_wire(const detail::StoreRanks& ranks, const WireOptions& options) {

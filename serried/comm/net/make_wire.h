@@ -12,7 +12,7 @@ namespace serried::net {
 /// What the plug-in libserried_ucx.so has: the wire of a rank, bound to the device that has this address of the host.
 using WireFactory = std::unique_ptr<Wire> (*)(const std::string& address, int rank);
 
-/// Why this process has no UCX; empty: it has.
+/// Why this process has no UCX; empty: it has, and a wire can be made.
 std::string why_no_ucx();
 
 struct WireOptions {

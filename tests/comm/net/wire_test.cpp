@@ -4,8 +4,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <dlfcn.h>
 #include <poll.h>
 
+#include <chrono>
+#include <csignal>
 #include <list>
 #include <map>
 #include <memory>
@@ -21,6 +24,7 @@ namespace {
 using net::Transfer;
 using net::Wire;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using State = net::Transfer::State;
 
 std::string message(size_t size, int seed) {
@@ -34,6 +38,7 @@ struct Landing {
   explicit Landing(size_t size) : memory(size, '.') {}
   void post(Wire& wire, int peer, uint64_t tag) { wire.receive(transfer, peer, tag, memory.data(), memory.size()); }
   std::string text() const { return memory.substr(0, transfer.bytes); }
+  ~Landing() { EXPECT_TRUE(transfer.ended()) << "the wire would write into what is gone"; }
 
   Transfer transfer = {};
   std::string memory;
@@ -42,6 +47,7 @@ struct Landing {
 struct Parcel {
   explicit Parcel(std::string bytes) : memory(std::move(bytes)) {}
   void post(Wire& wire, int peer, uint64_t tag) { wire.send(transfer, peer, tag, memory.data(), memory.size()); }
+  ~Parcel() { EXPECT_TRUE(transfer.ended()) << "the wire would write into what is gone"; }
 
   Transfer transfer = {};
   std::string memory;
@@ -217,6 +223,28 @@ TEST_P(WireTest, EndsASendThatIsCancelled) {
   }
 }
 
+TEST_P(WireTest, TakesMemoryBackFromTheMiddleOfAMessage) {
+  const Wires wires = make(2);
+  meet(wires, 0, 1);
+  Parcel sent(message(32 << 20, 1));
+  Landing landing(32 << 20);
+  landing.post(*wires[1], 0, 7);
+  sent.post(*wires[0], 1, 7);
+  // More than what lies between the two, which the sender would have to send on.
+  for (int i = 0; i < 1000; ++i) wires[1]->progress();
+  wires[1]->cancel(landing.transfer);
+  ASSERT_TRUE(landing.transfer.ended());
+  // Engines with threads of their own may have brought all of it.
+  EXPECT_THAT(landing.transfer.state, ::testing::AnyOf(State::cancelled, State::done));
+  landing.memory.assign(landing.memory.size(), '?');
+  for (int i = 0; i < 1000; ++i) {
+    wires[0]->progress();
+    wires[1]->progress();
+  }
+  EXPECT_EQ(landing.memory.find_first_not_of('?'), std::string::npos);
+  wires[0]->cancel(sent.transfer);
+}
+
 TEST_P(WireTest, GivesUpAPeerAndNoOther) {
   const Wires wires = make(3);
   meet(wires, 0, 1);
@@ -277,6 +305,34 @@ TEST_P(WireTest, WakesWhoSleepsOnItsDescriptor) {
   other.join();
 }
 
+TEST_P(WireTest, ServesSeveralThreads) {
+  constexpr int kThreads = 3, kRounds = 60;
+  const Wires wires = make(2);
+  const auto finished = [](Wire& wire, const Transfer& transfer) {
+    const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (!transfer.ended() && std::chrono::steady_clock::now() < limit) {
+      if (!wire.progress()) std::this_thread::yield();
+    }
+    return transfer.state == State::done;
+  };
+  const auto talk = [&](int rank, int thread) {
+    Wire& wire = *wires[size_t(rank)];
+    for (int round = 0; round < kRounds; ++round) {
+      const size_t size = size_t((thread * 7919 + round * 5003) % 90000);
+      Parcel mine(message(size, rank * 1000 + round));
+      Landing theirs(size);
+      theirs.post(wire, 1 - rank, uint64_t(thread));
+      mine.post(wire, 1 - rank, uint64_t(thread));
+      ASSERT_TRUE(finished(wire, mine.transfer)) << mine.transfer.error;
+      ASSERT_TRUE(finished(wire, theirs.transfer)) << theirs.transfer.error;
+      ASSERT_TRUE(theirs.text() == message(size, (1 - rank) * 1000 + round)) << size;
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 2 * kThreads; ++i) threads.emplace_back(talk, i % 2, i / 2);
+  for (std::thread& thread : threads) thread.join();
+}
+
 TEST_P(WireTest, WakesWhoSleepsWhenAPeerIsGivenUp) {
   const Wires wires = make(2);
   Landing landing(10);
@@ -330,9 +386,31 @@ TEST_P(WireTest, EndsReceivesFromAPeerThatHasLeft) {
   EXPECT_EQ(landing.transfer.state, State::failed);
   EXPECT_THAT(landing.transfer.error, HasSubstr("rank 1 is lost: "));
   EXPECT_FALSE(other.transfer.ended());
+  wires[0]->cancel(other.transfer);
   Parcel sent("to nobody");
   sent.post(*wires[0], 1, 7);
   EXPECT_EQ(sent.transfer.state, State::failed);
+}
+
+TEST_P(WireTest, EndsReceivesFromAPeerThatNeverSentAnything) {
+  Wires wires = make(2);
+  Landing landing(10);
+  landing.post(*wires[0], 1, 7);
+  wires[1].reset();
+  ASSERT_TRUE(finish(wires, {&landing.transfer}));
+  EXPECT_THAT(landing.transfer.error, HasSubstr("rank 1 is lost: "));
+}
+
+TEST_P(WireTest, FailsWhatIsStartedAfterThePeerHasLeft) {
+  Wires wires = make(2);
+  wires[1].reset();
+  Landing landing(10);
+  landing.post(*wires[0], 1, 7);
+  ASSERT_TRUE(finish(wires, {&landing.transfer}));
+  EXPECT_THAT(landing.transfer.error, HasSubstr("rank 1 is lost: "));
+  Parcel sent(message(1 << 20, 1));
+  sent.post(*wires[0], 1, 7);
+  EXPECT_EQ(sent.transfer.error, landing.transfer.error);
 }
 
 TEST_P(WireTest, DeliversWhatAPeerHasSentBeforeItLeft) {
@@ -372,6 +450,25 @@ INSTANTIATE_TEST_SUITE_P(Threads, WireTest, ::testing::Values("threads"));
 INSTANTIATE_TEST_SUITE_P(Gloo, WireTest, ::testing::Values("gloo"));
 #ifdef SERRIED_WITH_UCX
 INSTANTIATE_TEST_SUITE_P(Ucx, WireTest, ::testing::Values("ucx"));
+
+std::string library_of(const void* address) {
+  Dl_info info{};
+  return ::dladdr(address, &info) == 0 || info.dli_fname == nullptr ? "" : info.dli_fname;
+}
+
+TEST(UcxWire, LeavesTheProcessAsItIs) {
+  const Wires wires = make_wires("ucx", 2);
+  EXPECT_EQ(std::getenv("UCX_LOG_LEVEL"), nullptr);
+  for (const int signal : {SIGILL, SIGSEGV, SIGBUS, SIGFPE}) {
+    struct sigaction action {};
+    ASSERT_EQ(::sigaction(signal, nullptr, &action), 0);
+    EXPECT_THAT(library_of(reinterpret_cast<const void*>(action.sa_handler)), Not(HasSubstr("libuc"))) << signal;
+  }
+#ifdef __x86_64__
+  constexpr unsigned char kJump = 0xe9;
+  EXPECT_NE(*reinterpret_cast<const unsigned char*>(::dlsym(RTLD_DEFAULT, "madvise")), kJump);
+#endif
+}
 #endif
 
 }  // namespace

@@ -92,37 +92,38 @@ void GlooLink::write_all() {
 
 void GlooLink::write(Message& message) {
   std::array<uint64_t, 2> header{message.tag, message.bytes.size()};
-  const auto start = [&](int tag) {
-    return [this, tag](std::vector<at::Tensor>& tensors) { return engine_->send(tensors, peer_, tag); };
+  const auto start = [&](void* data, size_t bytes, int tag) {
+    std::vector<at::Tensor> tensors{tensor_of(data, bytes)};
+    return engine_->send(tensors, peer_, tag);
   };
-  wait(sending_, start(kHeaderTag), tensor_of(header.data(), sizeof header));
-  if (!message.bytes.empty()) {
-    wait(sending_, start(kBytesTag), tensor_of(message.bytes.data(), message.bytes.size()));
-  }
+  const WorkPtr first = start(header.data(), sizeof header, kHeaderTag);
+  WorkPtr second;
+  if (!message.bytes.empty()) second = start(message.bytes.data(), message.bytes.size(), kBytesTag);
+  wait(sending_, first);
+  if (second) wait(sending_, second);
   room_->sent(message.number);
 }
 
 void GlooLink::read_all() {
-  const auto start = [&](int tag) {
-    return [this, tag](std::vector<at::Tensor>& tensors) { return engine_->recv(tensors, peer_, tag); };
+  const auto read = [&](void* data, size_t bytes, int tag) {
+    std::vector<at::Tensor> tensors{tensor_of(data, bytes)};
+    wait(receiving_, engine_->recv(tensors, peer_, tag));
   };
   while (true) {
     std::array<uint64_t, 2> header{};
-    wait(receiving_, start(kHeaderTag), tensor_of(header.data(), sizeof header));
+    read(header.data(), sizeof header, kHeaderTag);
     std::string bytes(header[1], '\0');
-    if (!bytes.empty()) wait(receiving_, start(kBytesTag), tensor_of(bytes.data(), bytes.size()));
+    if (!bytes.empty()) read(bytes.data(), bytes.size(), kBytesTag);
     room_->bring(peer_, header[0], std::move(bytes));
   }
 }
 
 // Returns when the message is over; throws Closed where this link is.
-void GlooLink::wait(WorkPtr& place, const Start& start, at::Tensor tensor) {
-  std::vector<at::Tensor> tensors{std::move(tensor)};
-  WorkPtr work;
+void GlooLink::wait(WorkPtr& place, const WorkPtr& work) {
   {
     const std::scoped_lock lock(mutex_);
     if (is_closed_) throw Closed();
-    work = place = start(tensors);
+    place = work;
   }
   bool is_over = false;
   try {

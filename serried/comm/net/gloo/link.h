@@ -4,7 +4,6 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -42,13 +41,12 @@ class GlooLink {
     std::string bytes;
   };
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
-  using Start = std::function<WorkPtr(std::vector<at::Tensor>& tensors)>;
 
   void write_all();
   void read_all();
   void write(Message& message);
   void guard(void (GlooLink::*run)());
-  void wait(WorkPtr& place, const Start& start, at::Tensor tensor);
+  void wait(WorkPtr& place, const WorkPtr& work);
 
   const c10::intrusive_ptr<c10d::Backend> engine_;
   const std::shared_ptr<Mailroom> room_;

@@ -4,11 +4,8 @@
 #include <ifaddrs.h>
 #include <netdb.h>
 #include <sys/socket.h>
-#include <ucs/config/global_opts.h>
-#include <ucs/debug/debug.h>
 
 #include <array>
-#include <csignal>
 #include <cstdlib>
 #include <map>
 #include <mutex>
@@ -21,13 +18,6 @@ namespace {
 
 bool user_sets(const char* name) {
   return std::getenv((std::string("UCX_") + name).c_str()) != nullptr;
-}
-
-// UCX prints each lost peer as an error of its own, and takes the signals of a crash to print where it was.
-void be_quiet() {
-  if (!user_sets("LOG_LEVEL")) ucs_global_opts_set_value("LOG_LEVEL", "fatal");
-  if (user_sets("ERROR_SIGNALS") || user_sets("HANDLE_ERRORS")) return;
-  for (const int signal : {SIGILL, SIGSEGV, SIGBUS, SIGFPE}) ucs_debug_disable_signal(signal);
 }
 
 void set(ucp_config_t* config, const char* name, const std::string& value) {
@@ -64,11 +54,12 @@ std::string device_of_address(const std::string& address) {
 }
 
 UcxContext::UcxContext(const std::string& device) {
-  be_quiet();
   ucp_config_t* config = nullptr;
   check_ucx(ucp_config_read(nullptr, nullptr, &config), "its settings");
   const std::unique_ptr<ucp_config_t, decltype(&ucp_config_release)> owner(config, ucp_config_release);
   set(config, "NET_DEVICES", device);
+  // What is registered with a fabric has to be forgotten when it is unmapped, which nobody tells: see load_ucx.cpp.
+  if (!user_sets("NET_DEVICES")) set(config, "RCACHE_ENABLE", "n");
   // Ranks of one host have memory of their own to share, and a killed rank would leave UCX's behind.
   set(config, "TLS", "^sm");
   // By rendezvous the answer to a request waits in the one stream behind our own data.
