@@ -13,7 +13,9 @@
 #include <thread>
 
 #include "serried/comm/backends/hierarchical/topology.h"
+#include "serried/comm/backends/hierarchical/wire_mail.h"
 #include "serried/comm/collectives/collectives.h"
+#include "serried/comm/collectives/unknown_place.h"
 #include "tests/support/close.h"
 #include "tests/support/errors.h"
 #include "tests/support/on_ranks.h"
@@ -353,27 +355,128 @@ TEST_F(HierarchicalEnds, MessagesThatDoNotFitAreNamed) {
   EXPECT_THAT(lines[2], HasSubstr("rank 0 sent 20 bytes of f32 where rank 2 expects 16 bytes in recv f32[4]"));
 }
 
+/// Cuts messages of one purpose short, as an overwritten or foreign peer might.
+class CuttingWire final : public net::Wire {
+ public:
+  CuttingWire(std::unique_ptr<net::Wire> wire, hierarchical::Purpose purpose)
+      : wire_(std::move(wire)), purpose_(purpose) {}
+
+  const char* name() const override { return wire_->name(); }
+  std::string address() const override { return wire_->address(); }
+  void connect(std::vector<std::string> addresses) override { wire_->connect(std::move(addresses)); }
+  void send(net::Transfer& transfer, int peer, uint64_t tag, const void* data, size_t bytes) override {
+    const bool cuts = tag >> 44 == hierarchical::make_tag(purpose_) >> 44;
+    wire_->send(transfer, peer, tag, data, cuts ? 10 : bytes);
+  }
+  void receive(net::Transfer& transfer, int peer, uint64_t tag, void* data, size_t bytes) override {
+    wire_->receive(transfer, peer, tag, data, bytes);
+  }
+  bool progress() override { return wire_->progress(); }
+  int descriptor() const override { return wire_->descriptor(); }
+  bool arm() override { return wire_->arm(); }
+  void cancel(net::Transfer& transfer) override { wire_->cancel(transfer); }
+  void give_up(int peer, const std::string& why) override { wire_->give_up(peer, why); }
+
+ private:
+  const std::unique_ptr<net::Wire> wire_;
+  const hierarchical::Purpose purpose_;
+};
+
+using MakeWire = std::function<std::unique_ptr<net::Wire>(const shm::ConnectArgs&)>;
+
+/// A group of four ranks on two hosts.
+Group group_over(const Group& g, const MakeWire& make_wire) {
+  const FactoryArgs args{.store = c10::make_intrusive<c10d::PrefixStore>("over", g->getStore()),
+                         .rank = g->getRank(),
+                         .world_size = g->getSize(),
+                         .timeout = 20s,
+                         .device = at::kCPU,
+                         .options = {{"host", std::to_string(g->getRank() / 2)}},
+                         .name = c10::str("over@", g->getRank()),
+                         .desc = "over"};
+  return hierarchical::make_group_over(args, {.make_wire = make_wire});
+}
+
+/// The first line of what each of four ranks raises.
+std::vector<std::string> lines_of_four(const std::function<void(const Group&)>& fn) {
+  std::vector<std::string> lines(4);
+  run_ranks(4, [&](const Group& g) {
+    const std::string text = error_text_of_any_rank<c10::DistBackendError>([&] { fn(g); });
+    lines[size_t(g->getRank())] = text.substr(0, text.find('\n'));
+    barrier(g);
+  });
+  return lines;
+}
+
+Group group_that_cuts(const Group& g, hierarchical::Purpose purpose) {
+  return group_over(g, [&](const shm::ConnectArgs& args) -> std::unique_ptr<net::Wire> {
+    std::unique_ptr<net::Wire> wire = testing::connected_thread_wire(args);
+    if (args.rank != 3) return wire;
+    return std::make_unique<CuttingWire>(std::move(wire), purpose);
+  });
+}
+
+TEST(HierarchicalStrangers, AnArrivalThatMakesNoSenseEndsTheGroup) {
+  const auto lines = lines_of_four([](const Group& g) {
+    const Group mine = group_that_cuts(g, hierarchical::Purpose::arrival);
+    barrier(mine);
+  });
+  const std::string sentence = "rank 3 sends a message of 10 bytes as its part of #1 barrier";
+  for (const int rank : {0, 1, 2, 3}) EXPECT_THAT(lines[size_t(rank)], HasSubstr(sentence));
+}
+
+TEST(HierarchicalStrangers, AnEnvelopeThatMakesNoSenseEndsTheGroup) {
+  const auto lines = lines_of_four([](const Group& g) {
+    const Group mine = group_that_cuts(g, hierarchical::Purpose::envelope);
+    at::Tensor x = at::ones({300});
+    if (g->getRank() == 3) send(x, mine, {.peer = 0});
+    if (g->getRank() == 0) recv(x, mine, {.peer = 3});
+    barrier(g);
+  });
+  EXPECT_THAT(lines[0], HasSubstr("rank 3 is gone"));
+}
+
+TEST(HierarchicalStart, ARankWithoutAWireIsNamedByAll) {
+  const auto lines = lines_of_four([](const Group& g) {
+    group_over(g, [](const shm::ConnectArgs& args) -> std::unique_ptr<net::Wire> {
+      TORCH_CHECK(args.rank != 2, "no wire today");
+      return std::make_unique<testing::ThreadWire>(args.rank);
+    });
+  });
+  for (const std::string& line : lines) EXPECT_THAT(line, HasSubstr("rank 2 cannot take part: no wire today"));
+}
+
+TEST(HierarchicalStart, MoreRanksThanMemoryHasRoomForAreRefused) {
+  const shm::ConnectArgs args{.store = nullptr, .rank = 0, .world_size = 513, .timeout = 1s, .backend = "hierarchical"};
+  EXPECT_EQ(error_text_of_any_rank<c10::ValueError>([&] { hierarchical::connect(args, {}); }),
+            "[hierarchical] 513 ranks; at most 512\n"
+            "  fix: use new_group(\"gloo\"), or \"fake\" to plan a large run");
+}
+
+TEST(HierarchicalTimeouts, SayOfWhomNothingIsKnown) {
+  watch::Record waiting = watch::make_record(watch::Kind::barrier, {});
+  waiting.sequence = 5;
+  watch::Record behind = waiting;
+  behind.sequence = 4;
+  watch::Record unknown;
+  unknown.sequence = watch::kUnknownPlace;
+  EXPECT_EQ(watch::missing_text(waiting, 20, {waiting, behind, waiting, unknown}),
+            "timed out after 20 ms in #5 barrier: rank 1 is at #4 barrier, the others at #5; where rank 3 is is not "
+            "known here");
+}
+
 TEST_F(HierarchicalEnds, ALostWireEndsTheGroup) {
   std::vector<std::string> lines(4);
   std::array<std::atomic<testing::ThreadWire*>, 4> wires{};
   run_ranks(4, [&](const Group& g) {
     const int rank = g->getRank();
-    const auto make_wire = [&](const shm::ConnectArgs& args) {
+    const Group mine = group_over(g, [&](const shm::ConnectArgs& args) {
       auto wire = testing::connected_thread_wire(args);
       wires[size_t(rank)] = wire.get();
       return wire;
-    };
-    const FactoryArgs args{.store = c10::make_intrusive<c10d::PrefixStore>("lost", g->getStore()),
-                           .rank = rank,
-                           .world_size = 4,
-                           .timeout = 20s,
-                           .device = at::kCPU,
-                           .options = {{"host", std::to_string(rank / 2)}},
-                           .name = c10::str("lost@", rank),
-                           .desc = "lost"};
-    const Group mine = hierarchical::make_group_over(args, {.make_wire = make_wire});
+    });
     at::Tensor x = at::ones({300'000});
-    mine->allreduce(*std::make_unique<Tensors>(Tensors{x}))->wait();
+    all_reduce_(x, mine);
     barrier(g);
     if (rank == 3) wires[3].load()->die();
     const std::string text = error_text_of_any_rank<c10::DistBackendError>([&] {
