@@ -26,13 +26,14 @@ struct Transfer {
 };
 
 /// The bits of a tag that a caller has: an engine that matches by 64 bits has the peer's rank in the others. A tag that
-/// is larger fails its transfer, as does a rank of 65536 or above.
+/// is larger fails its transfer; a group has at most 65536 ranks.
 inline constexpr int kTagBits = 48;
 
 /// One rank's end. Messages of one peer and tag come in the order in which they were sent; a receive takes the oldest
-/// one of that peer whose tag is equal, also where it came before the receive was posted. Nothing here blocks.
-/// Any thread may call; a Transfer belongs to one thread at a time, and ends only in a call of the wire's, so where
-/// several threads call, one of them calls `progress` and wakes the others.
+/// one of that peer whose tag is equal, also where it came before the receive was posted. Nothing here
+/// waits for a peer; `cancel` and `give_up` look for some milliseconds whether the engine lets go. Any thread may call;
+/// a Transfer belongs to one thread at a time, and ends only in a call of the wire's, so where several threads call,
+/// one of them calls `progress` and wakes the others.
 ///
 /// What a peer sent before it was lost is there to be received; then receives from it fail, and sends to it. The
 /// destructor lets what has been sent leave, for a second at most, and ends what is under way as failed.

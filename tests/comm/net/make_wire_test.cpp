@@ -47,6 +47,13 @@ TEST(MakeWire, NamesTheRanksThatDoNotCome) {
   EXPECT_THAT(text, HasSubstr("[new_group] ranks 1, 2 of 3 did not come within 50 ms"));
 }
 
+TEST(MakeWire, SaysThatAnAddressIsNotOfThisHost) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const std::string text =
+      error_text<c10::ValueError>([&] { net::make_wire(ranks_on(store, 0, 1), {.address = "203.0.113.1"}); });
+  EXPECT_THAT(text, HasSubstr("[new_group] gloo cannot listen on 203.0.113.1: "));
+}
+
 TEST(MakeWire, KnowsNoOtherEngines) {
   const std::string text = error_text<c10::ValueError>([] { net::make_wire({}, {.engine = "udp"}); });
   EXPECT_THAT(text, HasSubstr("[new_group] the engine of a wire is \"udp\"\n  fix: pass auto or gloo"));

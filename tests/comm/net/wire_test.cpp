@@ -9,6 +9,7 @@
 
 #include <chrono>
 #include <csignal>
+#include <filesystem>
 #include <list>
 #include <map>
 #include <memory>
@@ -16,6 +17,9 @@
 #include <thread>
 #include <vector>
 
+#include "serried/comm/net/load_ucx.h"
+#include "serried/comm/net/make_wire.h"
+#include "tests/support/errors.h"
 #include "tests/support/wires.h"
 
 namespace serried::testing {
@@ -359,6 +363,19 @@ TEST_P(WireTest, IsDestroyedWithTransfersUnderWay) {
   EXPECT_TRUE(partly.transfer.ended());
 }
 
+int64_t num_entries(const char* folder) {
+  using Iterator = std::filesystem::directory_iterator;
+  return std::distance(Iterator(folder), Iterator());
+}
+
+TEST_P(WireTest, LeavesNoDescriptorsAndNoThreads) {
+  meet(make(2), 0, 1);
+  const int64_t descriptors = num_entries("/proc/self/fd"), threads = num_entries("/proc/self/task");
+  for (int i = 0; i < 5; ++i) meet(make(2), 0, 1);
+  EXPECT_EQ(num_entries("/proc/self/fd"), descriptors);
+  EXPECT_EQ(num_entries("/proc/self/task"), threads);
+}
+
 TEST_P(WireTest, LivesBesideAnotherGroup) {
   const Wires some = make(2), others = make(2);
   Landing landing(10), other(10);
@@ -454,6 +471,18 @@ INSTANTIATE_TEST_SUITE_P(Ucx, WireTest, ::testing::Values("ucx"));
 std::string library_of(const void* address) {
   Dl_info info{};
   return ::dladdr(address, &info) == 0 || info.dli_fname == nullptr ? "" : info.dli_fname;
+}
+
+TEST(UcxWire, RefusesMoreRanksThanItsTagsHold) {
+  const Wires wires = make_wires("ucx", 1);
+  const std::string text = error_text<c10::ValueError>([&] { wires[0]->connect(std::vector<std::string>(65537)); });
+  EXPECT_THAT(text, HasSubstr("[new_group] 65537 ranks are more than the 65536 that fit into UCX's tags"));
+}
+
+TEST(UcxWire, SaysThatAnAddressIsNotOfThisHost) {
+  const auto make = reinterpret_cast<net::WireFactory>(net::load_ucx().function);
+  const std::string text = error_text<c10::DistBackendError>([&] { make("203.0.113.1", 0); });
+  EXPECT_THAT(text, HasSubstr("[new_group] UCX: no device of this host has the address 203.0.113.1\n  fix: "));
 }
 
 TEST(UcxWire, LeavesTheProcessAsItIs) {

@@ -49,6 +49,11 @@ void survive_closed_peers() {
   if ((current.sa_flags & SA_SIGINFO) == 0 && current.sa_handler == SIG_DFL) std::signal(SIGPIPE, SIG_IGN);
 }
 
+std::string place_of(const EngineOptions& options) {
+  if (!options.interface.empty()) return "interface " + options.interface;
+  return options.hostname.empty() ? options.address : options.hostname;
+}
+
 std::string first_line(const std::string& text) {
   return text.substr(0, text.find('\n'));
 }
@@ -64,9 +69,7 @@ c10::intrusive_ptr<c10d::Backend> make_engine(const c10::intrusive_ptr<c10d::Sto
     engine_options->devices = make_devices(options);
   } catch (const std::exception& error) {
     raise<c10::ValueError>({"new_group",
-                            c10::str("gloo cannot listen on ",
-                                     options.interface.empty() ? options.hostname : "interface " + options.interface,
-                                     ": ", first_line(error.what())),
+                            c10::str("gloo cannot listen on ", place_of(options), ": ", first_line(error.what())),
                             "pass an interface or hostname of this host, or set GLOO_SOCKET_IFNAME"});
   }
   try {
