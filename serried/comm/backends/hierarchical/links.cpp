@@ -33,10 +33,6 @@ constexpr const char* kAfterLossFix = "make a new group with the ranks that are 
 
 }  // namespace
 
-uint64_t make_tag(Purpose purpose, uint64_t sequence, uint64_t step) {
-  return uint64_t(purpose) << 44 | (sequence & 0xfffffff) << 16 | (step & 0xffff);
-}
-
 Links::Links(std::unique_ptr<net::Wire> wire, const shm::Segment& segment, PhaseSync& sync, const Topology& topology,
              int rank)
     : wire_(std::move(wire)),
