@@ -49,6 +49,10 @@ TEST(JobOverHosts, AddsUpByGlooWhereThatIsAskedFor) {
   expect_sum(Hosts(2), "gloo", "gloo");
 }
 
+TEST(JobOverHosts, AddsUpOverWiresOfGloo) {
+  expect_sum(Hosts(2), "hierarchical:gloo", "hierarchical");
+}
+
 TEST(JobOverHosts, AddsUpWhereTheOwnNameIsLoopback) {
   expect_sum(Hosts(2, {.trap = true}), "auto", "hierarchical");
 }

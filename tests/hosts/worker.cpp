@@ -1,7 +1,8 @@
-// A rank for the tests between hosts: `worker <mode> <backend>`, started by `serried run`.
+// A rank for the tests between hosts: `worker <mode> <backend>[:<wire>]`, started by `serried run`.
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <string>
 
@@ -106,7 +107,11 @@ int main(int, char** argv) {
   const std::string mode = argv[1];
   at::set_num_threads(1);
   try {
-    const Group group = serried::new_group(argv[2], {.timeout = 10s});
+    const std::string backend = argv[2];
+    const size_t colon = std::min(backend.find(':'), backend.size());
+    serried::GroupOptions options{.timeout = 10s};
+    if (colon < backend.size()) options.backend_options = {{"wire", backend.substr(colon + 1)}};
+    const Group group = serried::new_group(backend.substr(0, colon), options);
     if (mode == "sum") sum(group);
     if (mode == "mismatch") mismatch(group);
     if (mode == "killed") killed(group);

@@ -365,7 +365,7 @@ class CuttingWire final : public net::Wire {
   std::string address() const override { return wire_->address(); }
   void connect(std::vector<std::string> addresses) override { wire_->connect(std::move(addresses)); }
   void send(net::Transfer& transfer, int peer, uint64_t tag, const void* data, size_t bytes) override {
-    const bool cuts = tag >> 44 == hierarchical::make_tag(purpose_) >> 44;
+    const bool cuts = tag >> hierarchical::kPurposeShift == uint64_t(purpose_);
     wire_->send(transfer, peer, tag, data, cuts ? 10 : bytes);
   }
   void receive(net::Transfer& transfer, int peer, uint64_t tag, void* data, size_t bytes) override {
@@ -422,7 +422,8 @@ TEST(HierarchicalStrangers, AnArrivalThatMakesNoSenseEndsTheGroup) {
     barrier(mine);
   });
   const std::string sentence = "rank 3 sends a message of 10 bytes as its part of #1 barrier";
-  for (const int rank : {0, 1, 2, 3}) EXPECT_THAT(lines[size_t(rank)], HasSubstr(sentence));
+  // Nothing was cut on the host of rank 3.
+  for (const int rank : {0, 1}) EXPECT_THAT(lines[size_t(rank)], HasSubstr(sentence));
 }
 
 TEST(HierarchicalStrangers, AnEnvelopeThatMakesNoSenseEndsTheGroup) {
@@ -431,7 +432,6 @@ TEST(HierarchicalStrangers, AnEnvelopeThatMakesNoSenseEndsTheGroup) {
     at::Tensor x = at::ones({300});
     if (g->getRank() == 3) send(x, mine, {.peer = 0});
     if (g->getRank() == 0) recv(x, mine, {.peer = 3});
-    barrier(g);
   });
   EXPECT_THAT(lines[0], HasSubstr("rank 3 is gone"));
 }

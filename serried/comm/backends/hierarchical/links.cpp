@@ -33,10 +33,6 @@ constexpr const char* kAfterLossFix = "make a new group with the ranks that are 
 
 }  // namespace
 
-uint64_t make_tag(Purpose purpose, uint64_t sequence, uint64_t step) {
-  return uint64_t(purpose) << 44 | (sequence & 0xfffffff) << 16 | (step & 0xffff);
-}
-
 Links::Links(std::unique_ptr<net::Wire> wire, const shm::Segment& segment, PhaseSync& sync, const Topology& topology,
              int rank)
     : wire_(std::move(wire)),
@@ -164,8 +160,10 @@ void Links::fail_for_lost(int peer, const std::string& why) {
   look_for_news();
   sync_.check_usable();
   if (segment_.info(peer).page.left.load(std::memory_order_acquire) != 0) sync_.fail_for_gone_peer(peer);
-  const std::string what = c10::str("rank ", peer, " is lost while rank ", rank_, " was in ",
-                                    watch::describe_place(sync_.current()), ": ", why);
+  const std::string known = c10::str("rank ", peer, " is lost: ");
+  const std::string what =
+      c10::str("rank ", peer, " is lost while rank ", rank_, " was in ", watch::describe_place(sync_.current()), ": ",
+               why.starts_with(known) ? why.substr(known.size()) : why);
   sync_.abort(what, PhaseSync::Cause::loss);
   sync_.fail(what, kAfterLossFix);
 }

@@ -1,6 +1,7 @@
 // The links of one rank to the ranks of other hosts: waiting for what comes, and the news of a group that ends.
 #pragma once
 
+#include "serried/comm/backends/hierarchical/tags.h"
 #include "serried/comm/backends/hierarchical/topology.h"
 #include "serried/comm/backends/shm/phase_sync.h"
 #include "serried/comm/net/wire.h"
@@ -16,11 +17,6 @@
 #include <vector>
 
 namespace serried::hierarchical {
-
-/// What messages are about: a tag has this, the number of the collective, and which step of it.
-enum class Purpose : uint64_t { arrival = 1, data = 2, news = 3, envelope = 4, payload = 5, ready = 6 };
-
-uint64_t make_tag(Purpose purpose, uint64_t sequence = 0, uint64_t step = 0);
 
 /// Any thread may call what says so.
 class Links {

@@ -8,7 +8,9 @@
 
 namespace serried::hierarchical {
 
-/// Its memory may be used again once it is done, or gone: then what was under way is cancelled.
+/// Its memory may be used again once it is done, or gone: then what was under way is cancelled. A sender is done when
+/// the receiver says that it has all: an engine may keep the end of what it has taken until somebody calls it again,
+/// and who goes on to compute does not.
 class Stream {
  public:
   enum class Direction { send, receive };
@@ -37,6 +39,8 @@ class Stream {
   int64_t length_at(int64_t begin) const;
   void start_next();
   void end_oldest();
+  void begin_receipt();
+  bool receipt_is_through();
 
   net::Wire& wire_;
   const Direction direction_;
@@ -47,6 +51,9 @@ class Stream {
   std::array<net::Transfer, kUnderWay> chunks_;
   int64_t started_ = 0;  // bytes
   int64_t done_ = 0;
+  bool has_receipt_ = false;
+  char receipt_ = 0;
+  net::Transfer receipt_transfer_;
   std::string error_;
 };
 
