@@ -13,12 +13,15 @@ list(TRANSFORM serried_torch_folders PREPEND "$ORIGIN/../" OUTPUT_VARIABLE libra
 list(TRANSFORM serried_torch_folders PREPEND "$ORIGIN/../../" OUTPUT_VARIABLE command_rpath)
 list(PREPEND command_rpath "$ORIGIN/../../${CMAKE_INSTALL_LIBDIR}")
 set_target_properties(serried PROPERTIES INSTALL_RPATH "${library_rpath};${TORCH_INSTALL_PREFIX}/lib")
+if(serried_plugins)
+  set_target_properties(${serried_plugins} PROPERTIES INSTALL_RPATH "$ORIGIN;${library_rpath};${TORCH_INSTALL_PREFIX}/lib")
+endif()
 set_target_properties(${serried_commands} PROPERTIES INSTALL_RPATH "${command_rpath};${TORCH_INSTALL_PREFIX}/lib")
 
 # `cmake --install` builds nothing by itself, and `make demo` builds less than is installed: what is missing is built now.
-add_custom_target(serried_installed DEPENDS serried serried_cli ${serried_commands})
+add_custom_target(serried_installed DEPENDS serried serried_cli ${serried_commands} ${serried_plugins})
 set(built "\"$<TARGET_FILE:serried>\" \"$<TARGET_FILE:serried_cli>\"")
-foreach(command ${serried_commands})
+foreach(command ${serried_commands} ${serried_plugins})
   string(APPEND built " \"$<TARGET_FILE:${command}>\"")
 endforeach()
 install(CODE "
@@ -34,6 +37,9 @@ install(CODE "
 install(TARGETS serried EXPORT serriedTargets
         LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
         ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+if(serried_plugins)
+  install(TARGETS ${serried_plugins} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+endif()
 install(TARGETS serried_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(TARGETS ${serried_commands} RUNTIME DESTINATION ${CMAKE_INSTALL_LIBEXECDIR}/serried)
 

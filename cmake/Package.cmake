@@ -18,6 +18,10 @@ foreach(library libc6 libstdc++6)
     string(APPEND CPACK_DEBIAN_PACKAGE_DEPENDS ", ${library} (>= ${CMAKE_MATCH_0})")
   endif()
 endforeach()
+# For its plug-in, without which gloo carries what UCX would.
+if(TARGET serried_ucx)
+  set(CPACK_DEBIAN_PACKAGE_RECOMMENDS libucx0)
+endif()
 set(CPACK_DEBIAN_PACKAGE_SECTION libdevel)
 # Archives unpack to a folder of their own, the Debian package to one beside which a LibTorch fits: /opt/libtorch.
 set(CPACK_PROJECT_CONFIG_FILE ${CMAKE_CURRENT_LIST_DIR}/package/per_generator.cmake)

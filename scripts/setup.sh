@@ -46,6 +46,8 @@ missing_packages() {
   has_header nlohmann/json.hpp || echo nlohmann-json3-dev
   has_header openssl/hmac.h || echo libssl-dev
   has_header xxhash.h || echo libxxhash-dev
+  # Not needed, but faster between hosts than what LibTorch brings.
+  has_header ucp/api/ucp.h || echo libucx-dev
   # Only root can use it.
   if [[ $mode == test && $(id -u) == 0 ]]; then has_command ip && has_command tc || echo iproute2; fi
   if [[ $mode == fuzz ]]; then has_libfuzzer || printf '%s\n' clang libclang-rt-14-dev llvm; fi

@@ -23,7 +23,11 @@ foreach(program bin/serried libexec/serried/serried-doctor libexec/serried/serri
   endif()
 endforeach()
 # With nothing in the environment, so that libraries are found by the programs' own means.
-run(env -i ${prefix}/bin/serried doctor)
+execute_process(COMMAND env -i ${prefix}/bin/serried doctor OUTPUT_VARIABLE report COMMAND_ERROR_IS_FATAL ANY)
+message("${report}")
+if(EXISTS ${BUILD}/serried/libserried_ucx.so AND NOT report MATCHES "yes  ucx ")
+  message(FATAL_ERROR "the plug-in libserried_ucx.so was not installed, or cannot be opened there")
+endif()
 run(env -i ${prefix}/bin/serried explain aten::mm S0 R --mesh 2)
 run(env -i ${prefix}/bin/serried plan --ranks 8)
 

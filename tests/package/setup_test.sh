@@ -47,8 +47,8 @@ expect() {
   exit 1
 }
 # Headers are looked for under CMAKE_PREFIX_PATH too.
-mkdir -p "$work/prefix/include"/{gtest,gmock,CLI,nlohmann,openssl,benchmark}
-touch "$work/prefix/include"/{gtest/gtest.h,gmock/gmock.h,CLI/CLI.hpp,nlohmann/json.hpp,openssl/hmac.h,benchmark/benchmark.h,xxhash.h}
+mkdir -p "$work/prefix/include"/{gtest,gmock,CLI,nlohmann,openssl,benchmark,ucp/api}
+touch "$work/prefix/include"/{gtest/gtest.h,gmock/gmock.h,CLI/CLI.hpp,nlohmann/json.hpp,openssl/hmac.h,benchmark/benchmark.h,xxhash.h,ucp/api/ucp.h}
 export CMAKE_PREFIX_PATH="$work/prefix"
 unset Torch_DIR CXX SERRIED_BUILD_DIR
 

@@ -17,6 +17,7 @@
 
 #include "serried/base/env.h"
 #include "serried/comm/groups/group.h"
+#include "serried/comm/net/make_wire.h"
 #include "tools/serried/probes.h"
 
 namespace {
@@ -39,6 +40,12 @@ Probe probe_transport(const std::vector<Probe>& backends) {
   }
   return {"groups of processes", !usable.empty(), usable.empty() ? "neither shm nor gloo works" : "through " + usable,
           true};
+}
+
+Probe probe_ucx() {
+  const std::string why = serried::net::why_no_ucx();
+  return {"ucx", why.empty(),
+          why.empty() ? "carries messages between hosts" : "gloo carries messages between hosts: " + why};
 }
 
 std::vector<Probe> probe_backends() {
@@ -66,6 +73,7 @@ Report examine() {
   Report report{.machine = serried::tools::probe_machine(), .backends = probe_backends()};
   report.machine.insert(report.machine.begin(), probe_libtorch());
   report.machine.push_back(probe_transport(report.backends));
+  report.machine.push_back(probe_ucx());
   return report;
 }
 

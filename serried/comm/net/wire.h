@@ -1,6 +1,7 @@
 // Messages between the ranks of a group that are on different hosts: one interface, and an engine of others behind it.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -18,12 +19,23 @@ struct Transfer {
   void* handle = nullptr;  // the wire's
   std::string error = {};  // why it failed: a lost peer, a message longer than the memory for it
 
-  bool ended() const { return state != State::under_way; }
+  /// Another thread may end it meanwhile.
+  bool ended() const {
+    return std::atomic_ref(const_cast<State&>(state)).load(std::memory_order_acquire) != State::under_way;
+  }
 };
 
+/// The bits of a tag that a caller has: an engine that matches by 64 bits has the peer's rank in the others. A tag that
+/// is larger fails its transfer, as does a rank of 65536 or above.
+inline constexpr int kTagBits = 48;
+
 /// One rank's end. Messages of one peer and tag come in the order in which they were sent; a receive takes the oldest
-/// one whose tag is equal in all 64 bits, also where it came before the receive was posted. Nothing here blocks.
-/// Any thread may call; a Transfer belongs to one thread at a time.
+/// one of that peer whose tag is equal, also where it came before the receive was posted. Nothing here blocks.
+/// Any thread may call; a Transfer belongs to one thread at a time, and ends only in a call of the wire's, so where
+/// several threads call, one of them calls `progress` and wakes the others.
+///
+/// What a peer sent before it was lost is there to be received; then receives from it fail, and sends to it. The
+/// destructor lets what has been sent leave, for a second at most, and ends what is under way as failed.
 class Wire {
  public:
   virtual ~Wire() = default;
@@ -45,14 +57,17 @@ class Wire {
   virtual bool progress() = 0;
 
   /// Readable when `progress` has something to do, once `arm` was called and returned true: false means that there is
-  /// something to do already. -1: there is none, look again.
+  /// something to do already. -1: there is none, look again. One thread sleeps on it.
   virtual int descriptor() const = 0;
   virtual bool arm() = 0;
 
-  /// Ends a transfer as cancelled, or as what it became meanwhile; its memory is free when this returns.
+  /// Ends a transfer as cancelled, or as what it became meanwhile; its memory is free when this returns. A message that
+  /// is cut in the middle cannot be taken back alone: it takes all that is under way with that peer along, as
+  /// `give_up`.
   virtual void cancel(Transfer& transfer) = 0;
 
-  /// Ends all that is under way to and from a peer, which the launcher or the kernel says is lost, as failed for `why`.
+  /// Ends all that is under way to and from a peer, which the launcher or the kernel says is lost, as failed for `why`;
+  /// from then on whatever is started with it fails at once, for the same reason.
   virtual void give_up(int peer, const std::string& why) = 0;
 };
 

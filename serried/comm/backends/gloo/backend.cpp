@@ -9,7 +9,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "serried/base/error.h"
-#include "serried/comm/agree/host.h"
+#include "serried/comm/agree/own_address.h"
 #include "serried/comm/agree/rank_texts.h"
 #include "serried/comm/agree/says_that_it_waits.h"
 #include "serried/comm/collectives/nan_check.h"
@@ -35,21 +35,6 @@ void forget_name(const std::string& name) {
   }
 }
 
-// Where the other ranks reach this one. The host's own name need not resolve, or only to loopback, as Debian has it; so
-// on several hosts it is the address that this rank reached the store from. One that shares the store's host reached it
-// by loopback: then the address that leads to a rank which did not.
-std::string own_address(const detail::StoreRanks& ranks, bool one_host) {
-  constexpr const char* kLoopback = "127.0.0.1";
-  if (one_host) return kLoopback;
-  const std::string mine = detail::address_towards_store(ranks.store);
-  const std::vector<std::string> all = detail::exchange(ranks, "new_group", "address", mine);
-  if (mine.empty() || !detail::is_loopback(mine)) return mine;
-  const auto elsewhere = std::find_if(all.begin(), all.end(), [](const std::string& address) {
-    return !address.empty() && !detail::is_loopback(address);
-  });
-  return elsewhere == all.end() ? kLoopback : detail::address_towards(*elsewhere);
-}
-
 void check_root(const watch::Record& record, int size) {
   if (record.root < size) return;
   raise<c10::ValueError>({"gloo", c10::str("the root of ", watch::describe(record), " is not in 0..", size - 1),
@@ -66,7 +51,8 @@ GlooBackend::GlooBackend(const Store& store, int rank, int world_size, const Eng
       calls_(make_shared_at_home<OpenCalls>(
           std::make_unique<detail::GroupStatus>(prefixed("watch", store), rank, world_size, options.timeout))) {
   EngineOptions chosen = options;
-  chosen.address = own_address({store, rank, world_size, options.timeout}, calls_->status().one_host());
+  chosen.address =
+      calls_->status().one_host() ? "127.0.0.1" : detail::own_address({store, rank, world_size, options.timeout});
   engine_ = make_engine(prefixed("gloo", store), rank, world_size, chosen);
   // Nobody goes on before all are connected: the connections of one that has used and dropped the group by then would
   // close on those that still connect, and gloo takes that for a failure.

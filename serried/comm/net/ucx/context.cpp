@@ -1,0 +1,103 @@
+// What is set otherwise than UCX sets it, and why.
+#include "serried/comm/net/ucx/context.h"
+
+#include <ifaddrs.h>
+#include <netdb.h>
+#include <sys/socket.h>
+#include <ucs/config/global_opts.h>
+#include <ucs/debug/debug.h>
+
+#include <array>
+#include <csignal>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+
+#include "serried/base/error.h"
+#include "serried/base/fork.h"
+
+namespace serried::net {
+namespace {
+
+bool user_sets(const char* name) {
+  return std::getenv((std::string("UCX_") + name).c_str()) != nullptr;
+}
+
+// UCX prints each lost peer as an error of its own, and takes the signals of a crash to print where it was.
+void be_quiet() {
+  if (!user_sets("LOG_LEVEL")) ucs_global_opts_set_value("LOG_LEVEL", "fatal");
+  if (user_sets("ERROR_SIGNALS") || user_sets("HANDLE_ERRORS")) return;
+  for (const int signal : {SIGILL, SIGSEGV, SIGBUS, SIGFPE}) ucs_debug_disable_signal(signal);
+}
+
+void set(ucp_config_t* config, const char* name, const std::string& value) {
+  if (user_sets(name) || value.empty()) return;
+  check_ucx(ucp_config_modify(config, name, value.c_str()), name);
+}
+
+std::string text_of(const sockaddr* address) {
+  std::array<char, NI_MAXHOST> name{};
+  const socklen_t size = address->sa_family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
+  ::getnameinfo(address, size, name.data(), name.size(), nullptr, 0, NI_NUMERICHOST);
+  return name.data();
+}
+
+}  // namespace
+
+void check_ucx(ucs_status_t status, const char* what) {
+  if (status == UCS_OK) return;
+  raise<c10::DistBackendError>({"new_group", c10::str("UCX: ", what, ": ", ucs_status_string(status)),
+                                "see what UCX_LOG_LEVEL=warn prints; UCX_NET_DEVICES names the devices to use"});
+}
+
+std::string device_of_address(const std::string& address) {
+  ifaddrs* first = nullptr;
+  if (::getifaddrs(&first) != 0) return "";
+  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owner(first, ::freeifaddrs);
+  for (const ifaddrs* entry = first; entry != nullptr; entry = entry->ifa_next) {
+    const sockaddr* its = entry->ifa_addr;
+    if (its == nullptr || (its->sa_family != AF_INET && its->sa_family != AF_INET6)) continue;
+    const std::string name = entry->ifa_name;
+    if (text_of(its) == address) return name.substr(0, name.find(':'));  // "eth0:1" is a second address of eth0
+  }
+  return "";
+}
+
+UcxContext::UcxContext(const std::string& device) {
+  be_quiet();
+  ucp_config_t* config = nullptr;
+  check_ucx(ucp_config_read(nullptr, nullptr, &config), "its settings");
+  const std::unique_ptr<ucp_config_t, decltype(&ucp_config_release)> owner(config, ucp_config_release);
+  set(config, "NET_DEVICES", device);
+  // Ranks of one host have memory of their own to share, and a killed rank would leave UCX's behind.
+  set(config, "TLS", "^sm");
+  // By rendezvous the answer to a request waits in the one stream behind our own data.
+  set(config, "RNDV_THRESH", "inf");
+  // Chunks of 256 KiB in one piece, with their header.
+  set(config, "TCP_RX_SEG_SIZE", "272K");
+  ucp_params_t params{};
+  params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_MT_WORKERS_SHARED;
+  params.features = UCP_FEATURE_TAG | UCP_FEATURE_WAKEUP;
+  params.mt_workers_shared = 1;  // workers of several threads, each under a mutex of its own
+  check_ucx(ucp_init(&params, config, &context_), c10::str("device ", device).c_str());
+}
+
+UcxContext::~UcxContext() {
+  ucp_cleanup(context_);
+}
+
+std::shared_ptr<UcxContext> ucx_context(const std::string& address) {
+  static std::mutex mutex;
+  static std::map<std::string, std::weak_ptr<UcxContext>> contexts;  // by device
+  const std::string device = device_of_address(address);
+  if (device.empty() && !address.empty()) {
+    raise<c10::DistBackendError>({"new_group", c10::str("UCX: no device of this host has the address ", address),
+                                  "UCX_NET_DEVICES names the devices to use"});
+  }
+  const std::scoped_lock lock(mutex);
+  std::shared_ptr<UcxContext> context = contexts[device].lock();
+  if (context == nullptr) contexts[device] = context = make_shared_at_home<UcxContext>(device);
+  return context;
+}
+
+}  // namespace serried::net
