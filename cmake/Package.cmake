@@ -18,10 +18,15 @@ foreach(library libc6 libstdc++6)
     string(APPEND CPACK_DEBIAN_PACKAGE_DEPENDS ", ${library} (>= ${CMAKE_MATCH_0})")
   endif()
 endforeach()
-# For its plug-in, without which gloo carries what UCX would.
+# For the plug-ins: without UCX gloo carries what it would, without Open MPI there is no mpi backend.
+set(plugin_packages)
 if(TARGET serried_ucx)
-  set(CPACK_DEBIAN_PACKAGE_RECOMMENDS libucx0)
+  list(APPEND plugin_packages libucx0)
 endif()
+if(TARGET serried_mpi)
+  list(APPEND plugin_packages libopenmpi3)
+endif()
+list(JOIN plugin_packages ", " CPACK_DEBIAN_PACKAGE_RECOMMENDS)
 set(CPACK_DEBIAN_PACKAGE_SECTION libdevel)
 # Archives unpack to a folder of their own, the Debian package to one beside which a LibTorch fits: /opt/libtorch.
 set(CPACK_PROJECT_CONFIG_FILE ${CMAKE_CURRENT_LIST_DIR}/package/per_generator.cmake)

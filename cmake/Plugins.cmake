@@ -24,3 +24,12 @@ if(BUILD_SHARED_LIBS AND UCX_INCLUDE_DIR AND UCX_UCP_LIBRARY AND UCX_UCS_LIBRARY
 else()
   message(STATUS "UCX was not found: between hosts only gloo carries messages (scripts/setup.sh installs libucx-dev)")
 endif()
+
+# MPI: a backend where only MPI drives the network, or starts the ranks.
+set(MPI_CXX_SKIP_MPICXX ON)
+find_package(MPI QUIET COMPONENTS CXX)
+if(BUILD_SHARED_LIBS AND MPI_CXX_FOUND)
+  serried_add_plugin(mpi comm/backends/mpi MPI::MPI_CXX)
+else()
+  message(STATUS "MPI was not found: no \"mpi\" backend (scripts/setup.sh test installs libopenmpi-dev)")
+endif()

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what a build of serried needs and is not there yet: Debian packages and LibTorch. `setup.sh bench` adds what the benchmarks compare with,
-# `setup.sh fuzz` clang with libFuzzer, `setup.sh test` what makes hosts of namespaces, and Python's safetensors, which reads our files and writes
-# some for us.
+# `setup.sh fuzz` clang with libFuzzer, `setup.sh test` what makes hosts of namespaces, Open MPI for the mpi backend, and Python's safetensors, which
+# reads our files and writes some for us.
 # Does nothing the second time. Leaves the folder of TorchConfig.cmake in build/deps/torch_dir, where CMake looks for it.
 set -euo pipefail
 
@@ -51,10 +51,11 @@ missing_packages() {
   # Only root can use it.
   if [[ $mode == test && $(id -u) == 0 ]]; then has_command ip && has_command tc || echo iproute2; fi
   if [[ $mode == fuzz ]]; then has_libfuzzer || printf '%s\n' clang libclang-rt-14-dev llvm; fi
-  [[ $mode == bench ]] || return 0
-  has_header benchmark/benchmark.h || echo libbenchmark-dev
+  [[ $mode == bench || $mode == test ]] || return 0
   has_command mpirun || echo openmpi-bin
   has_command mpicxx || echo libopenmpi-dev
+  [[ $mode == bench ]] || return 0
+  has_header benchmark/benchmark.h || echo libbenchmark-dev
 }
 
 # Clang comes without its runtime libraries where only the compiler was asked for.

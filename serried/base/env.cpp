@@ -36,7 +36,7 @@ constexpr std::array kTable{
              "seconds that rank 0 waits at exit for the other ranks to leave its store"},
     Variable{"SERRIED_NAN_CHECK", "off", "warn or throw: look for NaN in what each rank sends"},
     Variable{"SERRIED_PLUGIN_PATH", "",
-             "folders with plug-ins (libserried_ucx.so), colons between; else they are beside libserried.so"},
+             "folders with plug-ins (libserried_*.so), colons between; else they are beside libserried.so"},
     Variable{"NO_COLOR", "", "any value: no colours in what the launcher and serried top print"},
     Variable{"OMPI_COMM_WORLD_RANK", "", "rank, from Open MPI's mpirun"},
     Variable{"OMPI_COMM_WORLD_SIZE", "", "number of ranks, from Open MPI's mpirun"},

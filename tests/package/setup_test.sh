@@ -111,8 +111,10 @@ FAKE_UID=0 FAKE_TORCH="$work/python" setup test
 expect '[[ $status == 0 && $output == *"installing iproute2"* && $(<"$CALLS/apt") == *"install iproute2" ]]'
 mv "$work/tc" "$work/bin/tc"
 
-# The benchmarks need more.
+# The benchmarks need more, and the tests a part of that.
 rm "$work/bin/mpirun"
+FAKE_TORCH="$work/python" setup test
+expect '[[ $status != 0 && $output == *"sudo apt-get install -y openmpi-bin" ]]'
 setup bench
 expect '[[ $status != 0 && $output == *"sudo apt-get install -y openmpi-bin" ]]'
 setup nonsense

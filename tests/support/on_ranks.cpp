@@ -18,10 +18,21 @@ Group make_staged_group(const FactoryArgs& args) {
   return make_shm_group(staged);
 }
 
+// Under mpirun ranks are processes that all run this program: tests/process/mpi does that.
+const char* ranks_of_mpirun() {
+  return std::getenv("OMPI_COMM_WORLD_SIZE");
+}
+
 }  // namespace
 
 std::vector<Setting> settings(const std::vector<int>& world_sizes) {
   std::vector<Setting> all;
+  if (ranks_of_mpirun() != nullptr) {
+    for (int world_size : world_sizes) {
+      if (world_size == std::stoi(ranks_of_mpirun())) all.push_back({"mpi", world_size});
+    }
+    return all;
+  }
   std::vector<std::string> backends = {"gloo", "shm", "shm_staged", "threads"};
   for (const HostLayout& layout : kHostLayouts) backends.emplace_back(layout.backend);
   for (const std::string& backend : backends) {
@@ -47,6 +58,7 @@ void OnRanks::TearDown() {
 
 void OnRanks::on_ranks(const std::function<void(const Group&)>& fn) {
   try {
+    if (is("mpi")) return fn(new_group("mpi", {.timeout = std::chrono::seconds(60)}));
     run_ranks(world_size(), fn, {.backend = GetParam().backend, .timeout = std::chrono::seconds(60)});
   } catch (const c10::Error& error) {
     ADD_FAILURE() << error.what_without_backtrace();

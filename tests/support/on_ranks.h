@@ -1,4 +1,4 @@
-// A fixture that runs each test body over backends and world sizes, ranks as threads.
+// A fixture that runs each test body over backends and world sizes, ranks as threads, or as processes of mpirun.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -22,7 +22,8 @@ struct Setting {
   }
 };
 
-/// Every backend, with each of the world sizes; where hosts matter, each way to lay ranks out over hosts.
+/// Every backend whose ranks can be threads, with each of the world sizes; where hosts matter, each way to lay ranks out
+/// over hosts. Under mpirun the mpi backend, where its world is of one of these sizes.
 std::vector<Setting> settings(const std::vector<int>& world_sizes);
 
 /// "shm_3"

@@ -15,6 +15,12 @@ Group make_fake_group(const FactoryArgs& args);
 /// GLOO_SOCKET_IFNAME or the host's own name.
 Group make_gloo_group(const FactoryArgs& args);
 
+/// MPI's collectives with the watch around them, for ranks that mpirun has started; from the plug-in libserried_mpi.so.
+/// NotImplementedError where that is not there or does not fit. Option: "piece_bytes" (int, 2^30): no call of MPI is
+/// asked for more.
+Group make_mpi_group(const FactoryArgs& args);
+std::string why_mpi_unavailable();
+
 /// c10d's NCCL for args.device, connected before it returns. NotImplementedError where LibTorch lacks NCCL.
 Group make_nccl_group(const FactoryArgs& args);
 std::string why_nccl_unavailable();

@@ -52,16 +52,6 @@ Group make_auto_group(const FactoryArgs& args) {
   return take("hierarchical", "ranks are on several hosts", make_hierarchical_group);
 }
 
-std::string why_mpi_unavailable() {
-  return "this version of serried has no MPI backend";
-}
-
-Group make_mpi_group(const FactoryArgs&) {
-  raise<c10::NotImplementedError>(
-      {"new_group", "\"mpi\" does not work here: " + why_mpi_unavailable(),
-       "use \"auto\", \"shm\" or \"gloo\"; programs started by mpirun find each other with any of them"});
-}
-
 // Sorted by name; a new backend is one folder and one line here.
 constexpr std::array kBuiltins{
     BuiltinBackend{"auto", make_auto_group, works_everywhere},

@@ -76,8 +76,8 @@ TEST(NewGroup, ArgumentsAreCheckedBeforeAnyNetwork) {
 
 TEST(NewGroup, WhatThisMachineLacksIsNotImplemented) {
   EXPECT_EQ(error_text<c10::NotImplementedError>([] { new_group("mpi", {.rank = 0, .world_size = 1}); }),
-            "[new_group] \"mpi\" does not work here: this version of serried has no MPI backend\n"
-            "  fix: use \"auto\", \"shm\" or \"gloo\"");
+            c10::str("[new_group] \"mpi\" does not work here: ", why_backend_unavailable("mpi"),
+                     "\n  fix: use \"auto\", \"shm\" or \"gloo\""));
 #ifndef USE_C10D_NCCL
   EXPECT_EQ(error_text<c10::NotImplementedError>([] { new_group("nccl", {.rank = 0, .world_size = 1}); }),
             "[new_group] \"nccl\" does not work here: this LibTorch was built without NCCL; the CUDA builds have it\n"
@@ -237,7 +237,8 @@ TEST(BackendRegistry, ListsAllAndSaysWhatWorks) {
   EXPECT_FALSE(is_backend_available("mpi"));
   EXPECT_FALSE(is_backend_available("no such backend"));
   EXPECT_EQ(why_backend_unavailable("fake"), "");
-  EXPECT_EQ(why_backend_unavailable("mpi"), "this version of serried has no MPI backend");
+  // What is missing depends on the machine; here it is mpirun at least. Each text has a test in tests/process/mpi.
+  EXPECT_NE(why_backend_unavailable("mpi"), "");
   EXPECT_THROW(why_backend_unavailable("no such backend"), c10::ValueError);
 }
 
