@@ -151,10 +151,8 @@ class Progress {
  public:
   Progress(int done, int steps, const Group& world) : done_before_(done), steps_(steps), world_(world) {}
 
-  /// `loss` is this rank's, weighted by its share: the average over ranks is that of the batch.
-  void show(int done, const at::Tensor& loss, const serried::DataParallelBase& ddp) {
-    if (done % std::max(1, steps_ / 20) != 0 && done != steps_) return;
-    loss_ = serried::all_reduce(loss.detach(), world_, c10d::ReduceOp::AVG).item<double>();
+  bool is_due(int done) const { return done % std::max(1, steps_ / 20) == 0 || done == steps_; }
+  void show(int done, double loss, const serried::DataParallelBase& ddp) const {
     if (world_->getRank() != 0) return;
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
     const auto data = ddp.logging_data().to_map();
@@ -163,18 +161,15 @@ class Progress {
     const int filled = 24 * done / steps_, mine = done - done_before_;
     std::printf("  [%s%s] %4d/%d  loss %.4f  %6.0f tokens/s  exposed communication %4.1f %%\n",
                 std::string(size_t(filled), '#').c_str(), std::string(size_t(24 - filled), '.').c_str(), done, steps_,
-                loss_, double(mine * kBatch * kContext) / seconds, 100e-9 * double(exposed_ns) * mine / seconds);
+                loss, double(mine * kBatch * kContext) / seconds, 100e-9 * double(exposed_ns) * mine / seconds);
     std::fflush(stdout);
   }
-
-  double loss() const { return loss_; }
 
  private:
   int done_before_;  // by the run that this one goes on from
   int steps_;
   Group world_;
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
-  double loss_ = 0;
 };
 
 /// What a run needs to go on from where another one was.
@@ -183,21 +178,26 @@ class Checkpoints {
   Checkpoints(Gpt model, torch::optim::Optimizer& optimizer, const Arguments& arguments)
       : model_(std::move(model)), optimizer_(optimizer), arguments_(arguments) {}
 
-  /// The step to go on with.
-  int64_t resume(const Group& world) {
-    if (!arguments_.resume) return 0;
-    const bool is_there = std::filesystem::exists(arguments_.checkpoint);
+  struct Reached {
+    int64_t step;  // the one to go on with
+    double loss;
+  };
+  Reached resume(const Group& world) {
+    if (!arguments_.resume) return {};
+    const bool is_there = checkpoint::exists(arguments_.checkpoint);
     if (is_there) checkpoint::load(arguments_.checkpoint, contents());
     if (world->getRank() == 0) {
       std::printf(is_there ? "  goes on after step %ld\n" : "  there is no checkpoint yet\n", step_);
+      if (step_ >= arguments_.steps) std::printf("  nothing is left to do of %d steps\n", arguments_.steps);
     }
-    return step_;
+    return {step_, loss_};
   }
 
+  bool is_due(int64_t step) const { return !arguments_.checkpoint.empty() && step % arguments_.save_every == 0; }
   /// Written while training goes on.
-  void save(int64_t step) {
-    if (arguments_.checkpoint.empty() || step % arguments_.save_every != 0) return;
+  void save(int64_t step, double loss) {
     step_ = step;
+    loss_ = loss;
     saving_ = checkpoint::async_save(arguments_.checkpoint, contents());
   }
   void finish() {
@@ -206,13 +206,17 @@ class Checkpoints {
 
  private:
   checkpoint::Contents contents() {
-    return {{"model", checkpoint::state_of(model_)}, {"optimizer", checkpoint::state_of(optimizer_)}, {"step", &step_}};
+    return {{"model", checkpoint::state_of(model_)},
+            {"optimizer", checkpoint::state_of(optimizer_)},
+            {"step", &step_},
+            {"loss", &loss_}};
   }
 
   Gpt model_;
   torch::optim::Optimizer& optimizer_;
   const Arguments& arguments_;
   int64_t step_ = 0;
+  double loss_ = 0;  // of the batch of that step
   std::optional<checkpoint::Saving> saving_;
 };
 
@@ -222,7 +226,8 @@ double train(Gpt model, const Text& text, const Arguments& arguments, const Grou
   serried::DistributedDataParallel ddp(model, {.process_group = world, .stats_every = 1});
   torch::optim::AdamW optimizer(ddp.parameters(), torch::optim::AdamWOptions(kLearningRate).betas({0.9, 0.99}));
   Checkpoints checkpoints(model, optimizer, arguments);
-  const int first = int(checkpoints.resume(world));
+  auto [reached, last_loss] = checkpoints.resume(world);
+  const int first = int(reached);
   Progress progress(first, arguments.steps, world);
   for (int step = first; step < arguments.steps; ++step) {
     if (!arguments.trace.empty() && step == std::max(first, arguments.steps - kTracedSteps)) serried::trace::start();
@@ -237,11 +242,15 @@ double train(Gpt model, const Text& text, const Arguments& arguments, const Grou
     for (auto& group : optimizer.param_groups()) group.options().set_lr(learning_rate(step, arguments.steps));
     nn::utils::clip_grad_norm_(ddp.parameters(), 1.0);  // a jump would make rounding errors grow
     optimizer.step();
-    progress.show(step + 1, loss, ddp);
-    checkpoints.save(step + 1);
+    const int done = step + 1;
+    if (!progress.is_due(done) && !checkpoints.is_due(done)) continue;
+    // Each rank's is weighted by its share: the average is that of the batch.
+    last_loss = serried::all_reduce(loss.detach(), world, c10d::ReduceOp::AVG).item<double>();
+    if (progress.is_due(done)) progress.show(done, last_loss, ddp);
+    if (checkpoints.is_due(done)) checkpoints.save(done, last_loss);
   }
   checkpoints.finish();
-  return progress.loss();
+  return last_loss;
 }
 
 /// One file with a row for every rank.

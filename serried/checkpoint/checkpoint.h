@@ -56,9 +56,10 @@ class Saving {
 ///     checkpoint::Saving saving = checkpoint::async_save("ckpt/step200", {{"model", checkpoint::state_of(*net)}});
 ///     train_on();
 ///     saving.wait();
-Saving async_save(const std::string& path, const Contents& contents, SaveOptions options = {});
+[[nodiscard]] Saving async_save(const std::string& path, const Contents& contents, SaveOptions options = {});
 
 /// Names of a checkpoint, rewritten: each match of the regular expression becomes `to`, as std::regex_replace has it.
+/// Tensors whose names have more than 4096 letters cannot be renamed.
 struct Rename {
   std::string pattern;
   std::string to;
@@ -80,6 +81,16 @@ struct LoadOptions {
 /// it.
 ///     checkpoint::load("ckpt/step100", {{"model", checkpoint::state_of(*net)}, {"step", &step}});
 void load(const std::string& path, const Contents& contents, LoadOptions options = {});
+
+struct ExistsOptions {
+  Group process_group = {};  // as for save
+};
+
+/// Whether `load` finds a checkpoint at the path: there, or where a save that was killed has set it aside. One that is
+/// damaged counts, so that a training does not begin anew in silence. Rank 0 looks, and all ranks that call it get the
+/// same answer.
+///     if (checkpoint::exists("ckpt")) checkpoint::load("ckpt", contents);
+bool exists(const std::string& path, ExistsOptions options = {});
 
 struct LatestOptions {
   Group process_group = {};  // as for save

@@ -112,9 +112,7 @@ std::string without_end_slashes(std::string path) {
 }
 
 std::string clean_path(const std::string& path) {
-  if (path.find('\0') != std::string::npos) {
-    fail(c10::str("the path \"", serried::detail::printable(path), "\" has a NUL byte in it"), "pass one without");
-  }
+  check_no_nul(path);
   std::string clean = without_end_slashes(path);
   if (clean.empty() || clean == "/" || clean == "." || clean == ".." || clean.ends_with("/.") ||
       clean.ends_with("/..")) {
@@ -137,6 +135,7 @@ std::optional<std::string> name_before(const std::string& name) {
 }
 
 std::string place_of(const std::string& path) {
+  check_no_nul(path);
   const std::string target = without_end_slashes(path);
   if (target.empty() || has_index(target)) return path;
   const std::string name = fs::path(target).filename().string();
@@ -146,6 +145,7 @@ std::string place_of(const std::string& path) {
       return item->path().string();
     }
   }
+  if (error == std::errc::too_many_files_open) fail_with_errno("look into", parent_of(target), error.value());
   return path;
 }
 
@@ -248,9 +248,22 @@ bool PartialFolder::swap_in() {
   return true;
 }
 
+void check_replaces_file(const std::string& path) {
+  std::error_code error;
+  const fs::file_status status = fs::symlink_status(path, error);
+  if (!fs::exists(status) || fs::is_regular_file(status)) return;
+  if (fs::is_symlink(status)) {
+    fail(c10::str(path, " is a symbolic link to ", fs::read_symlink(path, error).string()),
+         "save to what it leads to: a save replaces what is at the path, here the link");
+  }
+  fail(c10::str(path, " is there and is ", fs::is_directory(status) ? "a folder" : "no regular file"),
+       "pass a path of its own: a save replaces what is there");
+}
+
 File create_partial_file(const std::string& path) {
   const std::string target = clean_path(path);
   check_name(target);
+  check_replaces_file(target);
   const File parent = File::open_folder(parent_of(target));
   parent.lock();
   const std::string name = fs::path(target).filename().string();

@@ -39,8 +39,11 @@ class PartialFolder {
   bool is_there_ = false;  // something of ours under the partial name
 };
 
-/// A new file beside `path`, to be renamed to it when it is whole. Until it is closed nobody takes it for a leftover;
-/// those of writers that were killed are removed here.
+/// Failure where `path` is there and is no regular file.
+void check_replaces_file(const std::string& path);
+
+/// A new file beside `path`, to be renamed to it when it is whole. Failure as above. Until it is closed nobody takes it
+/// for a leftover; those of writers that were killed are removed here.
 File create_partial_file(const std::string& path);
 
 std::string without_end_slashes(std::string path);

@@ -1,6 +1,7 @@
 // What goes wrong inside a checkpoint, before it is known which ranks it concerns.
 #pragma once
 
+#include <cerrno>
 #include <exception>
 #include <string>
 
@@ -10,13 +11,17 @@ namespace serried::checkpoint::detail {
 struct Failure : std::exception {
   enum class Kind { value, system };  // the caller's mistake, or what the machine refused
 
-  Failure(Kind kind_, std::string text_, std::string fix_)
-      : kind(kind_), text(std::move(text_)), fix(std::move(fix_)) {}
+  Failure(Kind kind_, std::string text_, std::string fix_, int error_ = 0)
+      : kind(kind_), text(std::move(text_)), fix(std::move(fix_)), error(error_) {}
   const char* what() const noexcept override { return text.c_str(); }
 
   Kind kind;
   std::string text;
   std::string fix;
+  int error;  // errno, where the machine gave one
+
+  /// Whether this process or the machine has too many open files: that says nothing of the file it was about.
+  bool is_for_want_of_files() const { return error == EMFILE || error == ENFILE; }
 };
 
 [[noreturn]] inline void fail(std::string text, std::string fix) {

@@ -15,6 +15,7 @@
 
 #include "serried/base/error.h"
 #include "serried/base/log.h"
+#include "serried/base/text.h"
 #include "serried/checkpoint/failure.h"
 
 namespace serried::checkpoint::detail {
@@ -23,22 +24,26 @@ namespace {
 // Larger calls are cut by the kernel anyway.
 constexpr int64_t kMaxCall = int64_t(1) << 30;
 
-const char* fix_for(int error) {
+const char* fix_for(int error, bool was_there) {
   switch (error) {
     case ENOSPC:
     case EDQUOT: return "free some space, or save to another disk; what was saved before is untouched";
     case EACCES:
     case EPERM:
     case EROFS: return "choose a folder that this user may write";
-    case ENOENT: return "check the path; somebody may have removed or renamed the folder meanwhile";
+    case ENOENT:
+      return was_there ? "check the path; somebody may have removed or renamed the folder meanwhile" : "check the path";
+    case EMFILE: return "raise the number of files that a process may have open: ulimit -n";
+    case ENFILE: return "close some: all processes of this machine together have too many open files";
     case EIO: return "the disk reports an error: use another one";
     default: return "check the path and the disk";
   }
 }
 
-int open_or_fail(const char* verb, const std::string& path, int flags) {
+int open_or_fail(const char* verb, const std::string& path, int flags, bool was_there) {
+  check_no_nul(path);
   const int fd = ::open(path.c_str(), flags | O_CLOEXEC, 0666);
-  if (fd < 0) fail_with_errno(verb, path, errno);
+  if (fd < 0) fail_with_errno(verb, path, errno, was_there);
   return fd;
 }
 
@@ -49,28 +54,33 @@ void raise_failure(const char* where, const Failure& failure) {
   raise<c10::Error>({where, failure.text, failure.fix});
 }
 
-void fail_with_errno(const char* verb, const std::string& path, int error) {
+void fail_with_errno(const char* verb, const std::string& path, int error, bool was_there) {
   throw Failure(Failure::Kind::system, "cannot " + std::string(verb) + " " + path + ": " + std::strerror(error),
-                fix_for(error));
+                fix_for(error, was_there), error);
 }
 
-File File::open_to_read(const std::string& path) {
-  File file(open_or_fail("open", path, O_RDONLY | O_NONBLOCK), path);  // a pipe must not make us wait
+void check_no_nul(const std::string& path) {
+  if (path.find('\0') == std::string::npos) return;
+  fail("the path \"" + serried::detail::printable(path) + "\" has a NUL byte in it", "pass one without");
+}
+
+File File::open_to_read(const std::string& path, bool was_there) {
+  File file(open_or_fail("open", path, O_RDONLY | O_NONBLOCK, was_there), path);  // a pipe must not make us wait
   struct stat status = {};
   if (::fstat(file.fd(), &status) == 0 && S_ISREG(status.st_mode)) return file;
   fail(path + " is no regular file", "pass one that is");
 }
 
 File File::open_to_write(const std::string& path) {
-  return {open_or_fail("open", path, O_RDWR), path};
+  return {open_or_fail("open", path, O_RDWR, true), path};
 }
 
 File File::create(const std::string& path) {
-  return {open_or_fail("create", path, O_RDWR | O_CREAT | O_EXCL), path};
+  return {open_or_fail("create", path, O_RDWR | O_CREAT | O_EXCL, true), path};
 }
 
 File File::open_folder(const std::string& path) {
-  return {open_or_fail("open", path, O_RDONLY | O_DIRECTORY), path};
+  return {open_or_fail("open", path, O_RDONLY | O_DIRECTORY, false), path};
 }
 
 File::File(File&& other) noexcept : fd_(other.fd_), path_(std::move(other.path_)) {
@@ -85,6 +95,14 @@ int64_t File::size() const {
   struct stat status = {};
   if (::fstat(fd_, &status) != 0) fail_with_errno("ask for the size of", path_, errno);
   return int64_t(status.st_size);
+}
+
+File::Identity File::identity() const {
+  struct stat status = {};
+  if (::fstat(fd_, &status) != 0) fail_with_errno("ask for the size of", path_, errno);
+  constexpr int64_t kNanoseconds = 1000000000;
+  return {uint64_t(status.st_dev), uint64_t(status.st_ino),
+          int64_t(status.st_mtim.tv_sec) * kNanoseconds + int64_t(status.st_mtim.tv_nsec), int64_t(status.st_size)};
 }
 
 void File::resize(int64_t size) const {

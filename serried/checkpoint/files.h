@@ -10,7 +10,8 @@ namespace serried::checkpoint::detail {
 /// An open file or folder, closed at the end.
 class File {
  public:
-  static File open_to_read(const std::string& path);
+  /// `was_there`: whether it was seen before, which an error then says.
+  static File open_to_read(const std::string& path, bool was_there = false);
   static File open_to_write(const std::string& path);  // must exist
   static File create(const std::string& path);         // must not exist
   static File open_folder(const std::string& path);
@@ -21,6 +22,13 @@ class File {
   int fd() const { return fd_; }
   const std::string& path() const { return path_; }
   int64_t size() const;
+  /// Differs between any two files that were ever at one path.
+  struct Identity {
+    uint64_t device, number;
+    int64_t written_at, num_bytes;
+    bool operator==(const Identity&) const = default;
+  };
+  Identity identity() const;
   void resize(int64_t size) const;
   /// All of `size` bytes, however many calls it takes. A file that ends before is a Failure.
   void read(int64_t offset, void* data, int64_t size) const;
@@ -43,7 +51,11 @@ void write_file(const std::string& path, std::string_view content);
 /// Of at most `max_bytes`.
 std::string read_file(const std::string& path, int64_t max_bytes);
 
-/// "cannot `verb` `path`: No space left on device", with what helps.
-[[noreturn]] void fail_with_errno(const char* verb, const std::string& path, int error);
+/// "cannot `verb` `path`: No space left on device", with what helps. `was_there`: whether the file or its folder was
+/// seen before, so that somebody has taken it away.
+[[noreturn]] void fail_with_errno(const char* verb, const std::string& path, int error, bool was_there = true);
+
+/// Failure for a path that the system would see only the beginning of.
+void check_no_nul(const std::string& path);
 
 }  // namespace serried::checkpoint::detail

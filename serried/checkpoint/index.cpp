@@ -15,7 +15,7 @@
 #include "serried/checkpoint/failure.h"
 #include "serried/checkpoint/files.h"
 #include "serried/checkpoint/load_names.h"
-#include "serried/checkpoint/values.h"
+#include "serried/checkpoint/parse_json.h"
 
 namespace serried::checkpoint::detail {
 namespace {
@@ -27,6 +27,7 @@ constexpr const char* kFormat = "serried checkpoint";
 constexpr int64_t kMaxIndexBytes = int64_t(1) << 30;
 
 constexpr std::string_view kChecksum = "{\n \"checksum\": \"";
+constexpr size_t kHashLetters = 16;
 
 std::string hash_text(uint64_t hash) {
   char text[17];
@@ -35,7 +36,7 @@ std::string hash_text(uint64_t hash) {
 }
 
 uint64_t hash_of_text(const std::string& text) {
-  if (text.size() != 16 || text.find_first_not_of("0123456789abcdef") != std::string::npos) {
+  if (text.size() != kHashLetters || text.find_first_not_of("0123456789abcdef") != std::string::npos) {
     throw std::invalid_argument("a hash is damaged");
   }
   return std::stoull(text, nullptr, 16);
@@ -75,8 +76,8 @@ void check_version(const json& object, const std::string& path) {
 
 // The file as it was written, to the byte: values have no other guard.
 void check_checksum(const std::string& text, const std::string& path) {
-  const size_t begin = kChecksum.size() + 18;  // 16 digits, a quote, a comma
-  if (text.size() >= begin && with_checksum("{" + text.substr(begin)) == text) return;
+  const size_t begin = kChecksum.size() + kHashLetters + 2;  // and a quote and a comma
+  if (text.size() >= begin && with_checksum(std::string(1, '{').append(text, begin)) == text) return;
   fail(path + " is not as it was saved: its checksum is another",
        "use another checkpoint; a file that was changed by hand cannot be loaded");
 }
@@ -180,9 +181,21 @@ std::optional<Index> index_of(const std::string& folder) {
   if (!has_index(folder)) return std::nullopt;
   try {
     return read_index(folder);
-  } catch (const Failure&) {
+  } catch (const Failure& failure) {
+    if (failure.is_for_want_of_files()) throw;
     return std::nullopt;
   }
+}
+
+std::optional<std::string> checksum_in(const std::string& folder) {
+  std::string first(kChecksum.size() + kHashLetters, '\0');
+  try {
+    File::open_to_read(folder + "/" + kIndexName).read(0, first.data(), int64_t(first.size()));
+  } catch (const Failure& failure) {
+    if (failure.is_for_want_of_files()) throw;
+    return std::nullopt;
+  }
+  return first.substr(kChecksum.size());
 }
 
 std::string weight_map_name(const std::string& entry) {

@@ -59,8 +59,12 @@ Index read_index(const std::string& folder);
 /// Whether the folder has one, good or bad.
 bool has_index(const std::string& folder);
 
-/// The index, if it is one that checkpoint::save wrote: what may be replaced or removed.
+/// The index, if it is one that checkpoint::save wrote: what may be replaced or removed. Failure where there are too
+/// many open files to tell.
 std::optional<Index> index_of(const std::string& folder);
+
+/// Its checksum, of which only the first bytes are read; none where there is no index. Failure as above.
+std::optional<std::string> checksum_in(const std::string& folder);
 
 /// Names of what is in its folder and is no part of it, sorted.
 std::vector<std::string> other_things_in(const std::string& folder, const Index& index);

@@ -73,6 +73,9 @@ void check_keep(const SaveOptions& options) {
 
 void remove_older(const std::string& path, const SaveOptions& options) {
   const std::string target = clean_path(path);
+  if (options.keep_last == 0 && options.keep_every > 0) {
+    log::warn_once("[checkpoint] keep_every removes nothing without keep_last, which says how many of the others stay");
+  }
   if (options.keep_last == 0) return;
   if (numbered(fs::path(target).filename().string()).number < 0) {
     log::warn_once(

@@ -1,6 +1,8 @@
-// The newest checkpoint of a folder.
+// Whether there is a checkpoint, and the newest of a folder.
 #include <c10/util/StringUtil.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <filesystem>
 
 #include "serried/base/log.h"
@@ -25,12 +27,14 @@ std::optional<int64_t> time_of(const fs::path& folder) {
   try {
     return read_index(folder.string()).saved_at;
   } catch (const Failure& failure) {
+    if (failure.is_for_want_of_files()) throw;
     log::warn_once(c10::str("[checkpoint::latest] passes over ", folder.string(), ": ", failure.text));
     return std::nullopt;
   }
 }
 
 std::string newest_in(const std::string& folder) {
+  check_no_nul(folder);
   std::pair<int64_t, std::string> newest;
   std::error_code error;
   fs::directory_iterator items(folder, error);
@@ -43,8 +47,29 @@ std::string newest_in(const std::string& folder) {
   return newest.second;
 }
 
+// One that cannot be seen is not one that is not there: training would begin anew.
+bool is_there(const std::string& path) {
+  const std::string index = place_of(path) + "/" + kIndexName;
+  if (::access(index.c_str(), F_OK) == 0) return true;
+  if (errno != ENOENT && errno != ENOTDIR) fail_with_errno("look for", index, errno);
+  return false;
+}
+
 }  // namespace
 }  // namespace detail
+
+bool exists(const std::string& path, ExistsOptions options) {
+  detail::refuse_recording("checkpoint::exists");
+  const detail::Ranks ranks(detail::chosen_group(options.process_group));
+  try {
+    detail::wait_for_saving(ranks.group());
+    const std::vector<std::string> found =
+        ranks.together([&] { return std::string(ranks.is_first() && detail::is_there(path) ? "yes" : ""); });
+    return !found[0].empty();
+  } catch (const detail::Failure& failure) {
+    detail::raise_failure("checkpoint::exists", failure);
+  }
+}
 
 std::optional<std::string> latest(const std::string& folder, LatestOptions options) {
   detail::refuse_recording("checkpoint::latest");

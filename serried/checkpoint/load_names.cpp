@@ -47,22 +47,29 @@ std::string list_of_names(std::vector<std::string> names) {
   return count == 0 ? "none" : c10::Join(", ", names);
 }
 
+std::string differences_of_names(const Wanted& wanted) {
+  std::vector<std::string> halves;
+  if (!wanted.missing.empty()) halves.push_back("missing there: " + list_of_names(wanted.missing));
+  if (!wanted.extra.empty()) halves.push_back("only there: " + list_of_names(wanted.extra));
+  return c10::Join("; ", halves);
+}
+
 void check_names(const std::string& entry, const Wanted& wanted, bool strict) {
   if (!strict || (wanted.missing.empty() && wanted.extra.empty())) return;
-  fail(c10::str("\"", entry, "\" has other names in the checkpoint: missing there: ", list_of_names(wanted.missing),
-                "; only there: ", list_of_names(wanted.extra)),
+  fail(c10::str("\"", entry, "\" has other names in the checkpoint: ", differences_of_names(wanted)),
        "load into the same model, pass {.rename = {{pattern, to}}}, or {.strict = false} to load what both have");
 }
 
 void check_names_of_ranks(const std::vector<NamesOfEntries>& of_ranks) {
   check_entries_of_ranks(of_ranks);
   std::map<std::pair<std::string, size_t>, Wanted> all;
+  std::map<std::pair<std::string, size_t>, std::set<std::string>> seen;
   std::map<std::pair<std::string, size_t>, std::set<std::set<std::string>>> kinds;  // what different ranks leave alone
   for (const NamesOfEntries& entries : of_ranks) {
     for (const auto& [entry, names] : entries) {
       std::vector<std::string>& missing = all[entry].missing;
       for (const std::string& name : names.missing) {
-        if (std::find(missing.begin(), missing.end(), name) == missing.end()) missing.push_back(name);
+        if (seen[entry].insert(name).second) missing.push_back(name);
       }
       kinds[entry].emplace(names.extra.begin(), names.extra.end());
     }

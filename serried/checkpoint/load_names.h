@@ -12,6 +12,9 @@ namespace serried::checkpoint::detail {
 /// "a, b, and 5 more"; "none".
 std::string list_of_names(std::vector<std::string> names);
 
+/// "missing there: a, b; only there: c", without the half that has no names.
+std::string differences_of_names(const Wanted& wanted);
+
 /// Failure with both lists where `strict` and there are any.
 void check_names(const std::string& entry, const Wanted& wanted, bool strict);
 

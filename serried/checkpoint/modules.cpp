@@ -4,10 +4,11 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <regex>
 #include <set>
 #include <unordered_map>
+#include <unordered_set>
 
+#include "serried/base/text.h"
 #include "serried/checkpoint/failure.h"
 #include "serried/checkpoint/source.h"
 #include "serried/parallel/ddp/ddp.h"
@@ -36,8 +37,9 @@ bool begins_with(const std::string& name, const std::string& prefix) {
 // By the name that it has here: the name that it has in the checkpoint. Several names may be of one tensor.
 std::map<std::string, std::string> names_here(const SavedPart& saved, const LoadOptions& options) {
   std::map<std::string, std::string> here;
+  const Renamer renamed(options.rename);
   const auto add = [&](const std::string& name, const std::string& tensor) {
-    const std::string mine = renamed(name, options.rename);
+    const std::string mine = renamed(name);
     if (!begins_with(mine, options.only)) return;
     if (here.emplace(mine, tensor).second) return;
     fail(c10::str("renamed, both \"", here[mine], "\" and \"", name, "\" are \"", mine, "\""),
@@ -50,15 +52,28 @@ std::map<std::string, std::string> names_here(const SavedPart& saved, const Load
 
 }  // namespace
 
-std::string renamed(const std::string& name, const std::vector<Rename>& renames) {
-  std::string result = name;
+Renamer::Renamer(const std::vector<Rename>& renames) {
   for (const Rename& rename : renames) {
     try {
-      result = std::regex_replace(result, std::regex(rename.pattern), rename.to);
+      rules_.emplace_back(std::regex(rename.pattern), rename.to);
     } catch (const std::regex_error& error) {
       fail(c10::str("\"", rename.pattern, "\" is no regular expression: ", error.what()),
            "use the notation of ECMAScript");
     }
+  }
+}
+
+std::string Renamer::operator()(const std::string& name) const {
+  constexpr size_t kMaxLetters = 4096, kShown = 60;
+  std::string result = name;
+  for (const auto& [pattern, to] : rules_) {
+    // std::regex calls itself for each letter, and ends where the stack does.
+    if (result.size() > kMaxLetters) {
+      fail(c10::str("the name \"", serried::detail::printable(result.substr(0, kShown)), "...\" has ", result.size(),
+                    " letters, and may have ", kMaxLetters, " where names are changed by {.rename}"),
+           "load without .rename, into a module with the names that were saved");
+    }
+    result = std::regex_replace(result, pattern, to);
   }
   return result;
 }
@@ -89,6 +104,9 @@ Wanted match_names(const Part& part, const SavedPart& saved, const LoadOptions& 
   const std::map<std::string, std::string> there = names_here(saved, options);
   std::map<std::string, std::string> unused = there;
   std::map<std::string, std::string> taken;  // by name here: which tensor of the checkpoint
+  std::unordered_map<std::string, at::Tensor> tensors;
+  std::unordered_set<std::string> found_by_alias;
+  for (const Item& item : part.items) tensors.emplace(item.name, item.tensor);
   Wanted wanted;
   for (const Item& item : part.items) {
     if (!begins_with(item.name, options.only)) continue;
@@ -109,10 +127,10 @@ Wanted match_names(const Part& part, const SavedPart& saved, const LoadOptions& 
     const auto [first, is_new] = taken.emplace(name, found->second);
     if (!is_new && first->second != found->second) wanted.twins.emplace_back(found->second, first->second);
     if (!is_new) continue;
-    std::erase(wanted.missing, name);
-    const auto item = std::find_if(part.items.begin(), part.items.end(), [&](const Item& i) { return i.name == name; });
-    wanted.targets.push_back({found->second, item->tensor});
+    found_by_alias.insert(name);
+    wanted.targets.push_back({found->second, tensors.at(name)});
   }
+  std::erase_if(wanted.missing, [&](const std::string& name) { return found_by_alias.contains(name); });
   std::set<std::string> used;
   for (const Target& target : wanted.targets) used.insert(target.saved_name);
   for (const auto& [name, tensor] : unused) {

@@ -36,10 +36,14 @@ class OptimizerJoiner {
     for (size_t g = 0; g < groups.size(); ++g) add_group(rank, g, groups[g], values.at("owned"));
     for (const auto& [name, state] : values.at("owned").items()) owned_.emplace(name, state);
     for (const json& entry : values.at("entries")) entries_.insert(entry.get<std::string>());
+    const json aliases = values.value("aliases", json::object());
+    for (const auto& [alias, name] : aliases.items()) aliases_.emplace(alias, name.get<std::string>());
   }
 
   json result(const json& type) && {
-    return {{"type", type}, {"groups", groups_}, {"entries", entries_}, {"owned", owned_}};
+    // What is another name on one rank has a state of its own where another rank has only that name.
+    std::erase_if(aliases_, [&](const auto& alias) { return known_.contains(alias.first); });
+    return {{"type", type}, {"groups", groups_}, {"entries", entries_}, {"aliases", aliases_}, {"owned", owned_}};
   }
 
  private:
@@ -87,6 +91,7 @@ class OptimizerJoiner {
   const std::string& entry_;
   std::map<std::string, Known> known_;
   std::set<std::string> entries_;
+  std::map<std::string, std::string> aliases_;
   json groups_ = json::array(), owned_ = json::object();
   std::vector<size_t> numbers_;
 };

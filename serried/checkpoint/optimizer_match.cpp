@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <set>
+#include <unordered_map>
+#include <unordered_set>
 
 #include "serried/base/text.h"
 #include "serried/checkpoint/failure.h"
@@ -27,7 +29,7 @@ bool has_names(const json& saved) {
   for (size_t g = 0; g < saved.size(); ++g) {
     const json& names = saved[g].at("params");
     for (size_t i = 0; i < names.size(); ++i) {
-      if (names[i] != c10::str("group", g, ".param", i)) return true;
+      if (names[i] != name_by_place(g, i)) return true;
     }
   }
   return false;
@@ -67,20 +69,31 @@ std::string joined(const EntryAndName& name) {
   return name.first.empty() ? name.second : name.first + "." + name.second;
 }
 
-// By the names that they have here.
+// By the names that they have here, all of those that tied ones have.
 SavedByName saved_by_name(const json& saved, const LoadOptions& options) {
   const json& groups = saved.at("groups");
-  const json entries = saved.value("entries", json::array());
+  const json entries = saved.value("entries", json::array()), aliases = saved.value("aliases", json::object());
+  const Renamer renamed(options.rename);
   SavedByName all;
+  std::unordered_map<std::string, SavedParameter> parameters;
+  const auto add = [&](const std::string& saved_name, const SavedParameter& theirs) {
+    EntryAndName name = split(saved_name, entries);
+    name.second = renamed(name.second);
+    const auto [known, is_new] = all.emplace(name, theirs);
+    if (is_new || known->second.name == theirs.name) return;
+    fail(c10::str("renamed, two parameters of an optimizer are \"", joined(name), "\""),
+         "change the pattern so that names stay different");
+  };
   for (size_t g = 0; g < groups.size(); ++g) {
     for (size_t i = 0; i < groups[g].at("params").size(); ++i) {
       const SavedParameter theirs = saved_parameter(groups, g, i);
-      EntryAndName name = split(theirs.name, entries);
-      name.second = renamed(name.second, options.rename);
-      if (all.emplace(name, theirs).second) continue;
-      fail(c10::str("renamed, two parameters of an optimizer are \"", joined(name), "\""),
-           "change the pattern so that names stay different");
+      parameters.emplace(theirs.name, theirs);
+      add(theirs.name, theirs);
     }
+  }
+  for (const auto& [alias, name] : aliases.items()) {
+    const auto known = parameters.find(name.get<std::string>());
+    if (known != parameters.end()) add(alias, known->second);
   }
   return all;
 }
@@ -108,7 +121,8 @@ std::vector<SavedParameter> take(SavedByName& there, const NamedParameter& mine,
   const auto take_one = [&](const EntryAndName& name) {
     const auto found = there.find(name);
     if (found == there.end()) return;
-    taken.push_back(found->second);
+    const auto is_same = [&](const SavedParameter& other) { return other.name == found->second.name; };
+    if (std::none_of(taken.begin(), taken.end(), is_same)) taken.push_back(found->second);
     there.erase(found);
   };
   if (!mine.is_named) take_one({"", mine.name});
@@ -126,13 +140,14 @@ ParameterMatch matched(const SavedParameter& saved, const NamedParameter& mine, 
 }
 
 std::vector<ParameterMatch> match_by_place(const NamedGroups& groups, const json& saved, const LoadOptions& options) {
+  const Renamer renamed(options.rename);
   std::vector<ParameterMatch> matches;
   for (size_t g = 0; g < groups.size(); ++g) {
     for (size_t i = 0; i < groups[g].size(); ++i) {
       const SavedParameter theirs = saved_parameter(saved, g, i);
       const NamedParameter& mine = groups[g][i];
-      const bool is_wanted = mine.is_named ? is_asked_for(mine, options.only)
-                                           : renamed(theirs.name, options.rename).starts_with(options.only);
+      const bool is_wanted =
+          mine.is_named ? is_asked_for(mine, options.only) : renamed(theirs.name).starts_with(options.only);
       if (is_wanted) matches.push_back(matched(theirs, mine, g));
     }
   }
@@ -146,6 +161,10 @@ std::string group_of(const ParameterMatch& match) {
 
 }  // namespace
 
+std::string name_by_place(size_t group, size_t number) {
+  return "group" + std::to_string(group) + ".param" + std::to_string(number);
+}
+
 std::vector<ParameterMatch> match_parameters(const NamedGroups& groups, const json& saved, const LoadOptions& options,
                                              Wanted& wanted) {
   const json& saved_groups = saved.at("groups");
@@ -154,6 +173,7 @@ std::vector<ParameterMatch> match_parameters(const NamedGroups& groups, const js
   }
   SavedByName there = saved_by_name(saved, options);
   const Names names = first_names(groups);
+  std::unordered_set<std::string> used;
   std::vector<ParameterMatch> matches;
   for (size_t g = 0; g < groups.size(); ++g) {
     for (const NamedParameter& parameter : groups[g]) {
@@ -163,12 +183,13 @@ std::vector<ParameterMatch> match_parameters(const NamedGroups& groups, const js
         wanted.missing.push_back(parameter.name);
         continue;
       }
+      for (const SavedParameter& each : found) used.insert(each.name);
       matches.push_back(matched(found[0], parameter, g));
       for (size_t i = 1; i < found.size(); ++i) matches.back().twins.push_back(found[i].name);
     }
   }
   for (const auto& [name, theirs] : there) {
-    if (name.second.starts_with(options.only)) wanted.extra.push_back(joined(name));
+    if (!used.contains(theirs.name) && name.second.starts_with(options.only)) wanted.extra.push_back(joined(name));
   }
   return matches;
 }

@@ -23,6 +23,9 @@ struct NamedParameter {
 
 using NamedGroups = std::vector<std::vector<NamedParameter>>;
 
+/// "group0.param3": what a parameter is called that no module names.
+std::string name_by_place(size_t group, size_t number);
+
 struct ParameterMatch {
   std::string saved_name;
   std::vector<int64_t> saved_sizes;

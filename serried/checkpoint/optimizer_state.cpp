@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <set>
+#include <unordered_map>
+#include <unordered_set>
 
 #include "serried/checkpoint/failure.h"
 #include "serried/checkpoint/optimizer_kinds.h"
@@ -44,27 +46,61 @@ bool needs_entries(const Optimizer& optimizer, const ParameterNames& names) {
   return false;
 }
 
-// `entries`: those that names begin with.
-NamedGroups named_groups(const Optimizer& optimizer, const ParameterNames& names, std::set<std::string>* entries) {
-  const bool with_entry = needs_entries(optimizer, names);
+NamedGroups named_groups(const Optimizer& optimizer, const ParameterNames& names, bool with_entry) {
   NamedGroups groups;
+  std::unordered_map<const c10::TensorImpl*, size_t> group_of;
   for (const auto& group : optimizer.param_groups()) {
+    const size_t number = groups.size();
     std::vector<NamedParameter>& named = groups.emplace_back();
-    std::set<const c10::TensorImpl*> seen;
     for (const at::Tensor& parameter : group.params()) {
-      if (!seen.insert(parameter.unsafeGetTensorImpl()).second) continue;  // tied weights
       const auto found = names.find(parameter.unsafeGetTensorImpl());
-      const bool is_named = found != names.end();
-      const std::string place = c10::str("group", groups.size() - 1, ".param", named.size());
-      if (!is_named) {
-        named.push_back({place, parameter, false});
-        continue;
+      NamedParameter mine{name_by_place(number, named.size()), parameter, found != names.end()};
+      if (mine.is_named) {
+        mine.name = name_of(found->second[0], with_entry);
+        mine.names = found->second;
       }
-      named.push_back({name_of(found->second[0], with_entry), parameter, true, found->second});
-      if (with_entry && entries != nullptr) entries->insert(found->second[0].first);
+      const auto [known, is_new] = group_of.emplace(parameter.unsafeGetTensorImpl(), number);
+      if (is_new) named.push_back(std::move(mine));
+      if (known->second == number) continue;  // tied weights may come twice in one
+      fail(c10::str("the parameter \"", mine.name, "\" is in group ", known->second, " and in group ", number,
+                    " of an optimizer"),
+           "give each parameter to one group: it has one state and would be stepped twice");
     }
   }
   return groups;
+}
+
+// Other names of tied weights: whoever has not tied them, or has one of them, finds the state under each. One that two
+// parameters would have is none.
+json aliases_of(const NamedGroups& groups, bool with_entry) {
+  std::set<std::string> first_names, ambiguous;
+  std::map<std::string, std::string> aliases;
+  for (const auto& group : groups) {
+    for (const NamedParameter& each : group) first_names.insert(each.name);
+  }
+  for (const auto& group : groups) {
+    for (const NamedParameter& each : group) {
+      for (const auto& name : each.names) {
+        const std::string alias = name_of(name, with_entry);
+        if (first_names.contains(alias)) continue;
+        const auto [known, is_new] = aliases.emplace(alias, each.name);
+        if (!is_new && known->second != each.name) ambiguous.insert(alias);
+      }
+    }
+  }
+  for (const std::string& alias : ambiguous) aliases.erase(alias);
+  return aliases;
+}
+
+// Those that names begin with.
+std::set<std::string> entries_of(const NamedGroups& groups) {
+  std::set<std::string> entries;
+  for (const auto& group : groups) {
+    for (const NamedParameter& each : group) {
+      for (const auto& name : each.names) entries.insert(name.first);
+    }
+  }
+  return entries;
 }
 
 // Tensors of a state by name; into `numbers` the numbers, and which tensors there are: true, or how many.
@@ -82,7 +118,7 @@ void save_fields(const std::string& name, const std::vector<StateField>& fields,
                                [&](const std::deque<at::Tensor>* list) {
                                  numbers[field.name] = list->size();
                                  for (size_t i = 0; i < list->size(); ++i) {
-                                   part.items.push_back({c10::str(full, ".", i), (*list)[i], holder});
+                                   part.items.push_back({full + "." + std::to_string(i), (*list)[i], holder});
                                  }
                                }),
                field.place);
@@ -109,9 +145,14 @@ void add_twins(const ParameterMatch& each, const json& states, Wanted& wanted) {
 }
 
 // Where a state was taken from one rank of several, which had a part of it.
-void check_has_state(const ParameterMatch& each, const json& values) {
-  const json elsewhere = values.value("elsewhere", json::array());
-  if (std::find(elsewhere.begin(), elsewhere.end(), each.saved_name) == elsewhere.end()) return;
+std::unordered_set<std::string> names_elsewhere(const json& values) {
+  std::unordered_set<std::string> names;
+  for (const json& name : values.value("elsewhere", json::array())) names.insert(name.get<std::string>());
+  return names;
+}
+
+void check_has_state(const ParameterMatch& each, const std::unordered_set<std::string>& elsewhere) {
+  if (!elsewhere.contains(each.saved_name)) return;
   fail(c10::str("the state of \"", each.saved_name,
                 "\" of an optimizer is on another rank than the one that this was taken from"),
        "get_state with {.full = true}, or set it into a ZeroRedundancyOptimizer that deals its parameters out in the "
@@ -125,8 +166,8 @@ class OptimizerSource final : public Source {
 
   Part collect(const CallContext& call) override {
     const OptimizerKind& kind = kind_of(optimizer_);
-    std::set<std::string> entries;
-    const NamedGroups groups = named_groups(optimizer_, *call.names, &entries);
+    const bool with_entry = needs_entries(optimizer_, *call.names);
+    const NamedGroups groups = named_groups(optimizer_, *call.names, with_entry);
     auto& state = stateful().state();
     const Holder holder = zero_ != nullptr ? Holder::owner : Holder::all;
     Part part;
@@ -145,8 +186,11 @@ class OptimizerSource final : public Source {
       saved_groups.push_back(
           {{"params", std::move(names)}, {"sizes", std::move(sizes)}, {"options", kind.options_json(options)}});
     }
-    part.values = std::make_shared<json>(json{
-        {"type", kind.name}, {"groups", std::move(saved_groups)}, {"entries", entries}, {"owned", json::object()}});
+    part.values = std::make_shared<json>(json{{"type", kind.name},
+                                              {"groups", std::move(saved_groups)},
+                                              {"entries", with_entry ? entries_of(groups) : std::set<std::string>()},
+                                              {"aliases", aliases_of(groups, with_entry)},
+                                              {"owned", json::object()}});
     if (zero_ != nullptr) {
       part.owned = std::make_shared<json>(std::move(numbers));
     } else {
@@ -166,7 +210,7 @@ class OptimizerSource final : public Source {
                     " here"),
            "load into an optimizer of the same kind");
     }
-    const NamedGroups groups = named_groups(optimizer_, *call.names, nullptr);
+    const NamedGroups groups = named_groups(optimizer_, *call.names, needs_entries(optimizer_, *call.names));
     Wanted wanted;
     const std::vector<ParameterMatch> matches = match_parameters(groups, values, options, wanted);
     check_sizes(matches);
@@ -174,11 +218,12 @@ class OptimizerSource final : public Source {
     const GroupOptions new_options = options_of_groups(matches, values.at("groups"), options.strict);
     TensorsByName tensors;
     for (const FileTensor& tensor : saved.tensors) tensors[tensor.name] = &tensor;
+    const std::unordered_set<std::string> elsewhere = names_elsewhere(values);
     auto made = std::make_shared<std::vector<std::pair<void*, std::unique_ptr<OptimizerParamState>>>>();
     for (const ParameterMatch& each : matches) {
       add_twins(each, values.at("owned"), wanted);
       if (zero_ != nullptr && zero_->owner_of(each.mine.tensor) != zero_->process_group()->getRank()) continue;
-      check_has_state(each, values);
+      check_has_state(each, elsewhere);
       made->emplace_back(each.mine.tensor.unsafeGetTensorImpl(),
                          load_state(kind, each, values.at("owned"), tensors, wanted));
     }
@@ -210,20 +255,21 @@ class OptimizerSource final : public Source {
     for (StateField& field : kind.fields(*made)) {
       const std::string name = c10::str(each.saved_name, ".", field.name);
       const json saved = numbers.value(field.name, json());
-      std::visit(c10::overloaded([&](int64_t* number) { *number = saved.get<int64_t>(); },
-                                 [&](double* number) { *number = number_of(saved); },
-                                 [&](at::Tensor* tensor) {
-                                   const at::Tensor present = *tensor;
-                                   tensor->reset();
-                                   if (saved == true) *tensor = target_for(name, present, each, tensors, wanted);
-                                 },
-                                 [&](std::deque<at::Tensor>* list) {
-                                   list->clear();
-                                   for (size_t i = 0; i < saved.get<size_t>(); ++i) {
-                                     list->push_back(target_for(c10::str(name, ".", i), {}, each, tensors, wanted));
-                                   }
-                                 }),
-                 field.place);
+      std::visit(
+          c10::overloaded([&](int64_t* number) { *number = saved.get<int64_t>(); },
+                          [&](double* number) { *number = number_of(saved); },
+                          [&](at::Tensor* tensor) {
+                            const at::Tensor present = *tensor;
+                            tensor->reset();
+                            if (saved == true) *tensor = target_for(name, present, each, tensors, wanted);
+                          },
+                          [&](std::deque<at::Tensor>* list) {
+                            list->clear();
+                            for (size_t i = 0; i < saved.get<size_t>(); ++i) {
+                              list->push_back(target_for(name + "." + std::to_string(i), {}, each, tensors, wanted));
+                            }
+                          }),
+          field.place);
     }
     return made;
   }
@@ -239,6 +285,7 @@ class OptimizerSource final : public Source {
     const FileTensor* const found = place->second;
     const at::Tensor& parameter = each.mine.tensor;
     const at::NoGradGuard no_grad;
+    const c10::InferenceMode normal(false);  // training goes on with it, whoever loads
     const tape::Pause off_tape;
     const c10::IntArrayRef sizes(found->sizes);
     const bool fits = present.defined() && present.sizes() == sizes && is_dtensor(present) == is_dtensor(parameter);

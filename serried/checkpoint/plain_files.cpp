@@ -71,6 +71,7 @@ void write_plain(const std::string& path, const torch::nn::Module& module, const
       file.write(int64_t(text.size()) + header.tensors[i].begin, bytes.const_data_ptr(), int64_t(bytes.nbytes()));
     }
     file.sync();
+    check_replaces_file(path);
     if (::rename(file.path().c_str(), path.c_str()) != 0) fail_with_errno("rename a file to", path, errno);
     File::open_folder(parent_of(path)).sync();
   } catch (...) {
@@ -81,8 +82,7 @@ void write_plain(const std::string& path, const torch::nn::Module& module, const
 
 void check_plain_names(const std::string& path, const Wanted& wanted) {
   if (wanted.missing.empty() && wanted.extra.empty()) return;
-  fail(c10::str(path, " has other names than the module: missing there: ", list_of_names(wanted.missing),
-                "; only there: ", list_of_names(wanted.extra)),
+  fail(c10::str(path, " has other names than the module: ", differences_of_names(wanted)),
        "load into the same model, pass {.rename = {{pattern, to}}}, or {.strict = false} to load what both have");
 }
 

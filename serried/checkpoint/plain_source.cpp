@@ -8,7 +8,7 @@
 #include "serried/base/text.h"
 #include "serried/checkpoint/commit.h"
 #include "serried/checkpoint/failure.h"
-#include "serried/checkpoint/values.h"
+#include "serried/checkpoint/parse_json.h"
 
 namespace serried::checkpoint::detail {
 namespace {
@@ -56,6 +56,7 @@ std::map<std::string, std::string> parse_weight_map(const std::string& text, con
 }
 
 PlainSource::PlainSource(const std::string& path) {
+  check_no_nul(path);
   const std::string chosen = chosen_in(path);
   const bool is_index = fs::path(chosen).filename().string().ends_with(kIndexEnding);
   places_ = is_index ? open_files_of(chosen) : open(chosen);
@@ -76,7 +77,11 @@ PlainSource::Places PlainSource::open_files_of(const std::string& index) {
   Places all;
   for (const auto& [name, file_name] : parse_weight_map(read_file(index, kMaxIndexBytes), index)) {
     auto [found, is_new] = by_file.try_emplace(file_name);
-    if (is_new) found->second = open((folder / file_name).string());
+    if (is_new) {
+      found->second = open((folder / file_name).string());
+      const bool is_one_of_many = by_file.size() > kFilesThatStayOpen && !found->second.empty();
+      if (is_one_of_many) found->second.begin()->second.file->close_between_reads();
+    }
     const auto place = found->second.find(name);
     if (place == found->second.end()) {
       fail(c10::str(index, " says that ", named(name), " is in ", file_name, ", where it is not"),

@@ -109,16 +109,24 @@ class PartReader {
 
 }  // namespace
 
-TensorFile::TensorFile(const std::string& path) : file_(File::open_to_read(path)), num_bytes_(file_.size()) {
+TensorFile::TensorFile(const std::string& path)
+    : path_(path),
+      was_there_(false),
+      file_(File::open_to_read(path)),
+      identity_(file_->identity()),
+      num_bytes_(identity_.num_bytes) {
   read_header();
 }
 
 TensorFile::TensorFile(const std::string& folder, const IndexedFile& indexed, int64_t block_bytes)
-    : file_(File::open_to_read(folder + "/" + indexed.name)),
-      num_bytes_(file_.size()),
+    : path_(folder + "/" + indexed.name),
+      was_there_(true),
+      file_(File::open_to_read(path_, was_there_)),
+      identity_(file_->identity()),
+      num_bytes_(identity_.num_bytes),
       hashes_(indexed.hashes),
       grid_{indexed.num_bytes, block_bytes} {
-  check_length(file_, indexed);
+  check_length(*file_, indexed);
   hasher_ = std::make_unique<BlockHasher>(grid_);
   read_header();
 }
@@ -129,22 +137,39 @@ void check_length(const File& file, const IndexedFile& indexed) {
        "the file is cut short or was changed: use another checkpoint");
 }
 
+const File& TensorFile::file() {
+  if (file_) return *file_;
+  file_.emplace(File::open_to_read(path_, was_there_));
+  if (file_->identity() == identity_) return *file_;
+  file_.reset();
+  fail(path_ + " was replaced or changed while it was read", "read it again when nobody writes it");
+}
+
+void TensorFile::close_between_reads() {
+  closes_ = true;
+  rest();
+}
+
+void TensorFile::rest() {
+  if (closes_) file_.reset();
+}
+
 void TensorFile::read_header() {
   std::string first(size_t(std::min<int64_t>(8, num_bytes_)), '\0');
-  file_.read(0, first.data(), int64_t(first.size()));
+  file().read(0, first.data(), int64_t(first.size()));
   try {
     const int64_t length = header_length(first, num_bytes_);
     std::string text(size_t(length), '\0');
-    file_.read(8, text.data(), length);
+    file().read(8, text.data(), length);
     header_ = parse_header(text, num_bytes_ - 8 - length);
     note_read(0, (first + text).data(), 8 + length);
   } catch (const Failure& failure) {
-    throw Failure(failure.kind, path() + ": " + failure.text, failure.fix);
+    throw Failure(failure.kind, path() + ": " + failure.text, failure.fix, failure.error);
   }
 }
 
 void TensorFile::read(int64_t offset, void* data, int64_t size) {
-  file_.read(offset, data, size);
+  file().read(offset, data, size);
   note_read(offset, data, size);
 }
 
@@ -176,9 +201,10 @@ std::vector<int64_t> TensorFile::blocks_in_parts() const {
 
 void TensorFile::check_block(int64_t block) {
   std::string bytes(size_t(grid_.end(block) - grid_.begin(block)), '\0');
-  file_.read(grid_.begin(block), bytes.data(), int64_t(bytes.size()));
+  file().read(grid_.begin(block), bytes.data(), int64_t(bytes.size()));
   compare_hash(block, hash_of(bytes.data(), int64_t(bytes.size())));
   touched_.erase(block);
+  rest();
 }
 
 std::string TensorFile::tensor_at(int64_t offset) const {
@@ -192,8 +218,7 @@ std::string TensorFile::tensor_at(int64_t offset) const {
 Checkpoint::Checkpoint(const std::string& folder) : folder_(place_of(folder)), index_(read_index(folder_)) {}
 
 bool Checkpoint::was_replaced() const {
-  const std::optional<Index> now = index_of(folder_);
-  return !now || now->checksum != index_.checksum;
+  return checksum_in(folder_) != index_.checksum;
 }
 
 const IndexedEntry& Checkpoint::entry(const std::string& name) const {
@@ -220,19 +245,21 @@ std::vector<std::shared_ptr<TensorFile>> Checkpoint::files(const std::string& na
 }
 
 std::shared_ptr<TensorFile> Checkpoint::file(const std::string& name) {
-  std::shared_ptr<TensorFile>& open = open_[name];
-  if (open) return open;
+  std::shared_ptr<TensorFile>& file = files_[name];
+  if (file) return file;
   const auto indexed = std::find_if(index_.files.begin(), index_.files.end(),
                                     [&](const IndexedFile& each) { return each.name == name; });
   if (indexed == index_.files.end())
     fail(c10::str("the index of ", folder_, " lacks ", name), "use another checkpoint");
-  open = std::make_shared<TensorFile>(folder_, *indexed, index_.block_bytes);
-  return open;
+  file = std::make_shared<TensorFile>(folder_, *indexed, index_.block_bytes);
+  if (files_.size() > kFilesThatStayOpen) file->close_between_reads();
+  return file;
 }
 
 std::string Checkpoint::blocks_in_parts() const {
   nlohmann::json blocks = nlohmann::json::array();
-  for (const auto& [name, file] : open_) {
+  for (const auto& [name, file] : files_) {
+    if (!file) continue;  // its header could not be read
     for (int64_t block : file->blocks_in_parts()) blocks.push_back({name, block});
   }
   return blocks.dump();
@@ -283,10 +310,14 @@ void read_all(std::vector<Reading> readings) {
     return std::tie(a.file->path(), a.from->begin) < std::tie(b.file->path(), b.from->begin);
   });
   std::optional<Failure> failure;
+  TensorFile* current = nullptr;
   for (const Reading& reading : readings) {
+    if (current != nullptr && current != reading.file.get()) current->rest();
+    current = reading.file.get();
     PartReader(reading, failure).run();
     note_write(reading.to);
   }
+  if (current != nullptr) current->rest();
   if (failure) throw *failure;
 }
 
@@ -309,6 +340,8 @@ void check_twins(const Reading& one, const Reading& other, const std::string& wh
     other.file->file().read(other.file->begin_of(b) + at, second.data(), size);
     if (first != second) fail_for_twins(a.name, b.name, where);
   }
+  one.file->rest();
+  other.file->rest();
 }
 
 void fail_for_twins(const std::string& one, const std::string& other, const std::string& where) {
@@ -324,6 +357,7 @@ at::Tensor read_whole(TensorFile& file, const FileTensor& tensor) {
   at::Tensor result = at::empty(tensor.sizes, at::TensorOptions(tensor.dtype).device(at::kCPU));
   file.read(file.begin_of(tensor), result.mutable_data_ptr(), int64_t(result.nbytes()));
   for (int64_t block : file.blocks_in_parts()) file.check_block(block);
+  file.rest();
   return result;
 }
 

@@ -5,6 +5,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -17,7 +18,11 @@
 
 namespace serried::checkpoint::detail {
 
-/// A safetensors file that is open, with its header; knows hashes where it is part of a checkpoint.
+/// So many files of one checkpoint stay open while it is read, so that a save that replaces it does no harm; what is
+/// more is opened again whenever it is read, since a process may not have many open.
+inline constexpr size_t kFilesThatStayOpen = 32;
+
+/// A safetensors file with its header; knows hashes where it is part of a checkpoint.
 class TensorFile {
  public:
   /// Alone, as any tool may have written it.
@@ -26,8 +31,13 @@ class TensorFile {
   TensorFile(const std::string& folder, const IndexedFile& indexed, int64_t block_bytes);
 
   const FileHeader& header() const { return header_; }
-  const std::string& path() const { return file_.path(); }
-  const File& file() const { return file_; }
+  const std::string& path() const { return path_; }
+  /// Opened again where it was closed; Failure where another one is at its path now.
+  const File& file();
+  /// From now on each `rest()` closes it.
+  void close_between_reads();
+  /// Is not read for a while.
+  void rest();
   /// Where a tensor's bytes begin in the file.
   int64_t begin_of(const FileTensor& tensor) const { return header_.num_bytes + tensor.begin; }
 
@@ -45,7 +55,11 @@ class TensorFile {
   void compare_hash(int64_t block, uint64_t hash) const;
   std::string tensor_at(int64_t offset) const;
 
-  File file_;
+  const std::string path_;
+  const bool was_there_;  // an index names it
+  std::optional<File> file_;
+  File::Identity identity_;
+  bool closes_ = false;
   FileHeader header_;
   int64_t num_bytes_;
   std::vector<uint64_t> hashes_ = {};
@@ -62,15 +76,15 @@ class Checkpoint {
   explicit Checkpoint(const std::string& folder);
 
   const Index& index() const { return index_; }
-  /// Whether another save has taken its place since.
+  /// Whether another save has taken its place since. Failure where there are too many open files to tell.
   bool was_replaced() const;
   const std::string& folder() const { return folder_; }
   /// Failure that lists what there is where there is no such entry.
   const IndexedEntry& entry(const std::string& name) const;
-  /// The files of an entry, opened once.
+  /// The files of an entry, with headers that are read once.
   std::vector<std::shared_ptr<TensorFile>> files(const std::string& entry);
   std::shared_ptr<TensorFile> file(const std::string& name);
-  /// Of all files that are open, as JSON: [[file, block], ...].
+  /// Of all files that were read, as JSON: [[file, block], ...].
   std::string blocks_in_parts() const;
   /// Names and looks of what an entry has.
   SavedPart part(const std::string& entry);
@@ -78,7 +92,7 @@ class Checkpoint {
  private:
   const std::string folder_;
   const Index index_;
-  std::map<std::string, std::shared_ptr<TensorFile>> open_;
+  std::map<std::string, std::shared_ptr<TensorFile>> files_;
 };
 
 struct ReadOptions {

@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <regex>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -81,8 +82,16 @@ class Source {
   virtual const torch::nn::Module* module() const { return nullptr; }
 };
 
-/// `name` by the rules of `renames`.
-std::string renamed(const std::string& name, const std::vector<Rename>& renames);
+/// Gives names by the rules of `renames`. Failure for one that is no regular expression, and for names too long for
+/// one.
+class Renamer {
+ public:
+  explicit Renamer(const std::vector<Rename>& renames);
+  std::string operator()(const std::string& name) const;
+
+ private:
+  std::vector<std::pair<std::regex, std::string>> rules_;
+};
 
 /// Parameters and buffers by name, in order, each tensor once; other names of it are aliases.
 Part part_of_module(const torch::nn::Module& module);

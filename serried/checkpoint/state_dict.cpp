@@ -4,6 +4,9 @@
 #include <ATen/ATen.h>
 #include <c10/util/StringUtil.h>
 
+#include <map>
+#include <unordered_map>
+
 #include "serried/checkpoint/blocks.h"
 #include "serried/checkpoint/failure.h"
 #include "serried/checkpoint/load_names.h"
@@ -282,13 +285,15 @@ class StateSetter {
 
   // All tensors go to all ranks, one at a time: with ZeRO ranks want different ones.
   void receive_all(const StateDict& state) const {
+    std::map<std::pair<std::string, std::string>, std::vector<const Assignment*>> wanted;
+    for (const Assignment& each : assignments_) wanted[{each.entry, each.from.name}].push_back(&each);
     for (const auto& [entry, from] : all_) {
       at::Tensor value =
           ranks_.is_first() ? state.at(entry).tensors.at(from.name).contiguous() : at::empty(from.sizes, from.dtype);
       broadcast_(value, ranks_.group(), {.src = 0});
-      for (const Assignment& each : assignments_) {
-        if (each.entry == entry && each.from.name == from.name) write_part(each.to, part_like(value, each.to));
-      }
+      const auto found = wanted.find({entry, from.name});
+      if (found == wanted.end()) continue;
+      for (const Assignment* each : found->second) write_part(each->to, part_like(value, each->to));
     }
   }
 
@@ -301,14 +306,17 @@ class StateSetter {
 
   void add(const std::string& entry, const SavedPart& saved, const Wanted& wanted) {
     check_names(entry, wanted, options_.strict);
-    for (const FileTensor& tensor : saved.tensors) all_.emplace_back(entry, tensor);
+    std::unordered_map<std::string, const FileTensor*> there;
+    for (const FileTensor& tensor : saved.tensors) {
+      all_.emplace_back(entry, tensor);
+      there.emplace(tensor.name, &tensor);
+    }
     for (const Target& target : wanted.targets) {
-      const auto found = std::find_if(saved.tensors.begin(), saved.tensors.end(),
-                                      [&](const FileTensor& tensor) { return tensor.name == target.saved_name; });
-      if (found == saved.tensors.end())
+      const auto found = there.find(target.saved_name);
+      if (found == there.end())
         fail(c10::str("the state has no tensor \"", target.saved_name, "\""), "set what is there");
-      check_looks({nullptr, &*found, target.tensor}, {options_.convert, entry + "."});
-      assignments_.push_back({entry, *found, target.tensor});
+      check_looks({nullptr, found->second, target.tensor}, {options_.convert, entry + "."});
+      assignments_.push_back({entry, *found->second, target.tensor});
     }
     if (wanted.apply) apply_.push_back(wanted.apply);
   }

@@ -6,7 +6,6 @@
 
 #include <cmath>
 #include <cstdint>
-#include <unordered_set>
 
 #include "serried/base/error.h"
 #include "serried/base/text.h"
@@ -50,8 +49,7 @@ using nlohmann::json;
 constexpr const char* kTensor = "$tensor";
 constexpr const char* kNumber = "$number";
 constexpr const char* kBytes = "$bytes";
-constexpr int kMaxDepth = 100;      // of a file that is read
-constexpr int kMaxValueDepth = 64;  // of a value that is saved
+constexpr int kMaxValueDepth = 64;  // of a value that is saved; a file may have more
 
 // The text behind a key that begins with "$": in a file that somebody has made it may be anything.
 std::string text_behind(const json& object, const char* key) {
@@ -116,7 +114,7 @@ json json_of_ivalue(const IValue& value, const std::string& path, std::vector<It
   if (value.isList()) {
     json list = json::array();
     for (const IValue& item : value.toListRef()) {
-      list.push_back(json_of_ivalue(item, c10::str(path, ".", list.size()), items, depth + 1));
+      list.push_back(json_of_ivalue(item, path + "." + std::to_string(list.size()), items, depth + 1));
     }
     return list;
   }
@@ -282,28 +280,6 @@ const json* find_value(const json& values, const std::string& name) {
     if (const json* inner = find_value(*outer, name.substr(dot + 1))) return inner;
   }
   return nullptr;
-}
-
-json parse_json(const std::string& text, const std::string& what) {
-  std::vector<std::unordered_set<std::string>> keys;
-  const auto refuse = [&](const std::string& why) {
-    fail(what + " " + why, "the file is damaged: use another checkpoint");
-  };
-  const json::parser_callback_t look = [&](int depth, json::parse_event_t event, json& value) {
-    if (depth > kMaxDepth) refuse("is nested too deeply");
-    if (event == json::parse_event_t::object_start) keys.emplace_back();
-    if (event == json::parse_event_t::object_end) keys.pop_back();
-    if (event == json::parse_event_t::key && !keys.back().insert(value.get<std::string>()).second) {
-      refuse("has the key \"" + serried::detail::printable(value.get<std::string>()) + "\" twice");
-    }
-    return true;
-  };
-  try {
-    return json::parse(text, look);
-  } catch (const json::exception& error) {
-    refuse("is no JSON");
-    throw;
-  }
 }
 
 }  // namespace detail

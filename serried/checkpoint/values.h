@@ -43,7 +43,4 @@ const nlohmann::json* find_value(const nlohmann::json& values, const std::string
 nlohmann::json number_json(double number);
 double number_of(const nlohmann::json& json);
 
-/// Text that is strict JSON, of limited depth and without a key that stands twice; `what` names it in the Failure.
-nlohmann::json parse_json(const std::string& text, const std::string& what);
-
 }  // namespace serried::checkpoint::detail

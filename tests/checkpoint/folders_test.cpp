@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "serried/checkpoint/checkpoint.h"
+#include "serried/comm/groups/ranks.h"
 #include "tests/checkpoint/folder.h"
 #include "tests/checkpoint/renames.h"
 #include "tests/support/errors.h"
@@ -179,6 +180,57 @@ TEST(CheckpointFolders, HowManyStayIsNoNegativeNumberAndNeedsNames) {
   const std::string text = captured([&] { save(folder / "newest", 1, {.keep_last = 1}); });
   EXPECT_NE(text.find("[checkpoint] keep_last removes nothing: "), std::string::npos) << text;
   EXPECT_NE(text.find("newest has no number at the end of its name"), std::string::npos) << text;
+}
+
+TEST(CheckpointFolders, OneThatALoadFindsExists) {
+  const Folder folder;
+  const auto exists = [&](const std::string& name) {
+    std::vector<char> of_ranks(2, 'x');
+    run_ranks(2, [&](const Group& world) { of_ranks[size_t(world->getRank())] = checkpoint::exists(folder / name); });
+    EXPECT_EQ(of_ranks[0], of_ranks[1]);
+    return of_ranks[0] == char(true);
+  };
+  save(folder / "c", 1);
+  fs::create_directories(folder / "empty");
+  write_content(folder / "file", "x");
+  EXPECT_TRUE(exists("c"));
+  EXPECT_TRUE(exists("c/"));
+  for (const char* name : {"none", "none/none", "empty", "file", "file/x", "d.partial-0123456789abcdef"}) {
+    EXPECT_FALSE(exists(name)) << name;
+  }
+  fs::rename(folder / "c", folder / "c" + kLeft);
+  EXPECT_TRUE(exists("c"));
+  write_content(folder / "c" + kLeft + "/index.json", "{");
+  EXPECT_TRUE(exists("c"));  // a training that began anew would write over what is left of it
+}
+
+TEST(CheckpointFolders, NoCallTakesAPathWithANul) {
+  const Folder folder;
+  save(folder / "c", 1);
+  const std::string path = folder / std::string("c\0zzz", 5), root = folder.path().string() + std::string("\0zzz", 4);
+  torch::nn::Linear net(1, 1);
+  const auto refused = [](const char* where, const std::string& shown, const std::function<void()>& body) {
+    EXPECT_EQ(error_text<c10::ValueError>(body),
+              c10::str("[", where, "] the path \"", shown, "\" has a NUL byte in it\n  fix: pass one without"));
+  };
+  refused("checkpoint::load", folder / "c?zzz", [&] { value_in(path); });
+  refused("checkpoint::read_value", folder / "c?zzz", [&] { checkpoint::read_value(path, "v"); });
+  refused("checkpoint::exists", folder / "c?zzz", [&] { checkpoint::exists(path); });
+  refused("checkpoint::latest", folder.path().string() + "?zzz", [&] { checkpoint::latest(root); });
+  refused("load_safetensors", folder / "c?zzz", [&] { load_safetensors(path, *net); });
+  refused("save_safetensors", folder / "c?zzz", [&] { save_safetensors(path, *net); });
+}
+
+TEST(CheckpointFolders, KeepingEveryNthAloneRemovesNothingAndSaysSo) {
+  const Folder folder;
+  const std::string text = captured([&] {
+    for (int64_t step : {1, 2, 3}) save(folder / ("step" + std::to_string(step)), step, {.keep_every = 2});
+  });
+  EXPECT_EQ(folder.names(), (Names{"step1", "step2", "step3"}));
+  EXPECT_NE(text.find("[checkpoint] keep_every removes nothing without keep_last, which says how many of the others "
+                      "stay"),
+            std::string::npos)
+      << text;
 }
 
 }  // namespace

@@ -49,7 +49,7 @@ TEST(PlainFiles, WhatDoesNotFitIsRefused) {
   EXPECT_EQ(
       error_text<c10::ValueError>([&] { load_safetensors(folder / "f", *saved); }),
       c10::str("[load_safetensors] ", folder / "f",
-               " has other names than the module: missing there: bias; only there: none\n  fix: load "
+               " has other names than the module: missing there: bias\n  fix: load "
                "into the same model, pass {.rename = {{pattern, to}}}, or {.strict = false} to load what both have"));
   load_safetensors(folder / "f", *saved, {.strict = false});
   expect_equal(saved->weight.detach(), no_bias->weight.detach());
@@ -60,8 +60,7 @@ TEST(PlainFiles, WhatDoesNotFitIsRefused) {
                      "bytes, and may have 100000000\n  fix: the file is damaged or of another format: use a copy"));
   EXPECT_EQ(error_text<c10::Error>([&] { load_safetensors(folder / "none", *saved); }),
             c10::str("[load_safetensors] cannot open ", folder / "none",
-                     ": No such file or directory\n  fix: check the path; somebody may have "
-                     "removed or renamed the folder meanwhile"));
+                     ": No such file or directory\n  fix: check the path"));
   EXPECT_EQ(error_text<c10::Error>([&] {
               save_safetensors(folder / "x/f", *saved);
             }).find(c10::str("[save_safetensors] cannot open ", folder / "x", ": No such file or directory")),

@@ -5,9 +5,12 @@
 #include "serried/checkpoint/checkpoint.h"
 #include "serried/checkpoint/state_dict.h"
 #include "serried/comm/groups/ranks.h"
+#include "serried/parallel/zero.h"
+#include "serried/tensor/dtensor.h"
 #include "tests/checkpoint/folder.h"
 #include "tests/support/close.h"
 #include "tests/support/errors.h"
+#include "tests/support/on_mesh.h"
 
 namespace serried::testing {
 namespace {
@@ -176,6 +179,88 @@ TEST(TiedWeights, TakeStateThatWasSavedApartOnlyWhereItIsTheSame) {
                           "tensor here, and have different values there\n"),
                 0u);
     }
+  }
+}
+
+// Takes two steps, so that each state has two numbers.
+void train_twice(torch::optim::Optimizer& optimizer, const torch::nn::Module& net) {
+  for (const double gradient : {1.0, 3.0}) {
+    for (const at::Tensor& p : net.parameters()) p.mutable_grad() = torch::full({2, 2}, gradient);
+    optimizer.step();
+  }
+}
+
+at::Tensor running_average(torch::optim::Optimizer& optimizer, const at::Tensor& parameter) {
+  const auto& state = optimizer.state().at(parameter.unsafeGetTensorImpl());
+  return static_cast<torch::optim::AdamWParamState&>(*state).exp_avg();
+}
+
+torch::optim::AdamW adamw_of(const torch::nn::Module& net) {
+  return torch::optim::AdamW(momentum_of(net).param_groups()[0].params(), torch::optim::AdamWOptions(0.1));
+}
+
+TEST(TiedWeights, OfOneProcessGoWithTheirOptimizerStateIntoStages) {
+  const Folder folder;
+  const at::Tensor shared = filled(1);
+  const Named whole({{"emb", shared}, {"head", shared}});
+  torch::optim::AdamW optimizer = adamw_of(whole);
+  train_twice(optimizer, whole);
+  const at::Tensor expected = running_average(optimizer, whole.parameters()[0]).clone();
+  checkpoint::save(folder / "c", {{"model", state_of(whole)}, {"optim", state_of(optimizer)}});
+  const checkpoint::StateDict state =
+      checkpoint::get_state({{"model", state_of(whole)}, {"optim", state_of(optimizer)}});
+  const auto check = [&](const Named& net, const std::function<void(const checkpoint::Contents&)>& load) {
+    torch::optim::AdamW mine = adamw_of(net);
+    load({{"model", state_of(net)}, {"optim", state_of(mine)}});
+    for (const at::Tensor& p : net.parameters()) expect_equal(running_average(mine, p), expected);
+  };
+  run_ranks(2, [&](const Group& world) {
+    const at::Tensor one = filled(0);
+    const Named stage(world->getRank() == 0
+                          ? std::vector<std::pair<std::string, at::Tensor>>{{"emb", one}, {"head", one}}
+                          : std::vector<std::pair<std::string, at::Tensor>>{{"head", one}});
+    check(stage, [&](const checkpoint::Contents& contents) { checkpoint::load(folder / "c", contents); });
+  });
+  const Named apart({{"emb", filled(0)}, {"head", filled(0)}});
+  check(apart, [&](const checkpoint::Contents& contents) { checkpoint::load(folder / "c", contents); });
+  check(apart, [&](const checkpoint::Contents& contents) { checkpoint::set_state(contents, state); });
+  const Named other({{"decoder", filled(0)}});
+  check(other, [&](const checkpoint::Contents& contents) {
+    checkpoint::load(folder / "c", contents, {.rename = {{"^head$", "decoder"}}});
+  });
+}
+
+TEST(TiedWeights, OfZeroAndOfDTensorsGoWithTheirStateIntoAProcessThatHasOneName) {
+  const Folder folder;
+  run_ranks(2, [&](const Group& world) {
+    const at::Tensor shared = filled(1);
+    const Named whole({{"emb", shared}, {"head", shared}, {"more", filled(2)}});
+    ZeroRedundancyOptimizer<torch::optim::AdamW> zero(momentum_of(whole).param_groups()[0].params(),
+                                                      torch::optim::AdamWOptions(0.1), {.process_group = world});
+    train_twice(zero, whole);
+    checkpoint::save(folder / "zero", {{"model", state_of(whole)}, {"optim", state_of(zero)}});
+  });
+  on_mesh({2}, [&](const DeviceMesh& mesh) {
+    const at::Tensor cut = distribute_tensor(filled(1), mesh, {Shard(0)});
+    torch::nn::Module sharded;
+    const at::Tensor parameter = sharded.register_parameter("emb", cut);
+    sharded.register_parameter("head", parameter);
+    torch::optim::AdamW optimizer({parameter}, torch::optim::AdamWOptions(0.1));
+    for (const double gradient : {1.0, 3.0}) {
+      parameter.mutable_grad() = distribute_tensor(filled(gradient), mesh, {Shard(0)});
+      optimizer.step();
+    }
+    checkpoint::save(folder / "dtensor", {{"model", state_of(sharded)}, {"optim", state_of(optimizer)}});
+  });
+  const Named expected({{"head", filled(1)}});
+  torch::optim::AdamW same = adamw_of(expected);
+  train_twice(same, expected);
+  for (const char* name : {"zero", "dtensor"}) {
+    const Named head({{"head", filled(0)}});
+    torch::optim::AdamW optimizer = adamw_of(head);
+    checkpoint::load(folder / name, {{"model", state_of(head)}, {"optim", state_of(optimizer)}}, {.strict = false});
+    expect_close(head["head"], expected["head"]);
+    expect_close(running_average(optimizer, head.parameters()[0]), running_average(same, expected.parameters()[0]));
   }
 }
 

@@ -1,9 +1,12 @@
 // `serried checkpoint`: lists, verifies and compares checkpoints.
 #include <CLI/CLI.hpp>
 
+#include <algorithm>
 #include <iostream>
+#include <iterator>
 
 #include "serried/base/error.h"
+#include "serried/base/text.h"
 #include "serried/checkpoint/failure.h"
 #include "serried/checkpoint/inspect.h"
 #include "tools/serried/progress_option.h"
@@ -26,7 +29,22 @@ constexpr int kFailed = 2;
 
 struct Words {
   std::string folder, other, name, progress;
+  bool all = false, as_json = false;
 };
+
+constexpr const char* kSubcommands[] = {"ls", "verify", "diff", "cat"};
+
+// The one that the command line begins with; "" where it is none of them.
+std::string subcommand_of(int argc, char** argv) {
+  const std::string word = argc > 1 ? argv[1] : "";
+  return std::count(std::begin(kSubcommands), std::end(kSubcommands), word) == 0 ? "" : word;
+}
+
+void check_subcommand(int argc, char** argv) {
+  if (argc < 2 || argv[1][0] == '-' || !subcommand_of(argc, argv).empty()) return;
+  inspect::fail("unknown subcommand \"" + serried::detail::printable(argv[1]) + "\"; known: ls, verify, diff, cat",
+                "serried checkpoint --help says what each of them does");
+}
 
 // `run` gets what to tell how far it is.
 template <class Run>
@@ -55,6 +73,7 @@ int diff(const Words& words) {
 }
 
 int run(CLI::App& app, int argc, char** argv) {
+  check_subcommand(argc, argv);
   Words words;
   const auto add = [&](const char* name, const char* text) {
     CLI::App* const command = app.add_subcommand(name, text);
@@ -67,6 +86,9 @@ int run(CLI::App& app, int argc, char** argv) {
   CLI::App* const shown = add("cat", "Print one value or tensor.");
   compared->add_option("OTHER", words.other, "The folder of another one")->required()->type_name("");
   shown->add_option("NAME", words.name, "\"step\", \"model.head.bias\"")->required()->type_name("");
+  shown->add_flag("--all", words.all, "All elements of a tensor, however many");
+  shown->add_flag("--json", words.as_json, "As JSON, with all elements");
+  ls->add_flag("--json", words.as_json, "As JSON");
   serried::tools::add_progress_option(*verified, words.progress);
   serried::tools::add_progress_option(*compared, words.progress);
   app.require_subcommand(1);
@@ -74,7 +96,11 @@ int run(CLI::App& app, int argc, char** argv) {
   app.parse(argc, argv);
   if (verified->parsed()) return verify(words);
   if (compared->parsed()) return diff(words);
-  std::cout << (ls->parsed() ? inspect::listing(words.folder) : inspect::text_of(words.folder, words.name));
+  if (ls->parsed()) {
+    std::cout << (words.as_json ? inspect::listing_json(words.folder) : inspect::listing(words.folder));
+  } else {
+    std::cout << inspect::text_of(words.folder, words.name, {.all = words.all, .as_json = words.as_json});
+  }
   return 0;
 }
 
@@ -86,7 +112,10 @@ int main(int argc, char** argv) {
     return run(app, argc, argv);
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);
-    std::cerr << "[checkpoint] " << error.what() << "\n  fix: serried checkpoint --help lists the options\n";
+    const std::string subcommand = subcommand_of(argc, argv);
+    std::cerr << "[checkpoint" << (subcommand.empty() ? "" : " " + subcommand) << "] " << error.what()
+              << "\n  fix: serried checkpoint " << (subcommand.empty() ? "" : subcommand + " ")
+              << "--help lists what it takes\n";
   } catch (const inspect::Failure& failure) {
     std::cerr << serried::format_error({"checkpoint", failure.text, failure.fix}) << "\n";
   } catch (const c10::Error& error) {

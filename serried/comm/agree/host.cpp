@@ -27,7 +27,7 @@ using std::chrono::milliseconds;
 
 // 'R', 'S', 'T', 'Z' ...; ' ' where there is no such process.
 char process_state(int pid) {
-  std::ifstream file(c10::str("/proc/", pid, "/stat"));
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
   std::string line;
   if (!std::getline(file, line)) return ' ';
   const size_t name_end = line.rfind(')');  // the name may hold anything

@@ -50,7 +50,7 @@ std::string problem_of(int handle, int64_t bytes, uid_t owner) {
 int open_checked(int handle, int64_t bytes, uid_t owner, std::string& problem) {
   problem = problem_of(handle, bytes, owner);
   if (!problem.empty()) return -1;
-  const int fd = ::open(c10::str("/proc/self/fd/", handle).c_str(), O_RDWR | O_CLOEXEC);
+  const int fd = ::open(("/proc/self/fd/" + std::to_string(handle)).c_str(), O_RDWR | O_CLOEXEC);
   if (fd < 0) {
     problem = std::strerror(errno);
   } else if (::fcntl(fd, F_GET_SEALS) != kSeals) {
@@ -90,7 +90,7 @@ class Mappings {
 }  // namespace
 
 std::string SharedFilePlace::text() const {
-  return c10::str(pid, " ", fd);
+  return std::to_string(pid) + " " + std::to_string(fd);  // read again: without separators of the locale
 }
 
 std::optional<SharedFilePlace> SharedFilePlace::parse(const std::string& text) {
@@ -114,7 +114,7 @@ SharedMemory SharedMemory::make(const char* name, int64_t bytes) {
 
 SharedMemory SharedMemory::open(const SharedFilePlace& place, int64_t bytes, uid_t owner) {
   SharedMemory opened;
-  const std::string path = c10::str("/proc/", place.pid, "/fd/", place.fd);
+  const std::string path = "/proc/" + std::to_string(place.pid) + "/fd/" + std::to_string(place.fd);
   const int handle = ::open(path.c_str(), O_PATH | O_CLOEXEC);
   if (handle < 0) {
     opened.problem_ = c10::str("cannot open ", path, ": ", std::strerror(errno));

@@ -89,6 +89,19 @@ TEST(Gpt, GoesOnOnAnotherNumberOfRanksAfterAKill) {
   EXPECT_NEAR(loss_after_kill(" 8/20 ", 3), uninterrupted, 1e-5);
 }
 
+// Where files cannot be exchanged a kill leaves the checkpoint under such a name.
+TEST(Gpt, GoesOnFromACheckpointThatAKillHasSetAside) {
+  const TemporaryFolder folder;
+  const std::string path = folder.path() + "/ckpt";
+  const std::vector<std::string> saving = {"--steps", "4", "--checkpoint", path, "--save-every", "2", "--resume"};
+  const double reached = loss_in(gpt(1, saving));
+  std::filesystem::rename(path, path + ".replaced-0123456789abcdef");
+  const Result result = gpt(2, saving);
+  EXPECT_THAT(result.out, HasSubstr("  goes on after step 4\n"));
+  EXPECT_THAT(result.out, HasSubstr("  nothing is left to do of 4 steps\n"));
+  EXPECT_EQ(loss_in(result), reached);
+}
+
 TEST(Gpt, SaysWhatItCannotDo) {
   EXPECT_THAT(gpt(1, {"--stops", "3"}).err,
               HasSubstr("usage: 06_gpt [--steps 700] [--text FILE] [--trace FILE] [--checkpoint FOLDER]"));

@@ -91,7 +91,7 @@ void check_failures(const ConnectArgs& args, const std::string& mine) {
 }  // namespace
 
 std::string Greeting::text() const {
-  return c10::str(memory.text(), " ", heap_bytes, " ", round_bytes, " ", host);
+  return memory.text() + " " + std::to_string(heap_bytes) + " " + std::to_string(round_bytes) + " " + host;
 }
 
 Greeting parse_greeting(std::string_view where, int rank, const std::string& text) {
