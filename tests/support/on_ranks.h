@@ -22,8 +22,8 @@ struct Setting {
   }
 };
 
-/// Every backend whose ranks can be threads, with each of the world sizes; where hosts matter, each way to lay ranks out
-/// over hosts. Under mpirun the mpi backend, where its world is of one of these sizes.
+/// Every backend whose ranks can be threads, with each of the world sizes; where hosts matter, each way to lay ranks
+/// out over hosts. Under mpirun the mpi backend, where its world is of one of these sizes.
 std::vector<Setting> settings(const std::vector<int>& world_sizes);
 
 /// "shm_3"
