@@ -34,7 +34,11 @@ void carry_out(const Group& group, const Collective& collective, WorkPtr* starte
   carry_out(group, collective, started);
   if (!after) return;
   if (started == nullptr) return after();
-  *started = c10::make_intrusive<ChainedWork>(std::move(*started), std::move(after));
+  *started = chained(std::move(*started), std::move(after));
+}
+
+WorkPtr chained(WorkPtr work, std::function<void()> after) {
+  return c10::make_intrusive<ChainedWork>(std::move(work), std::move(after));
 }
 
 void check_strided(const char* where, const at::Tensor& x) {

@@ -39,6 +39,22 @@ void carry_out(const Group& group, const Collective& collective, WorkPtr* starte
 /// The same, with a step that its result needs once it is there.
 void carry_out(const Group& group, const Collective& collective, WorkPtr* started, std::function<void()> after);
 
+/// `work`, and a step after it.
+WorkPtr chained(WorkPtr work, std::function<void()> after);
+
+/// A lazy conjugate or negative: its memory holds something else than its values.
+inline bool is_lazy(const at::Tensor& x) {
+  return x.is_conj() || x.is_neg();
+}
+/// An argument with memory of its values.
+inline at::Tensor resolved(const at::Tensor& x) {
+  return is_lazy(x) ? x.resolve_conj().resolve_neg() : x;
+}
+template <class Argument>
+const Argument& resolved(const Argument& argument) {
+  return argument;
+}
+
 /// NotImplementedError for sparse tensors and the like.
 void check_strided(const char* where, const at::Tensor& x);
 
@@ -169,6 +185,11 @@ struct PlainOp {
   static void define(torch::Library& m) {
     m.def(schema_text(Description::kName, Description::kArguments, "()").c_str());
     m.def(schema_text(started_name(), Description::kArguments, "__torch__.torch.classes.c10d.Work").c_str());
+    // LibTorch's own fallback puts a result in place that these ops do not have, and too early where they are started.
+    for (const auto key : {c10::DispatchKey::Conjugate, c10::DispatchKey::Negative}) {
+      m.impl(Description::kName, torch::dispatch(key, torch::CppFunction::makeFallthrough()));
+      m.impl(started_name().c_str(), torch::dispatch(key, torch::CppFunction::makeFallthrough()));
+    }
   }
   static void on_devices(torch::Library& m) { implement(m, run_kernel, start_kernel); }
   static void on_meta(torch::Library& m) { m.impl(Description::kName, run_meta); }
@@ -186,13 +207,16 @@ struct PlainOp {
 
   static void run_kernel(const at::Tensor& x, Args... args, TimeoutMs timeout) {
     check_strided(Description::kName, x);
-    Description::kernel(x, args..., timeout, nullptr);
+    const at::Tensor plain = resolved(x);
+    Description::kernel(plain, resolved(args)..., timeout, nullptr);
+    if (Description::kWrites && is_lazy(x)) x.copy_(plain);
   }
   static WorkPtr start_kernel(const at::Tensor& x, Args... args, TimeoutMs timeout) {
     check_strided(Description::kName, x);
     WorkPtr work;
-    Description::kernel(x, args..., timeout, &work);
-    return work;
+    const at::Tensor plain = resolved(x);
+    Description::kernel(plain, resolved(args)..., timeout, &work);
+    return Description::kWrites && is_lazy(x) ? chained(std::move(work), [x, plain] { x.copy_(plain); }) : work;
   }
   static void run_meta(const at::Tensor&, Args..., TimeoutMs) {}
 

@@ -415,6 +415,29 @@ TEST_P(Collectives, WorkOnComplexConjugatesAndNegativeViews) {
   });
 }
 
+TEST_P(Collectives, WriteIntoComplexConjugatesAndNegativeViews) {
+  on_ranks([&](const Group& g) {
+    const Tensors xs = samples({4, 2}, g->getSize(), at::kComplexFloat);
+    const at::Tensor mine = xs[g->getRank()], sum = sum_of(xs).conj().resolve_conj();
+    at::Tensor started = mine.clone().conj();
+    async::all_reduce_(started, g).wait();
+    expect_close(started.resolve_conj(), sum);
+    at::Tensor shown = mine.clone().conj();
+    broadcast_(shown, g, {.src = g->getSize() - 1});
+    expect_close(shown.resolve_conj(), xs.back().conj().resolve_conj());
+    at::Tensor whole = at::empty({4 * g->getSize(), 2}, at::kComplexFloat).conj();
+    all_gather_into(whole, mine.clone().conj(), g);
+    expect_close(whole.resolve_conj(), at::cat(xs).conj().resolve_conj());
+    at::Tensor memory = at::empty({4, 2}, at::kComplexFloat);
+    at::Tensor negative = at::imag(memory.conj());  // a lazy negative of what lies there
+    at::Tensor dense = at::zeros({4, 2});
+    negative.copy_(at::imag(mine));
+    all_reduce_(negative, g);
+    for (const at::Tensor& x : xs) dense += at::imag(x);
+    expect_close(negative.resolve_neg().contiguous(), dense);
+  });
+}
+
 TEST_P(Collectives, HoldInsideBackwardOfADeepGraph) {
   on_ranks([&](const Group& g) {
     const int n = g->getSize();
