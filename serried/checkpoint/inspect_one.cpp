@@ -4,9 +4,9 @@
 
 #include <algorithm>
 #include <charconv>
-#include <numeric>
 #include <sstream>
 
+#include "serried/base/edit_distance.h"
 #include "serried/base/text.h"
 #include "serried/checkpoint/checkpoint.h"
 #include "serried/checkpoint/failure.h"
@@ -113,20 +113,9 @@ class Names {
   const TensorNames tensors_;
 };
 
-// How many letters have to be changed to come from one to the other, and less where one ends with the other.
+// Less where one ends with the other.
 size_t distance(const std::string& name, const std::string& known) {
-  if (known.ends_with("." + name)) return 0;
-  std::vector<size_t> row(known.size() + 1);
-  std::iota(row.begin(), row.end(), size_t(0));
-  for (size_t i = 0; i < name.size(); ++i) {
-    size_t corner = row[0]++;
-    for (size_t j = 0; j < known.size(); ++j) {
-      const size_t changed = corner + (name[i] == known[j] ? 0 : 1);
-      corner = row[j + 1];
-      row[j + 1] = std::min({changed, row[j] + 1, row[j + 1] + 1});
-    }
-  }
-  return row.back() + 1;
+  return known.ends_with("." + name) ? 0 : serried::detail::edit_distance(name, known) + 1;
 }
 
 [[noreturn]] void fail_for_name(const std::string& folder, std::vector<std::string> there, const std::string& name) {

@@ -32,7 +32,7 @@ constexpr const char* kExamples =
 
 // The program and its arguments are no options, so the generated usage line lacks them.
 std::string help_text(const CLI::App* app, std::string name, CLI::AppFormatMode mode) {
-  std::string text = CLI::Formatter().make_help(app, std::move(name), mode);
+  std::string text = PlainFlags().make_help(app, std::move(name), mode);
   const std::string generated = "[OPTIONS]";
   const size_t at = text.find(generated);
   if (at != std::string::npos) text.replace(at, generated.size(), "[options] [--] program [arguments]");
@@ -49,7 +49,6 @@ RunCommand::RunCommand(CLI::App& app)
       lost_seconds_(options_.lost_after.count()) {
   CLI::App& run = *command_;
   run.prefix_command();
-  run.formatter_fn(help_text);
   run.footer(kExamples);
   // Names of torchrun's for the same thing stand behind ours, also with its underscores.
   run.add_option("-n,--nproc,--nproc-per-node,--nproc_per_node", options_.num_ranks,
@@ -89,6 +88,7 @@ RunCommand::RunCommand(CLI::App& app)
       ->type_name("NAME");
   run.add_flag("--as-node", as_node_)->group("");
   add_progress_option(run, progress_);
+  run.formatter_fn(help_text);
   run.add_option("--master-port,--master_port", options_.master_port,
                  "A port that rank 0 opens by itself, for programs that do not use serried; default: a free port, "
                  "opened by the launcher and inherited by rank 0");

@@ -16,9 +16,10 @@ const CLI::App& innermost(const CLI::App& app) {
 }
 
 std::string nearest_option(const CLI::App& app, const std::string& word) {
-  constexpr size_t kMostChanges = 3;
+  // A third of its letters: of "--tp" none is like "--help".
+  const size_t most_changes = (word.size() - std::min<size_t>(word.size(), 2)) / 3 + 1;
   std::string nearest;
-  size_t changes = kMostChanges + 1;
+  size_t changes = most_changes + 1;
   for (const CLI::Option* option : app.get_options()) {
     for (const std::string& name : option->get_lnames()) {
       const size_t distance = serried::detail::edit_distance(word, "--" + name);

@@ -54,6 +54,11 @@ TEST(RecordableDdp, IsToldWhatChangesAStepWithoutAnOp) {
       EXPECT_NE(told.values(), before);
       net->dropout->train();
       EXPECT_EQ(told.values(), before);
+      const double probability = net->dropout->options.p();
+      net->dropout->options.p(0.875);
+      EXPECT_NE(told.values(), before);
+      net->dropout->options.p(probability);
+      EXPECT_EQ(told.values(), before);
       {
         const auto guard = ddp.no_sync();
         EXPECT_NE(told.values(), before);
@@ -62,7 +67,7 @@ TEST(RecordableDdp, IsToldWhatChangesAStepWithoutAnOp) {
       ddp.set_process_group(group);
       EXPECT_NE(told.values(), before);
     }
-    EXPECT_EQ(told.values().size(), 4u) << "may be asked when the module is gone";
+    EXPECT_EQ(told.values().size(), 5u) << "may be asked when the module is gone";
   });
 }
 
