@@ -61,7 +61,7 @@ void Member::connect_again() {
 void Member::finish_connecting() {
   if (const std::string error = connect_error(connecting_); !error.empty()) return try_later(error);
   keep_alive(connecting_);
-  greeting_.emplace(std::move(connecting_), Handshake(Handshake::Side::member, options_.token));
+  greeting_.emplace(Greeting{std::move(connecting_), Handshake(Handshake::Side::member, options_.token)});
   try_at_ = after(kTryTimeout);
   last_error_ = kNotNode0;
 }
