@@ -168,17 +168,17 @@ TEST(LaunchCommand, ScriptWithoutItsInterpreterExitsWith127) {
 TEST(LaunchCommand, UnknownCommandListsTheKnownOnes) {
   const Result result = serried({"dance"});
   EXPECT_EQ(result.exit_code, 2);
-  EXPECT_THAT(result.err, StartsWith("[serried] unknown command \"dance\"; known: checkpoint, doctor, explain, plan, "
-                                     "run, token, top, trace\n  fix: serried --help, or serried run -n 4 dance to "
-                                     "start a program\n"));
-  EXPECT_THAT(serried({"chekpoint"}).err, HasSubstr("fix: serried checkpoint?\n"));
+  EXPECT_THAT(result.err, AllOf(StartsWith("[serried] unknown command \"dance\"; known: "),
+                                HasSubstr("run, token, top, trace\n  fix: serried --help, or serried run -n 4 dance to "
+                                          "start a program\n")));
+  EXPECT_THAT(serried({"tokne"}).err, HasSubstr("fix: serried token?\n"));
 }
 
-TEST(LaunchCommand, HelpSaysWhatEachCommandDoes) {
+TEST(LaunchCommand, HelpComesHoweverItIsAskedFor) {
   for (const std::vector<std::string>& asked : {std::vector<std::string>{"help"}, {"--help"}, {}}) {
     const Result result = serried(asked);
     EXPECT_EQ(result.exit_code, 0);
-    EXPECT_THAT(result.out, HasSubstr("\n  checkpoint                  List, verify and compare checkpoints\n"));
+    EXPECT_THAT(result.out, HasSubstr("Other commands:"));
   }
   EXPECT_THAT(serried({"token", "--help"}).out, Not(HasSubstr("Other commands")));
 }
@@ -200,7 +200,11 @@ TEST(LaunchCommand, ProgramsBesideItAreCommands) {
   const Result result = serried(shell({}, copy + " dance --fast 'a b'"));
   EXPECT_EQ(result.exit_code, 12);
   EXPECT_EQ(result.out, "[rank 0] dancing --fast a b\n");
-  EXPECT_THAT(serried(shell({}, copy + " --help")).out, HasSubstr("Other commands:\n[rank 0]   dance\n"));
+  write_file(folder.path() + "/serried-checkpoint", "#!/bin/sh\n");
+  ::chmod((folder.path() + "/serried-checkpoint").c_str(), 0700);
+  EXPECT_THAT(serried(shell({}, copy + " --help")).out,
+              HasSubstr("Other commands:\n[rank 0]   checkpoint                  List, verify and compare checkpoints\n"
+                        "[rank 0]   dance\n"));
 }
 
 }  // namespace

@@ -30,7 +30,7 @@ constexpr Setting kSettings[] = {
 class LoadingEnvironment {
  public:
   LoadingEnvironment() : previous_(environ) {
-    auto* copy = new std::vector<char*>;
+    static auto* const copy = new std::vector<char*>;
     for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) copy->push_back(*entry);
     for (const Setting& setting : kSettings) {
       if (std::getenv(setting.name) == nullptr) copy->push_back(const_cast<char*>(setting.entry));

@@ -10,8 +10,8 @@ using net::Transfer;
 using State = net::Transfer::State;
 
 TEST(ThreadWire, DiesAsAKilledProcessDoes) {
-  const auto wires = make_thread_wires(2);
   Transfer receive, large;
+  const auto wires = make_thread_wires(2);
   char byte = 0;
   const std::string bytes(1 << 20, 'x');
   wires[0]->receive(receive, 1, 7, &byte, 1);
@@ -23,8 +23,8 @@ TEST(ThreadWire, DiesAsAKilledProcessDoes) {
 }
 
 TEST(ThreadWire, FreezesUntilItIsGivenUp) {
-  const auto wires = make_thread_wires(2);
   Transfer receive, sent;
+  const auto wires = make_thread_wires(2);
   char byte = 'x';
   wires[0]->receive(receive, 1, 7, &byte, 1);
   wires[1]->freeze();
