@@ -35,6 +35,8 @@ std::string why_shm_unavailable();
 /// same bits as what ranks of several do. Options: those of shm; "wire" (text, "auto"): "gloo" where UCX is not wanted;
 /// "host" (text), for tests: ranks that name different ones do as if they could not share memory.
 Group make_hierarchical_group(const FactoryArgs& args);
+/// Every rank has a part of each host's memory, and a link to every rank of other hosts.
+inline constexpr int kMostHierarchicalRanks = 512;
 
 /// Ranks are threads of one process: shm's engine, where every rank can reach every tensor of its peers, so that
 /// nothing is staged.

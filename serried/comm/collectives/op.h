@@ -207,16 +207,17 @@ struct PlainOp {
 
   static void run_kernel(const at::Tensor& x, Args... args, TimeoutMs timeout) {
     check_strided(Description::kName, x);
-    const at::Tensor plain = resolved(x);
-    Description::kernel(plain, resolved(args)..., timeout, nullptr);
-    if (Description::kWrites && is_lazy(x)) x.copy_(plain);
+    const at::Tensor plain = is_lazy(x) ? resolved(x) : at::Tensor();
+    Description::kernel(plain.defined() ? plain : x, resolved(args)..., timeout, nullptr);
+    if (Description::kWrites && plain.defined()) x.copy_(plain);
   }
   static WorkPtr start_kernel(const at::Tensor& x, Args... args, TimeoutMs timeout) {
     check_strided(Description::kName, x);
     WorkPtr work;
-    const at::Tensor plain = resolved(x);
-    Description::kernel(plain, resolved(args)..., timeout, &work);
-    return Description::kWrites && is_lazy(x) ? chained(std::move(work), [x, plain] { x.copy_(plain); }) : work;
+    const at::Tensor plain = is_lazy(x) ? resolved(x) : at::Tensor();
+    Description::kernel(plain.defined() ? plain : x, resolved(args)..., timeout, &work);
+    if (!Description::kWrites || !plain.defined()) return work;
+    return chained(std::move(work), [x, plain] { x.copy_(plain); });
   }
   static void run_meta(const at::Tensor&, Args..., TimeoutMs) {}
 

@@ -27,9 +27,6 @@ std::string works_everywhere() {
   return "";
 }
 
-// More ranks than have room in memory that they share.
-constexpr int kMostOfHierarchical = 512;
-
 constexpr const char* kNoShm = "no shm: ";
 
 // Every rank sees the same texts, so all choose alike; a rank that cannot use shared memory says so in its text.
@@ -48,7 +45,8 @@ Group make_auto_group(const FactoryArgs& args) {
     return take("gloo", c10::str("rank ", without - hosts.begin(), " has ", *without), make_gloo_group);
   }
   if (one_host) return take("shm", "all ranks share this host", make_shm_group);
-  if (args.world_size > kMostOfHierarchical) return take("gloo", "ranks are many, on several hosts", make_gloo_group);
+  if (args.world_size > kMostHierarchicalRanks)
+    return take("gloo", "ranks are many, on several hosts", make_gloo_group);
   return take("hierarchical", "ranks are on several hosts", make_hierarchical_group);
 }
 

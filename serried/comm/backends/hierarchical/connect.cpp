@@ -14,6 +14,7 @@
 #include "serried/base/log.h"
 #include "serried/comm/agree/host.h"
 #include "serried/comm/agree/rank_texts.h"
+#include "serried/comm/backends/factories.h"
 #include "serried/comm/backends/hierarchical/engine.h"
 #include "serried/comm/rendezvous/world_store.h"
 
@@ -21,26 +22,13 @@ namespace serried::hierarchical {
 namespace {
 
 using shm::ConnectArgs;
+using shm::failure_of;
 using shm::Greeting;
 using shm::Segment;
 using shm::SegmentShape;
 
-// Every rank has a part of each host's memory, and a link to every rank of other hosts.
-constexpr int kMaxRanks = 512;
-
 std::vector<std::string> exchange(const ConnectArgs& args, const char* key, const std::string& mine) {
   return detail::exchange({args.store, args.rank, args.world_size, args.timeout}, args.backend, key, mine);
-}
-
-/// What went wrong in `fn`; empty if nothing did.
-template <class Fn>
-std::string failure_of(const Fn& fn) {
-  try {
-    fn();
-  } catch (const c10::Error& error) {
-    return error.msg();
-  }
-  return "";
 }
 
 /// A line of text of each rank says how it fared: "" for well.
@@ -125,8 +113,8 @@ std::unique_ptr<net::Wire> connect_wire(const ConnectArgs& args, const Options& 
 }  // namespace
 
 std::unique_ptr<shm::Runner> connect(const ConnectArgs& args, const Options& options) {
-  if (args.world_size > kMaxRanks) {
-    raise<c10::ValueError>({args.backend, c10::str(args.world_size, " ranks; at most ", kMaxRanks),
+  if (args.world_size > kMostHierarchicalRanks) {
+    raise<c10::ValueError>({args.backend, c10::str(args.world_size, " ranks; at most ", kMostHierarchicalRanks),
                             "use new_group(\"gloo\"), or \"fake\" to plan a large run"});
   }
   const std::vector<std::string> names =

@@ -67,17 +67,6 @@ Segment attach(const SegmentShape& shape, const Greeting& owner) {
       {"shm", c10::str("rank 0 offers ", problem), "find out who else writes to the store of this job"});
 }
 
-// What went wrong in `fn`; empty if nothing did.
-template <class Fn>
-std::string failure_of(const Fn& fn) {
-  try {
-    fn();
-  } catch (const c10::Error& error) {
-    return error.msg();
-  }
-  return "";
-}
-
 // All ranks raise what the first of them met with.
 void check_failures(const ConnectArgs& args, const std::string& mine) {
   const detail::StoreRanks ranks{args.store, args.rank, args.world_size, args.timeout};

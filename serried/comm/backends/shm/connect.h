@@ -3,6 +3,7 @@
 
 #include "serried/comm/backends/shm/engine.h"
 
+#include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <functional>
@@ -32,6 +33,17 @@ inline constexpr int64_t kMaxHeapBytes = int64_t(1) << 44;
 Greeting parse_greeting(std::string_view where, int rank, const std::string& text);
 
 struct ConnectArgs;
+
+/// What went wrong in `fn`, for a rank that tells the others before it raises; empty if nothing did.
+template <class Fn>
+std::string failure_of(const Fn& fn) {
+  try {
+    fn();
+  } catch (const c10::Error& error) {
+    return error.msg();
+  }
+  return "";
+}
 
 /// An engine whose peers are all there. Every rank calls it; if one cannot take part, all raise and say which and why.
 std::unique_ptr<Runner> connect(const ConnectArgs& args);
