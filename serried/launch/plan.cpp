@@ -42,7 +42,8 @@ std::vector<std::string> rank_environment(const Assignment& assignment, int loca
   }
   if (!assignment.job_secret.empty()) ours["SERRIED_JOB_SECRET"] = assignment.job_secret;
   // A launcher that runs inside another launcher's rank must not hand that one's meeting place on, nor its secret.
-  std::set<std::string> dropped = {"SERRIED_JOB_SECRET", "SERRIED_MASTER_LISTEN_FD", "TORCHELASTIC_USE_AGENT_STORE"};
+  std::set<std::string> dropped = {"SERRIED_BLACK_BOX_FD", "SERRIED_JOB_SECRET", "SERRIED_MASTER_LISTEN_FD",
+                                   "TORCHELASTIC_USE_AGENT_STORE"};
   dropped.insert(token_variables().begin(), token_variables().end());
   bool threads_chosen = false;
   std::vector<std::string> result;
