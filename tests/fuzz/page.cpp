@@ -9,6 +9,7 @@
 #include "tools/serried/top/notes.h"
 #include "tools/serried/top/pages.h"
 #include "tools/serried/top/table.h"
+#include "tools/serried/top/text.h"
 
 namespace serried::fuzz {
 namespace {
