@@ -120,6 +120,13 @@ TEST(DebugPage, NamesWhoIsLateOnOneClock) {
                                             "the last to 9\n"));
 }
 
+TEST(DebugPage, OneCallMakesNobodyLate) {
+  const HostSeen dump =
+      host("h1", 0, {rank_with(0, 2, {call(1, "barrier", 1)}), rank_with(1, 2, {call(1, "barrier", 90)})}, 2);
+  EXPECT_EQ(latest_of(groups_of({dump})[0]).rank, 1);
+  EXPECT_THAT(page_of({dump}, {}), Not(HasSubstr(" is late")));
+}
+
 TEST(DebugPage, NamesRanksWithoutAFileAndFilesThatAreNone) {
   const HostSeen dump = host("h1", 0, {rank_with(0, 3, {call(1, "barrier", 1, false)})}, 3);
   const std::string page = page_of({dump}, {"h3.json is no dump: it is no JSON, or has broken off"});

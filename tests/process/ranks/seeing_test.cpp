@@ -82,7 +82,7 @@ TEST(Seeing, RepeatsEverMoreSeldom) {
 
 TEST(Seeing, SaysNothingWhereItIsToldToBeSilent) {
   const Result result = serried(job(3, "0", {"stop"}));
-  EXPECT_THAT(result.out + result.err, HasSubstr("timed out after 500 ms in #2 all_reduce f32[512] sum"));
+  EXPECT_THAT(result.out + result.err, HasSubstr(" ms in #2 all_reduce f32[512] sum: rank 1 is at #1 barrier"));
   EXPECT_THAT(result.err, Not(HasSubstr("has not come to")));
 }
 
@@ -98,8 +98,8 @@ TEST(Seeing, AFailedJobLeavesWhatItsRanksCalled) {
   EXPECT_EQ(result.exit_code, 5);
   const std::string page = page_of(folder.path() + "/dump");
   EXPECT_THAT(page, ContainsRegex("job [0-9a-f]+, attempt 0: 3 ranks, a dump by serried "));
-  EXPECT_THAT(page, HasSubstr("made because rank 2 (pid "));
-  EXPECT_THAT(page, HasSubstr("\ngroup shm/1: ranks 0-2\n"));
+  EXPECT_THAT(page, HasSubstr("made because rank 2 of 3 (pid "));
+  EXPECT_THAT(page, HasSubstr("\ngroup auto/1: ranks 0-2\n"));
   EXPECT_THAT(page, HasSubstr("#1 barrier: ranks 0-2 done\n"));
   EXPECT_THAT(page, ContainsRegex("rank 2 \\(pid [0-9]+\\) has ended, 1 call\n"));
 }

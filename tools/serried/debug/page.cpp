@@ -24,6 +24,7 @@ constexpr uint64_t kBefore = 3;  // calls shown around the one that matters
 constexpr uint64_t kAfter = 1;
 constexpr int kMostStackLines = 12;
 constexpr double kLate = 1e-3;
+constexpr int kLeastCalls = 8;  // of fewer, chance says who came last
 
 std::string milliseconds_text(double seconds) {
   char text[48];
@@ -130,7 +131,7 @@ void add_lateness(std::ostream& out, const GroupView& group) {
   const Lateness latest = latest_of(group);
   double error = 0;
   for (const Member& member : group.members) error = std::max(error, 1e-9 * double(member.host->clock_error_ns));
-  if (latest.rank < 0 || latest.seconds < std::max(kLate, 2 * error)) return;
+  if (latest.num_calls < kLeastCalls || latest.seconds < std::max(kLate, 2 * error)) return;
   out << "  rank " << latest.rank << " is late: " << milliseconds_text(latest.seconds)
       << " after the first in the middle of " << latest.num_calls << " calls, the last to " << latest.num_last << "\n";
 }
