@@ -48,6 +48,11 @@ struct Header {
   std::atomic<uint64_t> num_groups;  // that were made so far: the newest has this id
   std::atomic<uint64_t> num_calls;   // that were made so far: number n is entry n % kNumEntries
   std::atomic<uint64_t> num_lost;    // calls of groups for which there was no slot
+
+  // By the launcher: how node 0's CLOCK_MONOTONIC is found from this host's.
+  Word clock_known;
+  Word clock_offset_ns;  // to be added; an int64_t
+  Word clock_error_ns;   // by which that may be wrong
 };
 
 /// A group as this process has it, and its newest collective, which the ring may have forgotten. Times are

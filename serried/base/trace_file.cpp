@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <climits>
@@ -37,12 +38,16 @@ std::string host_name() {
   return name.data();
 }
 
-// Equal for processes that share the steady clock.
+// Equal for processes that share the steady clock: containers may have one of their own.
 std::string clock_name() {
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  return boot;
+  std::array<char, 64> space{};
+  const ssize_t length = ::readlink("/proc/self/ns/time", space.data(), space.size());
+  return length <= 0 ? boot : boot.append(" ").append(space.data(), size_t(length));
 }
+
+std::atomic<ClockSource> clock_source{nullptr};
 
 // Empty where no launcher has named it.
 std::string job_name() {
@@ -67,6 +72,10 @@ json about_row(const char* what, int rank, int tid, json args) {
 }
 
 }  // namespace
+
+void set_clock_source(ClockSource source) {
+  clock_source = source;
+}
 
 int rank_or_zero() {
   return std::max(rank_label().rank, 0);
@@ -139,10 +148,22 @@ void TraceFile::append(const std::vector<TakenSlices>& taken) {
   std::stable_sort(by_end.begin(), by_end.end(),
                    [](const auto& a, const auto& b) { return a.second->end_ns < b.second->end_ns; });
   for (const auto& [from, slice] : by_end) add_slice(*from, *slice);
+  add_clock();
   file_.flush();
 }
 
+// The launcher's estimate gets better while the program runs: the last counts.
+void TraceFile::add_clock() {
+  const ClockSource source = clock_source;
+  const std::optional<HostClock> clock = source == nullptr ? std::nullopt : source();
+  if (!clock || clock == told_clock_) return;
+  told_clock_ = clock;
+  add(text_of(
+      about_row("serried_clock", rank_or_zero(), 0, {{"offset_ns", clock->offset_ns}, {"error_ns", clock->error_ns}})));
+}
+
 void TraceFile::finish() {
+  add_clock();
   file_ << "\n]}\n" << std::flush;
   if (file_) return;
   raise<c10::ValueError>({"trace", c10::str("cannot write all of \"", path_, "\": ", std::strerror(errno)),

@@ -3,6 +3,7 @@
 
 #include <fstream>
 #include <map>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -13,6 +14,17 @@ namespace serried::trace {
 
 /// Of this process: its rank, or 0 where it has none.
 int rank_or_zero();
+
+/// How node 0's steady clock is found from that of this host.
+struct HostClock {
+  int64_t offset_ns = 0;  // to be added
+  int64_t error_ns = 0;   // by which that may be wrong
+  bool operator==(const HostClock&) const = default;
+};
+
+/// Who knows: asked whenever a file is written. Nothing where no launcher has said so.
+using ClockSource = std::optional<HostClock> (*)();
+void set_clock_source(ClockSource source);
 
 class TraceFile {
  public:
@@ -38,10 +50,12 @@ class TraceFile {
   Row& row_of(int rank, const TakenSlices& from, const Slice& slice);
   Row& row(const RowKey& key, const std::string& name, int sort_index);
   void name_rank(int rank);
+  void add_clock();
 
   const std::string path_;
   std::ofstream file_;
   bool is_first_ = true;
+  std::optional<HostClock> told_clock_;
   std::map<RowKey, Row> rows_;
   std::map<int, int> num_rows_;  // per rank
 };

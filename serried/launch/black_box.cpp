@@ -122,7 +122,7 @@ bool is_late(uint64_t since_ns, int64_t now_ns, int64_t longer_than_ns) {
 
 bool may_wait_in(const GroupPage& page, int64_t now_ns, int64_t longer_than_ns) {
   if (load(page.id) == 0 || page.closed.load() != 0) return false;
-  const bool in_collective = load(page.num_issued) != load(page.num_ended);
+  const bool in_collective = load(page.num_issued) > load(page.num_ended);
   if (in_collective && is_late(load(page.ended_ns), now_ns, longer_than_ns)) return true;
   return page.num_peer_waits.load() != 0 && is_late(load(page.peer_wait_ns), now_ns, longer_than_ns);
 }
@@ -251,6 +251,23 @@ std::string BlackBox::job() const {
 
 pid_t BlackBox::pid() const {
   return file_ == nullptr ? 0 : std::max(0, file_->header.pid.load());
+}
+
+void BlackBox::tell_clock(const ClockEstimate& clock) {
+  if (file_ == nullptr) return;
+  struct Words {
+    uint64_t known = 1;
+    int64_t offset_ns = 0;
+    int64_t error_ns = 0;
+  } words{.offset_ns = clock.offset_ns, .error_ns = clock.error_ns};
+  static_assert(offsetof(Header, clock_error_ns) - offsetof(Header, clock_known) == offsetof(Words, error_ns));
+  // Through the file: the launcher's own mapping is for reading.
+  [[maybe_unused]] const ssize_t written = ::pwrite(fd(), &words, sizeof words, offsetof(Header, clock_known));
+}
+
+std::optional<ClockEstimate> BlackBox::clock() const {
+  if (file_ == nullptr || load(file_->header.clock_known) == 0) return std::nullopt;
+  return ClockEstimate{int64_t(load(file_->header.clock_offset_ns)), time_of(load(file_->header.clock_error_ns))};
 }
 
 bool BlackBox::may_wait(int64_t now_ns, int64_t longer_than_ns) const {

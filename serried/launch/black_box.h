@@ -6,10 +6,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "serried/base/black_box_page.h"
+#include "serried/launch/clock_offset.h"
 #include "serried/launch/fd.h"
 #include "serried/launch/seen.h"
 
@@ -33,6 +35,10 @@ class BlackBox {
   std::string job() const;
   /// Who writes into it; 0: nobody yet.
   pid_t pid() const;
+
+  /// By the launcher that made it: ranks write it into their traces.
+  void tell_clock(const ClockEstimate& clock);
+  std::optional<ClockEstimate> clock() const;
 
   /// Whether a call may have lasted for so long by `now_ns`: looks at a few words of each group.
   bool may_wait(int64_t now_ns, int64_t longer_than_ns) const;

@@ -114,14 +114,26 @@ std::vector<std::string> stacks_of(const std::vector<int>& pids, Seconds patienc
   return texts;
 }
 
-void look_closely(HostSeen& seen, const std::map<int, BlackBox>& boxes, Seconds patience) {
+void add_calls(HostSeen& seen, const std::map<int, BlackBox>& boxes) {
+  for (const auto& [rank, box] : boxes) {
+    const std::optional<ClockEstimate> clock = box.clock();
+    if (!clock || seen.has_clock) continue;
+    seen.has_clock = true;
+    seen.clock_offset_ns = clock->offset_ns;
+    seen.clock_error_ns = clock->error_ns;
+  }
+  for (RankSeen& rank : seen.ranks) {
+    const auto box = boxes.find(rank.rank);
+    if (box == boxes.end()) continue;
+    rank.num_calls = box->second.num_calls();
+    rank.calls = box->second.calls();
+  }
+}
+
+void add_stacks(HostSeen& seen, Seconds patience) {
   std::vector<int> pids;
   std::vector<RankSeen*> living;
   for (RankSeen& rank : seen.ranks) {
-    if (const auto box = boxes.find(rank.rank); box != boxes.end()) {
-      rank.num_calls = box->second.num_calls();
-      rank.calls = box->second.calls();
-    }
     if (rank.pid <= 0 || rank.state == 'Z' || rank.state == 'X') continue;
     living.push_back(&rank);
     pids.push_back(rank.pid);

@@ -1,6 +1,7 @@
 // What is left of a failure: a file per host with what its ranks did, for `serried debug show`.
 #pragma once
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -10,9 +11,12 @@
 
 namespace serried::launch {
 
-/// Adds to `seen` what only a dump has: all calls, and stacks of the processes that live, where eu-stack or gdb is
-/// there and may look at them, for as long as `patience`.
-void look_closely(HostSeen& seen, const std::map<int, BlackBox>& boxes, Seconds patience);
+/// Adds to `seen` all calls that the boxes hold, and what is known of the clock.
+void add_calls(HostSeen& seen, const std::map<int, BlackBox>& boxes);
+
+/// Adds stacks of the processes that live, where eu-stack or gdb is there and may look at them, for as long as
+/// `patience`.
+void add_stacks(HostSeen& seen, Seconds patience);
 
 /// Each process's stack, as a tool that finds it prints it; "" where none does in time.
 std::vector<std::string> stacks_of(const std::vector<int>& pids, Seconds patience);

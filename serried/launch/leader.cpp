@@ -130,6 +130,9 @@ void Leader::hear(Peer& peer) {
 void Leader::answer(Peer& peer, const Message& message) {
   if (message[0] == "hello") return welcome(peer, hello_from(message));
   if (message[0] == "pause") peer.pulse.pause();
+  if (message[0] == "beat" && message.size() == 2) {
+    peer.connection.send({"clock", message[1], std::to_string(monotonic_ns())});
+  }
   if (message[0] == "beat" || message[0] == "pause") return;
   if (peer.member < 0) return peer.connection.close();
   if (message[0] == "places" && message.size() == 2) places_.received.emplace_back(peer.member, message[1]);

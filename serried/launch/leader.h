@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -44,6 +45,9 @@ class Leader {
   /// This node goes without being asked: the job ends.
   void leave() { failed({.kind = Cause::Kind::interrupted, .signal = SIGHUP}); }
   bool has_leader() const { return true; }
+
+  /// How far this host's clock is from node 0's: it is node 0's.
+  std::optional<ClockEstimate> clock() const { return ClockEstimate(); }
 
   /// Where ranks of other nodes are.
   PlacesMail& places() { return places_; }

@@ -118,6 +118,9 @@ void Member::hear() {
 void Member::answer(const Message& message) {
   if (message[0] == "pause") pulse_->pause();
   if (message[0] == "beat" || message[0] == "pause") return;
+  if (message[0] == "clock" && message.size() == 3) {
+    return clock_.add(nanoseconds_in(message[1]), nanoseconds_in(message[2]), monotonic_ns());
+  }
   if (message[0] == "look") {
     places_.asked = true;
     return;
@@ -162,7 +165,7 @@ void Member::keep_pulse() {
     last_error_ = "it fell silent";
     return connection_->close();
   }
-  if (pulse_->takes_beat(now)) connection_->send({"beat"});
+  if (pulse_->takes_beat(now)) connection_->send({"beat", std::to_string(monotonic_ns())});
 }
 
 void Member::check_join_deadline() {

@@ -40,6 +40,9 @@ class Member {
   /// Whether node 0 is there, and tells what happens.
   bool has_leader() const { return !lost_; }
 
+  /// How far this host's clock is from node 0's, as far as it is known.
+  std::optional<ClockEstimate> clock() const { return clock_.at(monotonic_ns()); }
+
   /// Where the ranks of this node are, for node 0.
   PlacesMail& places() { return places_; }
   bool is_node_0() const { return false; }
@@ -76,6 +79,7 @@ class Member {
   std::optional<Pulse> pulse_;  // as long as there is a connection
   std::vector<Order> orders_;
   PlacesMail places_;
+  ClockOffset clock_;
   std::string nonce_;
   std::string last_error_ = "no answer";
   std::string last_place_;

@@ -219,6 +219,12 @@ std::vector<RankSeen> LocalRanks::seen(int64_t now_ns, int64_t longest_wait_ns) 
   return result;
 }
 
+void LocalRanks::tell_clock(const std::optional<ClockEstimate>& clock) {
+  if (!clock || (told_clock_ && told_clock_->offset_ns == clock->offset_ns)) return;
+  told_clock_ = clock;
+  for (auto& [rank, box] : boxes_) box.tell_clock(*clock);
+}
+
 bool LocalRanks::has(pid_t pid) const {
   return std::any_of(ranks_.begin(), ranks_.end(), [&](const auto& rank) { return rank->child.pid == pid; });
 }

@@ -60,6 +60,9 @@ class LocalRanks {
   std::vector<RankSeen> seen(int64_t now_ns, int64_t longest_wait_ns) const;
   const std::map<int, BlackBox>& boxes() const { return boxes_; }
 
+  /// How far this host's clock is from node 0's, for traces and dumps.
+  void tell_clock(const std::optional<ClockEstimate>& clock);
+
   /// Whether `pid` is one of the ranks.
   bool has(pid_t pid) const;
 
@@ -70,6 +73,7 @@ class LocalRanks {
   std::string who_ended_well() const;
 
   std::map<int, BlackBox> boxes_;  // by rank
+  std::optional<ClockEstimate> told_clock_;
   std::vector<std::unique_ptr<LocalRank>> ranks_;
   Screen& screen_;
   std::optional<Cause> suspect_;  // of those that have failed so far

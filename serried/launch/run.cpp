@@ -79,7 +79,7 @@ class Job {
   void kill_late();
   void tell_who_is_late();
   void tell_who_waits();
-  std::optional<HostSeen> take_dump(const Cause& cause) const;
+  std::optional<HostSeen> take_dump(const Cause& cause);
   void keep(const std::optional<HostSeen>& dump);
   Orphans::IsKept kept() const;
   void report();
@@ -153,9 +153,13 @@ void Job::turn() {
 // Draws the conclusions from the ranks' state; true if something was told to the link.
 bool Job::advance() {
   if (ranks_ && ranks_->failure() && !ending_) {
-    const std::optional<HostSeen> dump = take_dump(*ranks_->failure());
+    std::optional<HostSeen> dump = take_dump(*ranks_->failure());
+    with_link([&](auto& link) {
+      link.failed(*ranks_->failure());
+      if (dump) link.tick();  // the others need not wait for stacks
+    });
+    if (dump) add_stacks(*dump, kStackPatience);
     end_ranks(SIGTERM);
-    with_link([&](auto& link) { link.failed(*ranks_->failure()); });
     keep(dump);
     return true;
   }
@@ -183,7 +187,8 @@ void Job::obey(const Order& order) {
     return;
   }
   stop_ordered_ = order.cause;
-  const std::optional<HostSeen> dump = take_dump(order.cause);
+  std::optional<HostSeen> dump = take_dump(order.cause);
+  if (dump) add_stacks(*dump, kStackPatience);
   const bool forwarded = order.cause.kind == Cause::Kind::interrupted && order.cause.signal != SIGPIPE;
   if (!ending_) end_ranks(forwarded ? order.cause.signal : SIGTERM);
   keep(dump);
@@ -298,17 +303,18 @@ void Job::tell_who_is_late() {
 
 void Job::tell_who_waits() {
   if (!ranks_ || ending_) return;
+  ranks_->tell_clock(with_link([](auto& link) { return link.clock(); }));
   const auto lines = with_link([this](auto& link) { return lookout_.turn(*ranks_, link); });
   for (const std::string& line : lines) screen_.write(Stream::err, "[run] " + line + "\n");
 }
 
 // As things are when it happens: ranks that are told to end change them.
-std::optional<HostSeen> Job::take_dump(const Cause& cause) const {
+std::optional<HostSeen> Job::take_dump(const Cause& cause) {
   const bool is_failure = cause.kind == Cause::Kind::rank_failed || cause.kind == Cause::Kind::node_lost;
   if (options_.log_dir.empty() || !ranks_ || ending_ || !is_failure) return std::nullopt;
   HostSeen dump = lookout_.seen(*ranks_);
   dump.why = detail::printable(first_line(describe(cause, assignment_.world_size, options_.max_nodes)));
-  look_closely(dump, ranks_->boxes(), kStackPatience);
+  add_calls(dump, ranks_->boxes());
   return dump;
 }
 

@@ -2,11 +2,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <regex>
+#include <utility>
+
 #include "tests/hosts/hosts.h"
 
 namespace serried::testing {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -15,11 +20,15 @@ struct Job {
   std::string mode;
   std::string backend = "auto";
   std::vector<std::string> environment = {};
+  std::vector<std::string> options = {};
 };
 
 std::vector<std::string> node(int rank, const Job& job) {
-  return {"run", "--nnodes",           "2",      "--node-rank", std::to_string(rank), "--rendezvous", "h0:29500", "-n",
-          "2",   SERRIED_HOSTS_WORKER, job.mode, job.backend};
+  std::vector<std::string> words = {"run",      "--nnodes", "2", "--node-rank", std::to_string(rank), "--rendezvous",
+                                    "h0:29500", "-n",       "2"};
+  words.insert(words.end(), job.options.begin(), job.options.end());
+  words.insert(words.end(), {SERRIED_HOSTS_WORKER, job.mode, job.backend});
+  return words;
 }
 
 Command start(const Hosts& hosts, int host, const Job& job) {
@@ -93,6 +102,63 @@ TEST(JobOverHosts, NamesARankThatIsKilled) {
   for (const std::string& line : lines_of(a.out + b.out)) EXPECT_THAT(line, HasSubstr("rank 3")) << line;
   EXPECT_TRUE(first.nothing_left());
   EXPECT_TRUE(second.nothing_left());
+}
+
+/// Of two numbers that `pattern` finds in the text.
+std::pair<double, double> numbers_in(const std::string& text, const std::string& pattern) {
+  std::smatch match;
+  if (std::regex_search(text, match, std::regex(pattern))) return {std::stod(match[1]), std::stod(match[2])};
+  ADD_FAILURE() << "no " << pattern << " in " << text;
+  return {1e9, 0};
+}
+
+TEST(JobOverHosts, SaysWhoHasNotComeOnAnotherHostAndLeavesDumpsOfBoth) {
+  const Hosts hosts(2);
+  const TemporaryFolder logs;
+  const Job job{.mode = "absent", .options = {"--slow-after", "0.5", "--log-dir", logs.path()}};
+  Command second = start(hosts, 1, job);
+  Command first = start(hosts, 0, job);
+  const Result a = first.finish();
+  const Result b = second.finish();
+  EXPECT_NE(a.exit_code, 0);
+  EXPECT_THAT(a.err, ContainsRegex("\\[run\\] group auto/1: rank 3 \\(" + hosts.name(1) +
+                                   "\\) has not come to #2 all_reduce f32\\[512\\] sum; 3 ranks wait since [0-9.]+ s; "
+                                   "rank 3 left #1 [0-9.]+ s ago and (sleeps|runs)"));
+  EXPECT_THAT(b.err, Not(HasSubstr("has not come to #2")));
+  const std::string page = serried({"debug", "show", logs.path() + "/dump"}).out;
+  EXPECT_THAT(page, HasSubstr(", attempt 0: 4 ranks, 2 dumps by serried "));
+  EXPECT_THAT(page, HasSubstr("\n  rank 3 has not come to #2\n"));
+  // They have one clock: what was measured is the error alone.
+  const auto [offset, error] = numbers_in(page, "node 0's: (-?[0-9.]+) ms apart, known to ([0-9.]+) ms");
+  EXPECT_LE(std::abs(offset), error + 0.001);
+  EXPECT_LT(error, 1000);
+}
+
+// Host 1 counts from another moment on, as hosts do.
+TEST(JobOverHosts, MergesTracesByTheClocksThatLaunchersMeasured) {
+  const Hosts hosts(2);
+  const TemporaryFolder traces;
+  const bool has_clocks = hosts.run(1, {"unshare", "--time", "true"}).exit_code == 0;
+  const Job job{.mode = "sum", .environment = {"SERRIED_TRACE=" + traces.path()}};
+  std::vector<std::string> words = {"env", "SERRIED_TOKEN=" + std::string(64, 'a'), job.environment[0]};
+  if (has_clocks) words.insert(words.end(), {"unshare", "--fork", "--kill-child", "--time", "--monotonic", "3600"});
+  words.push_back(SERRIED_BINARY);
+  const std::vector<std::string> run = node(1, job);
+  words.insert(words.end(), run.begin(), run.end());
+  Command second = hosts.start(1, words);
+  Command first = start(hosts, 0, job);
+  EXPECT_EQ(first.finish().exit_code, 0);
+  EXPECT_EQ(second.finish().exit_code, 0);
+  const Result merged = serried({"trace", "merge", traces.path()});
+  EXPECT_EQ(merged.exit_code, 0) << merged.err;
+  if (!has_clocks) {
+    EXPECT_THAT(merged.err, Not(HasSubstr("the clock of")));
+    return;
+  }
+  const auto [offset, error] = numbers_in(
+      merged.err, "is (-?[0-9.]+) ms behind that of .*, \\+- ([0-9.]+) ms, as their launchers have measured");
+  EXPECT_NEAR(offset, -3600e3, error + 0.001);
+  EXPECT_LT(error, 1000);
 }
 
 /// All four ranks say `text`.

@@ -52,6 +52,14 @@ void killed(const Group& group) {
   }
 }
 
+/// Rank 3 does not come, until the others give up.
+void absent(const Group& group) {
+  serried::barrier(group);
+  if (group->getRank() == 3) ::pause();
+  at::Tensor x = at::ones({512});
+  serried::all_reduce_(x, group, {.timeout = 2s});
+}
+
 at::Tensor rough(int rank) {
   at::Generator generator = at::detail::createCPUGenerator(5 + rank);
   return at::randn({1'000'003}, generator).mul_(1000);
@@ -115,6 +123,7 @@ int main(int, char** argv) {
     if (mode == "sum") sum(group);
     if (mode == "mismatch") mismatch(group);
     if (mode == "killed") killed(group);
+    if (mode == "absent") absent(group);
     if (mode == "bits") bits(group);
     if (mode == "ddp") ddp(group);
   } catch (const c10::Error& error) {

@@ -188,6 +188,48 @@ TEST(TraceMerge, ClocksThatContradictNothingStay) {
   EXPECT_DOUBLE_EQ(begin_of(events, 1, "all_reduce") - begin_of(events, 0, "all_reduce"), 52);
 }
 
+json measured(int rank, int64_t offset_ns, int64_t error_ns) {
+  return {{"name", "serried_clock"},
+          {"ph", "M"},
+          {"pid", rank},
+          {"tid", 0},
+          {"args", {{"offset_ns", offset_ns}, {"error_ns", error_ns}}}};
+}
+
+// The time of day of b is 5 ms off, which no collective shows; a's launcher is not node 0's.
+TEST(TraceMerge, WhatLaunchersMeasuredSetsTheClocksOfHosts) {
+  const TemporaryFolder folder;
+  HandMade a{.rank = 0}, b{.rank = 1, .host = "b", .clock = "clock b", .realtime_ns = 5'000'000};
+  a.add_collective(1, 100, 100, 20'000);
+  b.add_collective(1, 150, 150, 20'050);
+  a.events.push_back(measured(0, 1'000'000, 1'000));
+  b.events.push_back(measured(1, 9'999'999, 90'000));
+  b.events.push_back(measured(1, 1'300'000, 2'000));
+  b.events.push_back(measured(1, 9'999'999, 3'000));
+  a.write_to(folder);
+  b.write_to(folder);
+  EXPECT_THAT(merge(folder).remarks, ElementsAre("the clock of b is 0.300 ms behind that of a, +- 0.003 ms, as their "
+                                                 "launchers have measured"));
+  const std::vector<json> events = merged(folder);
+  EXPECT_NEAR(begin_of(events, 1, "all_reduce") - begin_of(events, 0, "all_reduce"), 350, 1e-6);
+}
+
+TEST(TraceMerge, MeasurementsThatMakeNoSenseCountForNothing) {
+  const TemporaryFolder folder;
+  HandMade a{.rank = 0}, b{.rank = 1, .host = "b", .clock = "clock b", .realtime_ns = 2'000};
+  a.add_collective(1, 100, 100, 200);
+  b.add_collective(1, 150, 150, 199);
+  a.events.push_back(measured(0, 0, 0));
+  b.events.push_back(measured(1, 5'000, -1));
+  b.events.push_back(measured(1, INT64_MAX, 1));
+  b.events.push_back({{"name", "serried_clock"}, {"ph", "M"}, {"pid", 1}, {"args", "none"}});
+  a.write_to(folder);
+  b.write_to(folder);
+  EXPECT_THAT(merge(folder).remarks, IsEmpty());
+  const std::vector<json> events = merged(folder);
+  EXPECT_DOUBLE_EQ(begin_of(events, 1, "all_reduce") - begin_of(events, 0, "all_reduce"), 52);
+}
+
 // By 200 us in one collective, by 400 us in the next.
 TEST(TraceMerge, ClocksThatDriftAreMovedByTheMean) {
   const TemporaryFolder folder;

@@ -36,11 +36,16 @@ double rounded(double microseconds) {
   return std::round(microseconds * 1e3) / 1e3;
 }
 
+constexpr double kMostMeasuredNs = 1e18;  // what is more is a mistake of whoever wrote the file
+
 /// Processes that share the steady clock.
 struct Clock {
   std::string host;
   int64_t offset_ns = 0;  // to the time since 1970, as the first file has it
   double shift_us = 0;    // by which that is wrong
+  bool is_measured = false;
+  double measured_ns = 0;  // from this clock to node 0's, as launchers have measured it
+  double error_ns = 0;
   std::set<int> ranks = {};
 };
 
@@ -53,6 +58,7 @@ class Merger {
   MergeReport run() {
     for (size_t i = 0; i < sources_.size(); ++i) read(int(i));
     check_sources();
+    set_measured_clocks();
     const std::vector<Collective> collectives = match(timeline_);
     align_clocks(collectives);
     write(collectives);
@@ -64,9 +70,11 @@ class Merger {
   void read(int index);
   void take_head(int index, const TraceHead& head);
   void take_event(int index, const json& event);
+  void take_measurement(int index, const json& event);
   void check_sources();
   void leave_out(const Source& source);
   void remark_missing_ranks();
+  void set_measured_clocks();
   void align_clocks(const std::vector<Collective>& collectives);
   void align(Clock& clock, const Clock& right, const std::set<int>& fixed, const std::vector<Collective>& collectives);
   void write(const std::vector<Collective>& collectives);
@@ -127,11 +135,26 @@ double Merger::offset_of(const Source& source) const {
 void Merger::take_event(int index, const json& event) {
   const Source& source = sources_[index];
   if (source.head.is_merged) return;
+  if (text_in(event, "name") == "serried_clock") take_measurement(index, event);
   const int rank = timeline_.add(event, index, offset_of(source));
   if (rank < 0 || timeline_.ranks[rank].file == index) return;
   throw TraceError("rank " + std::to_string(rank) + " is in both " +
                        in_quotes(sources_[timeline_.ranks[rank].file].path) + " and " + in_quotes(source.path),
                    kOneJob);
+}
+
+// Of several ranks of a host, and several times, the best.
+void Merger::take_measurement(int index, const json& event) {
+  const auto args = event.find("args");
+  if (args == event.end() || !args->is_object() || !args->contains("offset_ns")) return;
+  const double offset = number_in(*args, "offset_ns", 0);
+  const double error = number_in(*args, "error_ns", -1);
+  Clock& clock = clocks_[sources_[index].clock];
+  const bool makes_sense = std::abs(offset) < kMostMeasuredNs && error >= 0 && error < kMostMeasuredNs;
+  if (!makes_sense || (clock.is_measured && clock.error_ns <= error)) return;
+  clock.is_measured = true;
+  clock.measured_ns = offset;
+  clock.error_ns = error;
 }
 
 void Merger::leave_out(const Source& source) {
@@ -188,6 +211,26 @@ void Merger::remark_missing_ranks() {
                             " no trace here: killed before there was one, or it is elsewhere");
 }
 
+// Better than the times of day, which hosts have from elsewhere.
+void Merger::set_measured_clocks() {
+  const Clock& right = clocks_.front();
+  for (size_t number = 1; number < clocks_.size() && right.is_measured; ++number) {
+    Clock& clock = clocks_[number];
+    if (!clock.is_measured) continue;
+    const double offset_ns = clock.measured_ns - right.measured_ns;
+    clock.shift_us = (offset_ns - (double(clock.offset_ns) - double(right.offset_ns))) / 1e3;
+    std::map<int, double> shifts;
+    for (const auto& [rank, times] : timeline_.ranks) {
+      if (sources_[times.file].clock == int(number)) shifts[rank] = clock.shift_us;
+    }
+    timeline_.shift(shifts);
+    report_.remarks.push_back("the clock of " + detail::printable(clock.host) + " is " +
+                              milliseconds_text(offset_ns / 1e3) + " behind that of " + detail::printable(right.host) +
+                              ", +- " + milliseconds_text((clock.error_ns + right.error_ns) / 1e3) +
+                              ", as their launchers have measured");
+  }
+}
+
 void Merger::align_clocks(const std::vector<Collective>& collectives) {
   for (const auto& [rank, times] : timeline_.ranks) clocks_[sources_[times.file].clock].ranks.insert(rank);
   const Clock* right = nullptr;
@@ -207,7 +250,7 @@ void Merger::align(Clock& clock, const Clock& right, const std::set<int>& fixed,
                    const std::vector<Collective>& collectives) {
   const ClockShift found = find_shift(timeline_, collectives, fixed, clock.ranks);
   if (found.num_collectives == 0 || found.shift_us == 0) return;
-  clock.shift_us = found.shift_us;
+  clock.shift_us += found.shift_us;
   std::map<int, double> shifts;
   for (const int rank : clock.ranks) shifts[rank] = found.shift_us;
   timeline_.shift(shifts);

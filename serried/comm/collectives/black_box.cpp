@@ -13,11 +13,13 @@
 #include <bit>
 #include <cerrno>
 #include <mutex>
+#include <optional>
 #include <string_view>
 
 #include "serried/base/env.h"
 #include "serried/base/error.h"
 #include "serried/base/fork.h"
+#include "serried/base/trace_file.h"
 
 namespace serried::black_box {
 
@@ -147,6 +149,13 @@ void store(Word (&to)[kCallWords], const Words& words) {
   for (int i = 0; i < kCallWords; ++i) to[i].store(words[size_t(i)], std::memory_order_relaxed);
 }
 
+// Of the launcher, which writes it into the box that it made.
+std::optional<trace::HostClock> host_clock() {
+  const File* mine = box().file;
+  if (mine == nullptr || mine->header.clock_known.load() == 0) return std::nullopt;
+  return trace::HostClock{int64_t(mine->header.clock_offset_ns.load()), int64_t(mine->header.clock_error_ns.load())};
+}
+
 bool is_peer_kind(watch::Kind kind) {
   return kind == watch::Kind::send || kind == watch::Kind::recv;
 }
@@ -179,6 +188,7 @@ void GroupLog::open(const std::string& name, int rank, int world_size) {
   page_->ended_ns.store(now_ns(), std::memory_order_relaxed);
   id_ = mine.file->header.num_groups.fetch_add(1) + 1;
   page_->id.store(id_, std::memory_order_release);
+  trace::set_clock_source(host_clock);
 }
 
 void GroupLog::close() {

@@ -45,6 +45,8 @@ class SeenCall {
     log_.begin(sequence, at_once);
     if (traced_ != nullptr) traced_->set_sequence(sequence);
   }
+  /// The group has failed, and nobody waits for the call any more, though it may end by itself later.
+  void give_up() const { log_.end(/*failed=*/true); }
   /// Once, as far as the trace is concerned.
   void end(bool failed = false) const {
     log_.end(failed);

@@ -8,6 +8,7 @@
 #include <barrier>
 #include <filesystem>
 #include <functional>
+#include <latch>
 #include <memory>
 #include <optional>
 
@@ -199,6 +200,23 @@ TEST(BlackBox, SaysThatACallHasFailed) {
               expect_done(calls[0], /*failed=*/true);
             },
             {.backend = "shm"});
+}
+
+TEST(BlackBox, WhatNobodyWaitsForAnyMoreIsNotOpen) {
+  std::latch given_up(1);
+  run_ranks(2,
+            [&](const Group& g) {
+              if (g->getRank() == 1) return given_up.wait();
+              const at::Tensor x = torch::ones({3});
+              const auto call = [&] { all_reduce_(x, g, {.timeout = std::chrono::milliseconds(100)}); };
+              EXPECT_THAT(testing::error_text<c10::DistBackendError>(call), HasSubstr("all_reduce"));
+              EXPECT_THAT(group_of(g, launch::monotonic_ns() + 10 * kSecond, 5 * kSecond).open, SizeIs(0));
+              const std::vector<CallSeen> calls = calls_of(g);
+              EXPECT_THAT(calls, SizeIs(1));
+              if (!calls.empty()) expect_done(calls[0], /*failed=*/true);
+              given_up.count_down();
+            },
+            {.backend = "gloo"});
 }
 
 watch::Record record_of(int64_t num_elements) {

@@ -54,7 +54,8 @@ launch::HostSeen collect(top::Proc& proc, const top::Job& job, launch::Seconds p
     }
     seen.ranks.push_back(std::move(of_rank));
   }
-  launch::look_closely(seen, boxes, patience);
+  launch::add_calls(seen, boxes);
+  launch::add_stacks(seen, patience);
   return seen;
 }
 

@@ -152,7 +152,10 @@ class CollectiveWork : public c10d::Work {
     detail::SaysThatItWaits says(calls_->status().page());
     while (!completion_->wait_for(slice)) {
       says.waits_in(call_.record.sequence, began);
-      if (calls_->status().failed()) raise_failure(calls_->status(), call_.record);
+      if (calls_->status().failed()) {
+        call_.seen.give_up();
+        raise_failure(calls_->status(), call_.record);
+      }
       const auto left = limit - std::chrono::milliseconds(ms_since(began));
       if (left <= 0ms) raise_late(to_the_end);
       slice = std::min<std::chrono::milliseconds>(kSlice, left);
@@ -177,7 +180,10 @@ class CollectiveWork : public c10d::Work {
  private:
   [[noreturn]] void raise_late(bool to_the_end) {
     GroupStatus& status = calls_->status();
-    if (to_the_end) raise_broken(status, call_, ms_since(issued_), "timeout");
+    if (to_the_end) {
+      call_.seen.give_up();
+      raise_broken(status, call_, ms_since(issued_), "timeout");
+    }
     // The caller asked for less than the collective may take: it goes on.
     const std::string text = status.missing_text(call_.record, ms_since(issued_));
     raise<c10::DistBackendError>({call_name(call_.record), text, watch::kMissingFix});
