@@ -53,6 +53,55 @@ TEST(AsyncSave, RanksSaveTogetherManyTimes) {
   }
 }
 
+// Bytes of tensors that this thread makes, and how many of them there were at most.
+struct TensorBytes : c10::MemoryReportingInfoBase {
+  void reportMemoryUsage(void*, int64_t size, size_t, size_t, c10::Device) override {
+    now += size;
+    most = std::max(most, now);
+  }
+  bool memoryProfilingEnabled() const override { return true; }
+  int64_t now = 0, most = 0;
+};
+
+TEST(AsyncSave, StagingIsOneRanksPartAndIsUsedAgain) {
+  const Folder folder;
+  constexpr int64_t kRows = 64, kColumns = 4096, kPart = kRows / 2 * kColumns * 4, kLittle = 4096;
+  on_mesh({2}, [&](const DeviceMesh& mesh) {
+    const at::Tensor whole = torch::ones({kRows, kColumns});
+    for (const Placement& placement : {Placement(Shard(0)), Placement(Replicate())}) {
+      const DTensor x = distribute_tensor(whole, mesh, {placement});
+      const auto bytes = std::make_shared<TensorBytes>();
+      const c10::DebugInfoGuard counting(c10::DebugInfoKind::PROFILER_STATE, bytes);
+      checkpoint::async_save(folder / "c", {{"x", x}}).wait();
+      if (placement.is_shard()) EXPECT_GE(bytes->most, kPart);
+      EXPECT_LE(bytes->most, kPart + kLittle) << to_string(placement);
+      const int64_t kept = bytes->now;
+      bytes->most = kept;
+      for (int i = 0; i < 3; ++i) checkpoint::async_save(folder / "c", {{"x", x}}).wait();
+      EXPECT_EQ(bytes->now, kept);
+      EXPECT_LE(bytes->most, kept + kLittle);
+    }
+  });
+}
+
+TEST(AsyncSave, TheNextSaveWaitsAlsoOneThatIsNone) {
+  const Folder folder;
+  run_ranks(2, [&](const Group&) {
+    for (int64_t step = 0; step < 20; step += 2) {
+      const auto saving = checkpoint::async_save(folder / "c", {{"x", torch::full({30000}, step)}, {"step", step}});
+      checkpoint::save(folder / "c", {{"x", torch::full({30000}, step + 1)}, {"step", step + 1}});
+      EXPECT_TRUE(saving.done());
+      saving.wait();
+      const at::Tensor x = torch::zeros({30000}, at::kLong);
+      int64_t found = 0;
+      checkpoint::load(folder / "c", {{"x", x}, {"step", &found}});
+      EXPECT_EQ(found, step + 1);
+      EXPECT_TRUE(x.eq(step + 1).all().item<bool>());
+    }
+  });
+  EXPECT_EQ(folder.names(), std::set<std::string>{"c"});
+}
+
 TEST(AsyncSave, AnErrorSurfacesInWaitOnAllRanks) {
   const Folder folder;
   write_content(folder / "file", "x");
