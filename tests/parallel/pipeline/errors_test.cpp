@@ -259,6 +259,38 @@ TEST(PipelineErrors, RanksThatCallDifferentThingsFindOut) {
   EXPECT_THAT(texts[0], HasSubstr("step 2 of this rank meets step 1 of rank 1 at B s1 m0"));
 }
 
+/// Fails in the backward of micro-batch `fails_in`.
+struct FailingImpl : torch::nn::Module {
+  FailingImpl() { weight = register_parameter("weight", torch::ones({staged::kWidth})); }
+  at::Tensor forward(const at::Tensor& x) {
+    at::Tensor y = x * weight;
+    if (num_forwards++ == fails_in) y.register_hook([](const at::Tensor&) { throw c10::ValueError("gave up"); });
+    return y;
+  }
+  at::Tensor weight;
+  int64_t fails_in = -1, num_forwards = 0;
+};
+TORCH_MODULE(Failing);
+
+// It has done all its actions, which another one has not, and waits for what comes behind them.
+TEST(PipelineErrors, ARankThatIsDoneWithItsActionsSaysSo) {
+  std::string text;
+  const std::string first = error_text<c10::Error>([&] {
+    run_ranks(2, [&](const Group& group) {
+      Failing stage;
+      if (group->getRank() == 0) stage->fails_in = 2;
+      Pipeline pipe(stage,
+                    {.group = group, .microbatches = 3, .loss = loss_fn, .tied = {{{0, "weight"}, {1, "weight"}}}});
+      const staged::Batch batch = staged::batch_of(3, 2, 0);
+      if (group->getRank() == 0) pipe.step(batch.input, batch.target);
+      text = error_text<c10::Error>([&] { pipe.step(batch.input, batch.target); });
+    });
+  });
+  EXPECT_THAT(first, HasSubstr("gave up"));
+  EXPECT_THAT(text, HasSubstr("(after B s1 m2 on rank 1 of the pipeline, while gradients of tied parameters were added "
+                              "up)"));
+}
+
 TEST(PipelineErrors, OutputsAndTracesAreKeptWhereAskedFor) {
   run_ranks(1, [](const Group& group) {
     Pipeline pipe(layer_of(group), {.group = group, .microbatches = 1, .loss = loss_fn});
