@@ -32,6 +32,8 @@ constexpr std::array kTable{
     Variable{"SERRIED_TRACE", "", "folder for one Chrome trace per rank; serried trace merge joins them"},
     Variable{"SERRIED_TIMEOUT", "300", "seconds that a collective and a rendezvous wait"},
     Variable{"SERRIED_SHM_HEAP_MB", "1024", "symmetric heap of a shared-memory group; only touched pages cost memory"},
+    Variable{"SERRIED_ORDER", "",
+             "ranks or hosts: in which order groups on several hosts add; else ranks on two hosts, hosts on more"},
     Variable{"SERRIED_SHUTDOWN_TIMEOUT", "10",
              "seconds that rank 0 waits at exit for the other ranks to leave its store"},
     Variable{"SERRIED_NAN_CHECK", "off", "warn or throw: look for NaN in what each rank sends"},
