@@ -26,6 +26,8 @@ constexpr std::array kTable{
     Variable{"TORCHELASTIC_RUN_ID", "", "names the job, from serried run and torchrun"},
     Variable{"USE_LIBUV", "1", "0: the store's server is the plain one, not libuv's"},
     Variable{"SERRIED_MASTER_LISTEN_FD", "", "socket that already listens on MASTER_PORT; rank 0 takes it over"},
+    Variable{"SERRIED_LAUNCHER_FD", "",
+             "socket to serried run, which keeps the store; without it ranks meet at MASTER_PORT"},
     Variable{"SERRIED_JOB_SECRET", "",
              "signs what ranks tell each other through the store; serried run sets a new one"},
     Variable{"SERRIED_LOG", "", "topics to log: comm, launch, plan, dispatch, graph, checkpoint, or all"},
