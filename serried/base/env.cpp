@@ -23,6 +23,7 @@ constexpr std::array kTable{
     Variable{"MASTER_PORT", "", "port of rank 0's store"},
     Variable{"TORCHELASTIC_USE_AGENT_STORE", "0", "1: the launcher keeps the store, rank 0 is a client too"},
     Variable{"TORCHELASTIC_RESTART_COUNT", "0", "how often the launcher has restarted the job"},
+    Variable{"SERRIED_GENERATION", "", "the table of ranks in which this one began, from serried run --keep-going"},
     Variable{"TORCHELASTIC_RUN_ID", "", "names the job, from serried run and torchrun"},
     Variable{"USE_LIBUV", "1", "0: the store's server is the plain one, not libuv's"},
     Variable{"SERRIED_MASTER_LISTEN_FD", "", "socket that already listens on MASTER_PORT; rank 0 takes it over"},

@@ -209,6 +209,7 @@ void LauncherLine::take_over(const Message& message) {
   const std::lock_guard<std::mutex> calling(calling_);
   {
     const std::lock_guard<std::mutex> lock(mutex_);
+    if (over_ && over_->generation >= over.generation) return;  // more were lost of the same ranks
     over_ = over;
   }
   if (callback_) callback_(over);

@@ -291,15 +291,23 @@ c10::intrusive_ptr<c10d::Store> open_tcp_store(const TcpPlace& place, millisecon
   return signed_for_job(store);
 }
 
+c10::intrusive_ptr<c10d::Store> open_generation_store(int generation, milliseconds timeout) {
+  const std::shared_ptr<LauncherLine> line = LauncherLine::of_process();
+  if (line == nullptr) return {};
+  const auto store = c10::make_intrusive<LauncherStore>(line, env::text("MASTER_ADDR"));
+  store->setTimeout(timeout);
+  return c10::make_intrusive<c10d::PrefixStore>(c10::str("generation/", generation), signed_for_job(store));
+}
+
 c10::intrusive_ptr<c10d::Store> open_launcher_store(const std::string& master_addr, uint16_t master_port,
                                                     milliseconds timeout) {
   const std::shared_ptr<LauncherLine> line = LauncherLine::of_process();
   if (line == nullptr) return {};
   const auto store = c10::make_intrusive<LauncherStore>(line, master_addr);
   store->setTimeout(timeout);
-  const auto meeting = c10::make_intrusive<c10d::PrefixStore>(c10::str("port/", master_port), signed_for_job(store));
-  meeting->setTimeout(timeout);
-  return meeting;
+  const std::string generation = env::text("SERRIED_GENERATION");
+  const std::string place = generation.empty() ? "" : c10::str("generation/", generation, "/");
+  return c10::make_intrusive<c10d::PrefixStore>(c10::str(place, "port/", master_port), signed_for_job(store));
 }
 
 c10::intrusive_ptr<c10d::Store> open_file_store(const std::string& path, int rank, int world_size) {

@@ -31,9 +31,14 @@ struct TcpPlace {
 c10::intrusive_ptr<c10d::Store> open_tcp_store(const TcpPlace& place, std::chrono::milliseconds timeout);
 
 /// The store that serried run keeps for this process, signed if the job has a secret; null where it was started by
-/// something else. Ranks that took other ports meet apart, as at a port.
+/// something else. Ranks that took other ports meet apart, as at a port, and so do ranks that began in other
+/// generations.
 c10::intrusive_ptr<c10d::Store> open_launcher_store(const std::string& master_addr, uint16_t master_port,
                                                     std::chrono::milliseconds timeout);
+
+/// The part of it in which the ranks of `generation` meet, signed if the job has a secret; null where it was started by
+/// something else. Where a later table of ranks counts, what is asked of it raises DistStoreError.
+c10::intrusive_ptr<c10d::Store> open_generation_store(int generation, std::chrono::milliseconds timeout);
 
 /// The store in the file at `path`, shared in the same way. The last rank to leave removes the file.
 c10::intrusive_ptr<c10d::Store> open_file_store(const std::string& path, int rank, int world_size);
