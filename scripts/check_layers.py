@@ -17,7 +17,7 @@ SCRIPTS = ["scripts", "cmake"]
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
 TORCH = re.compile(r"^(torch|ATen|c10|caffe2)/")
-TORCH_FREE = ("serried/launch/", "serried/base/traces/")  # what the launcher is made of
+TORCH_FREE = ("serried/launch/", "serried/base/traces/", "serried/base/channel/")  # what the launcher is made of
 
 
 def layer_of(path):

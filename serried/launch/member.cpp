@@ -88,7 +88,8 @@ void Member::greet() {
                       "install the same one on every node: serried --version");
   }
   if (state != State::agreed) return try_later(kNotNode0);
-  connection_.emplace(std::move(greeting_->socket));
+  connection_.emplace(std::move(greeting_->socket), channel::kMostBytes);
+  num_received_ = 0;
   greeting_.reset();
   pulse_.emplace(options_.lost_after, Clock::now());
   connection_->send(to_message(Hello{.version = version_text(),
@@ -104,10 +105,11 @@ void Member::greet() {
 void Member::hear() {
   connection_->flush();
   try {
-    for (const Message& message : connection_->receive()) {
-      pulse_->heard(Clock::now());
-      answer(message);
-    }
+    const std::vector<Message> messages = connection_->receive();
+    // Part of a long message is a sign of life too.
+    if (connection_->num_received() != num_received_) pulse_->heard(Clock::now());
+    num_received_ = connection_->num_received();
+    for (const Message& message : messages) answer(message);
   } catch (const LaunchError&) {
     throw;
   } catch (const std::exception&) {
@@ -118,6 +120,7 @@ void Member::hear() {
 void Member::answer(const Message& message) {
   if (message[0] == "pause") pulse_->pause();
   if (message[0] == "beat" || message[0] == "pause") return;
+  if (message[0] == "answer") return relay_.hear(message);
   if (message[0] == "lost" && message.size() == 2) {
     return working_ ? lose_node_0("this node was frozen or cut off: " + message[1]) : connection_->close();
   }
@@ -217,7 +220,24 @@ void Member::failed(const Cause& cause) {
   answer_by_ = after(options_.grace + kAnswerSlack);
 }
 
+void Member::ask(uint64_t number, const Message& question) {
+  relay_.ask(number, question);
+  send_questions();
+}
+
+void Member::forget(uint64_t number) {
+  relay_.forget(number);
+  send_questions();
+}
+
+void Member::send_questions() {
+  for (const Message& message : relay_.take_messages()) {
+    if (connection_) connection_->send(message);
+  }
+}
+
 void Member::ended() {
+  relay_.clear();
   if (lost_) {
     orders_.push_back({.kind = Order::Kind::exit, .exit_code = kExitFailure});
     return;

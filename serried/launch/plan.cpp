@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 
+#include "serried/base/channel/rank_line.h"
 #include "serried/launch/token.h"
 
 namespace serried::launch {
@@ -35,14 +36,16 @@ std::map<std::string, std::string> rank_variables(const Assignment& assignment, 
 }  // namespace
 
 std::vector<std::string> rank_environment(const Assignment& assignment, int local_rank,
-                                          const std::vector<std::string>& inherited) {
+                                          const std::vector<std::string>& inherited, int line_fd) {
   std::map<std::string, std::string> ours = rank_variables(assignment, local_rank);
   if (assignment.listen_fd >= 0 && assignment.first_rank + local_rank == 0) {
     ours["SERRIED_MASTER_LISTEN_FD"] = std::to_string(assignment.listen_fd);
   }
+  if (line_fd >= 0) ours[channel::kLineVariable] = std::to_string(line_fd);
   if (!assignment.job_secret.empty()) ours["SERRIED_JOB_SECRET"] = assignment.job_secret;
   // A launcher that runs inside another launcher's rank must not hand that one's meeting place on, nor its secret.
-  std::set<std::string> dropped = {"SERRIED_JOB_SECRET", "SERRIED_MASTER_LISTEN_FD", "TORCHELASTIC_USE_AGENT_STORE"};
+  std::set<std::string> dropped = {channel::kLineVariable, "SERRIED_JOB_SECRET", "SERRIED_MASTER_LISTEN_FD",
+                                   "TORCHELASTIC_USE_AGENT_STORE"};
   dropped.insert(token_variables().begin(), token_variables().end());
   bool threads_chosen = false;
   std::vector<std::string> result;

@@ -24,10 +24,10 @@ struct Assignment {
 };
 
 /// `inherited` ("NAME=value" texts) with the variables of one rank put in: those torchrun sets, so that any
-/// c10d program understands them, SERRIED_JOB_SECRET, and SERRIED_MASTER_LISTEN_FD for rank 0 where the launcher opened
-/// the port.
+/// c10d program understands them, SERRIED_JOB_SECRET, SERRIED_LAUNCHER_FD for the rank's end of its line, and
+/// SERRIED_MASTER_LISTEN_FD for rank 0 where the launcher opened the port.
 std::vector<std::string> rank_environment(const Assignment& assignment, int local_rank,
-                                          const std::vector<std::string>& inherited);
+                                          const std::vector<std::string>& inherited, int line_fd = -1);
 
 /// What the environments of this node's ranks in this attempt have in common and no other process has, save those that
 /// ranks start.

@@ -28,12 +28,14 @@ RankStreamOptions stream_options(const Options& options, int rank, const std::st
 
 class LocalRank {
  public:
-  LocalRank(const Surroundings& surroundings, int rank, const std::string& log, const SpawnRequest& request)
+  LocalRank(const Surroundings& surroundings, int rank, int line, const std::string& log, const SpawnRequest& request)
       : rank(rank),
         out(surroundings.screen, Stream::out, rank, stream_options(surroundings.options, rank, log, ".out")),
         err(surroundings.screen, Stream::err, rank, stream_options(surroundings.options, rank, log, ".err")),
         child(spawn(request)),
-        guard_(surroundings.guard) {
+        guard_(surroundings.guard),
+        lines_(surroundings.lines),
+        line_(line) {
     guard_.add(child.pid);
   }
 
@@ -41,6 +43,7 @@ class LocalRank {
     ::kill(-child.pid, SIGKILL);
     guard_.remove(child.pid);
     reap_group();
+    lines_.close(line_);
     pump();
     out.finish();
     err.finish();
@@ -60,6 +63,7 @@ class LocalRank {
     ended = true;
     by_signal = info.si_code != CLD_EXITED;
     status = info.si_status;
+    lines_.close(line_);
     pump();
     // Its last words are often cut off in the middle of a line: they belong to the report.
     out.finish();
@@ -100,6 +104,8 @@ class LocalRank {
   }
 
   Guard& guard_;
+  Lines& lines_;
+  int line_;
 };
 
 namespace {
@@ -133,11 +139,13 @@ LocalRanks::LocalRanks(const Surroundings& surroundings, const Assignment& assig
   for (int local_rank = 0; local_rank < assignment.num_local; ++local_rank) {
     const int rank = assignment.first_rank + local_rank;
     const std::string log = folder.empty() ? "" : folder + "/rank_" + std::to_string(rank);
-    const SpawnRequest request{.path = surroundings.program,
-                               .arguments = surroundings.options.command,
-                               .environment = rank_environment(assignment, local_rank, inherited),
-                               .keep_fd = rank == 0 ? assignment.listen_fd : -1};
-    ranks_.push_back(std::make_unique<LocalRank>(surroundings, rank, log, request));
+    Lines::Opened line = surroundings.lines.open(rank);
+    SpawnRequest request{.path = surroundings.program,
+                         .arguments = surroundings.options.command,
+                         .environment = rank_environment(assignment, local_rank, inherited, line.rank_end.get()),
+                         .keep_fds = {line.rank_end.get()}};
+    if (rank == 0 && assignment.listen_fd >= 0) request.keep_fds.push_back(assignment.listen_fd);
+    ranks_.push_back(std::make_unique<LocalRank>(surroundings, rank, line.line, log, request));
   }
 }
 

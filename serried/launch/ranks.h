@@ -11,6 +11,7 @@
 
 #include "serried/launch/cause.h"
 #include "serried/launch/guard.h"
+#include "serried/launch/lines.h"
 #include "serried/launch/loop.h"
 #include "serried/launch/options.h"
 #include "serried/launch/output.h"
@@ -26,6 +27,7 @@ struct Surroundings {
   std::string program;  // its path
   Screen& screen;
   Guard& guard;
+  Lines& lines;
 };
 
 class LocalRanks {

@@ -40,6 +40,7 @@ class Job {
       : options_(options),
         signals_(signals),
         screen_(screen),
+        lines_(screen),
         program_(find_program(options.command[0])),
         link_(make_link(options, screen)) {}
 
@@ -56,6 +57,7 @@ class Job {
   }
 
   void turn();
+  void carry_questions();
   bool advance();
   void obey(const Order& order);
   void start(const Assignment& assignment);
@@ -74,6 +76,7 @@ class Job {
   const Options& options_;
   Signals& signals_;
   Screen& screen_;
+  Lines lines_;
   std::string program_;
   Link link_;
   std::optional<Orphans> orphans_;  // of the last attempt, as the guard
@@ -105,6 +108,7 @@ int Job::run() {
   if (options_.control != nullptr) hear_control(options_.control->rest());  // came with the options
   while (!exit_code_) {
     with_link([](auto& link) { link.tick(); });
+    carry_questions();
     const std::vector<Order> orders = with_link([](auto& link) { return link.take_orders(); });
     for (const Order& order : orders) obey(order);
     if (orders.empty() && !advance()) turn();
@@ -112,6 +116,16 @@ int Job::run() {
   ranks_.reset();
   show_rest();
   return *exit_code_;
+}
+
+// Between the ranks and who keeps the store.
+void Job::carry_questions() {
+  with_link([this](auto& link) {
+    for (const Asked& asked : lines_.take_asked()) {
+      asked.question.empty() ? link.forget(asked.number) : link.ask(asked.number, asked.question);
+    }
+    for (const auto& [number, answer] : link.take_answers()) lines_.answer(number, answer);
+  });
 }
 
 void Job::turn() {
@@ -124,6 +138,7 @@ void Job::turn() {
     watches.push_back({options_.control->fd(), POLLIN, [this] { hear_control(options_.control->take()); }});
   }
   if (ranks_) ranks_->watch(watches);
+  lines_.watch(watches);
   with_link([&](auto& link) { link.watch(watches); });
   const Time deadline = with_link([](auto& link) { return link.deadline(); });
   poll_once(watches, std::min({deadline, kill_at_, tell_at_, ranks_ ? ranks_->deadline() : kNever}));
@@ -177,7 +192,7 @@ void Job::start(const Assignment& assignment) {
   if (!assignment.news.empty() && options_.reports) screen_.write(Stream::err, "[run] " + assignment.news + "\n");
   try {
     watch_over(assignment);
-    ranks_.emplace(Surroundings{options_, program_, screen_, *guard_}, assignment);
+    ranks_.emplace(Surroundings{options_, program_, screen_, *guard_, lines_}, assignment);
   } catch (const LaunchError& error) {
     const Cause cause{.kind = Cause::Kind::launch_failed, .exit_code = error.exit_code(), .text = error.what()};
     with_link([&](auto& link) { link.failed(cause); });

@@ -44,7 +44,7 @@ struct ChildSetup {
   const char* path;
   char* const* arguments;
   char* const* environment;
-  int keep_fd;
+  const std::vector<int>& keep_fds;
   int in_fd;
   int out_fd;
   int err_fd;
@@ -70,7 +70,9 @@ int become_program(const ChildSetup& setup) {
       ::dup2(setup.err_fd, STDERR_FILENO) < 0) {
     return errno;
   }
-  if (setup.keep_fd >= 0 && ::fcntl(setup.keep_fd, F_SETFD, 0) != 0) return errno;
+  for (const int fd : setup.keep_fds) {
+    if (::fcntl(fd, F_SETFD, 0) != 0) return errno;
+  }
   restore_signals();
   ::execve(setup.path, setup.arguments, setup.environment);
   return errno;
@@ -110,7 +112,7 @@ Child spawn(const SpawnRequest& request) {
   const ChildSetup setup{.path = request.path.c_str(),
                          .arguments = arguments.data(),
                          .environment = environment.data(),
-                         .keep_fd = request.keep_fd,
+                         .keep_fds = request.keep_fds,
                          .in_fd = request.stdin_fd >= 0 ? request.stdin_fd : null.get(),
                          .out_fd = out.write.get(),
                          .err_fd = err.write.get(),

@@ -14,7 +14,7 @@ struct SpawnRequest {
   std::string path;
   std::vector<std::string> arguments;    // the first is the program's name
   std::vector<std::string> environment;  // "NAME=value"
-  int keep_fd = -1;                      // the one descriptor of the launcher that the program inherits
+  std::vector<int> keep_fds = {};        // the descriptors of the launcher that the program inherits
   int stdin_fd = -1;                     // -1: /dev/null
 };
 
