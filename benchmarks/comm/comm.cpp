@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "benchmarks/support/results.h"
+#include "serried/comm/collectives/black_box.h"
 #include "serried/serried.h"
 
 namespace {
@@ -236,6 +237,45 @@ void watch_cost(Bench& bench) {
   bench.rows.push_back({"comm", "NaN check on, all_reduce 1 KiB", serried::bench::median(checked), without, "off", 0});
 }
 
+/// What the black box costs: the same all_reduce of 64 elements with it and without, in turn, and the entry of a call
+/// on its own.
+void black_box_cost(Bench& bench) {
+  const at::Tensor x = bench.input.narrow(0, 0, 64);
+  std::vector<double> with;
+  std::vector<double> without;
+  constexpr int kBatch = 100;
+  for (int round = 0; round < 400; ++round) {
+    for (const bool records : {false, true}) {
+      serried::black_box::set_enabled(records);
+      x.fill_(1);
+      bench.barrier->wait();
+      const auto begin = Clock::now();
+      for (int i = 0; i < kBatch; ++i) serried::all_reduce_(x, bench.shm, c10d::ReduceOp::MAX);
+      const double took = std::chrono::duration<double, std::micro>(Clock::now() - begin).count() / kBatch;
+      (records ? with : without).push_back(took);
+    }
+  }
+  serried::black_box::set_enabled(true);
+  constexpr int kCalls = 1000000;
+  const serried::watch::Record record = serried::watch::make_record(serried::watch::Kind::all_reduce, x);
+  serried::black_box::GroupLog log;
+  log.open("benchmark", 0, 1);
+  const auto begin = Clock::now();
+  for (uint64_t i = 1; i <= kCalls; ++i) {
+    const serried::black_box::CallLog call = log.issue(record);
+    call.begin(i, /*at_once=*/true);
+    call.end(/*failed=*/false);
+  }
+  const double entry = std::chrono::duration<double, std::micro>(Clock::now() - begin).count() / kCalls;
+  log.close();
+  if (bench.rank != 0) return;
+  const double plain = serried::bench::median(without);
+  const double more = serried::bench::median(with) - plain;
+  bench.rows.push_back({"comm", "black box on, all_reduce 256 B", plain + more, plain, "off", 0});
+  bench.rows.push_back({"comm", "black box: added to that call", more, 0.1, "goal", 1});
+  bench.rows.push_back({"comm", "black box: entry, nothing else to do", entry, plain, "that call", 0});
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -261,6 +301,7 @@ int main(int argc, char** argv) {
       if (only.empty() || only == "all_to_all") all_to_all(bench, bytes);
     }
     if (bench.size == 2 && only.empty()) watch_cost(bench);
+    if (bench.size == 2 && (only.empty() || only == "black_box")) black_box_cost(bench);
     if (bench.rank == 0) {
       serried::bench::print_table(bench.rows);
       if (argc > 1 && argv[1][0] != '-') serried::bench::append_json(bench.rows, argv[1]);

@@ -29,6 +29,7 @@ constexpr std::array kTable{
     Variable{"SERRIED_MASTER_LISTEN_FD", "", "socket that already listens on MASTER_PORT; rank 0 takes it over"},
     Variable{"SERRIED_LAUNCHER_FD", "",
              "socket to serried run, which keeps the store; without it ranks meet at MASTER_PORT"},
+    Variable{"SERRIED_BLACK_BOX_FD", "", "memory of the launcher that keeps this rank's newest calls"},
     Variable{"SERRIED_JOB_SECRET", "",
              "signs what ranks tell each other through the store; serried run sets a new one"},
     Variable{"SERRIED_LOG", "", "topics to log: comm, launch, plan, dispatch, graph, checkpoint, or all"},

@@ -134,6 +134,7 @@ void Leader::answer(Peer& peer, const Message& message) {
   if (message[0] == "pause") peer.pulse.pause();
   if (message[0] == "beat" || message[0] == "pause") return;
   if (peer.member < 0) return peer.connection.close();
+  if (message[0] == "places" && message.size() == 2) places_.received.emplace_back(peer.member, message[1]);
   if (message[0] == "done") membership_.done(peer.member);
   if (message[0] == "failed") membership_.failed(peer.member, cause_from_fields(message, 1));
   if (message[0] == "ended") membership_.ended(peer.member);
@@ -182,6 +183,12 @@ void Leader::welcome(Peer& peer, const Hello& hello) {
   peer.connection.send(
       {"refuse", std::to_string(kExitUsage), "node 0 at " + options_.rendezvous + " refuses: " + refusal, fix});
   peer.connection.close();
+}
+
+void Leader::ask_for_places() {
+  for (const auto& peer : peers_) {
+    if (peer->member >= 0) peer->connection.send({"look"});
+  }
 }
 
 void Leader::pause() {

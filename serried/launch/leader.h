@@ -10,6 +10,7 @@
 #include "serried/launch/fd.h"
 #include "serried/launch/handshake.h"
 #include "serried/launch/keys.h"
+#include "serried/launch/lookout.h"
 #include "serried/launch/loop.h"
 #include "serried/launch/membership.h"
 #include "serried/launch/options.h"
@@ -50,6 +51,13 @@ class Leader {
   /// This node goes without being asked: the job ends.
   void leave() { failed({.kind = Cause::Kind::interrupted, .signal = SIGHUP}); }
   bool has_leader() const { return true; }
+
+  /// Where ranks of other nodes are.
+  PlacesMail& places() { return places_; }
+  bool is_node_0() const { return true; }
+  size_t num_others() const { return peers_.size(); }
+  void ask_for_places();
+  void send_places(const std::string&) {}
 
   /// This process is about to be stopped, by Ctrl-Z.
   void pause();
@@ -103,6 +111,7 @@ class Leader {
   Time next_word_of_strangers_{};
   std::vector<std::unique_ptr<Peer>> peers_;
   std::vector<Order> own_orders_;
+  PlacesMail places_;
   Time join_deadline_;
   Time notice_at_;
   Time stop_deadline_ = kNever;

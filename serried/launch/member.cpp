@@ -121,6 +121,10 @@ void Member::answer(const Message& message) {
   if (message[0] == "pause") pulse_->pause();
   if (message[0] == "beat" || message[0] == "pause") return;
   if (message[0] == "answer") return relay_.hear(message);
+  if (message[0] == "look") {
+    places_.asked = true;
+    return;
+  }
   if (message[0] == "lost" && message.size() == 2) {
     return working_ ? lose_node_0("this node was frozen or cut off: " + message[1]) : connection_->close();
   }
@@ -258,6 +262,10 @@ void Member::leave() {
          .cause = {
              .kind = Cause::Kind::interrupted, .node = options_.node_rank, .host = host_name(), .signal = SIGHUP}});
   }
+}
+
+void Member::send_places(const std::string& text) {
+  if (connection_ && !text.empty()) connection_->send({"places", text});
 }
 
 void Member::pause() {

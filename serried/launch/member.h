@@ -7,6 +7,7 @@
 
 #include "serried/launch/fd.h"
 #include "serried/launch/handshake.h"
+#include "serried/launch/lookout.h"
 #include "serried/launch/loop.h"
 #include "serried/launch/options.h"
 #include "serried/launch/order.h"
@@ -45,6 +46,13 @@ class Member {
   /// Whether node 0 is there, and tells what happens.
   bool has_leader() const { return !lost_; }
 
+  /// Where the ranks of this node are, for node 0.
+  PlacesMail& places() { return places_; }
+  bool is_node_0() const { return false; }
+  size_t num_others() const { return 0; }
+  void ask_for_places() {}
+  void send_places(const std::string& text);
+
   void pause();
 
  private:
@@ -76,6 +84,7 @@ class Member {
   size_t num_received_ = 0;     // of it
   std::vector<Order> orders_;
   Relay relay_;
+  PlacesMail places_;
   std::string nonce_;
   std::string last_error_ = "no answer";
   std::string last_place_;

@@ -75,6 +75,10 @@ void check_times(const Options& options) {
   if (!(options.lost_after.count() >= 2 && options.lost_after.count() < 1e6)) {
     usage("--lost-after is " + to_text(options.lost_after), "pass a number of seconds, 2 or more");
   }
+  if (!(options.slow_after.count() >= 0 && options.slow_after.count() < 1e6)) {
+    usage("--slow-after is " + to_text(options.slow_after),
+          "pass a number of seconds, or 0 for no word of ranks that wait");
+  }
   if (!(options.last_call.count() >= 0 && options.last_call.count() < 1e6)) {
     usage("--last-call is " + to_text(options.last_call), "pass a number of seconds, 0 or more");
   }

@@ -33,6 +33,7 @@ struct Options {
   Seconds join_timeout{300};
   std::string log_dir = {};
   bool says_who_is_late = true;
+  Seconds slow_after{5};             // ranks that wait for longer are told of; 0: they are not
   std::string token = {};            // of all launchers of a job on several nodes; see read_token
   bool insecure = false;             // several nodes may do without
   Seconds lost_after{10};            // a node that says nothing for so long is lost

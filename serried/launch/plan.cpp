@@ -44,8 +44,8 @@ std::vector<std::string> rank_environment(const Assignment& assignment, int loca
   if (line_fd >= 0) ours[channel::kLineVariable] = std::to_string(line_fd);
   if (!assignment.job_secret.empty()) ours["SERRIED_JOB_SECRET"] = assignment.job_secret;
   // A launcher that runs inside another launcher's rank must not hand that one's meeting place on, nor its secret.
-  std::set<std::string> dropped = {channel::kLineVariable, "SERRIED_JOB_SECRET", "SERRIED_MASTER_LISTEN_FD",
-                                   "TORCHELASTIC_USE_AGENT_STORE"};
+  std::set<std::string> dropped = {channel::kLineVariable, "SERRIED_BLACK_BOX_FD", "SERRIED_JOB_SECRET",
+                                   "SERRIED_MASTER_LISTEN_FD", "TORCHELASTIC_USE_AGENT_STORE"};
   dropped.insert(token_variables().begin(), token_variables().end());
   bool threads_chosen = false;
   std::vector<std::string> result;

@@ -145,6 +145,9 @@ LocalRanks::LocalRanks(const Surroundings& surroundings, const Assignment& assig
                          .environment = rank_environment(assignment, local_rank, inherited, line.rank_end.get()),
                          .keep_fds = {line.rank_end.get()}};
     if (rank == 0 && assignment.listen_fd >= 0) request.keep_fds.push_back(assignment.listen_fd);
+    const BlackBox& box = boxes_.emplace(rank, BlackBox::make(rank, assignment.run_id)).first->second;
+    if (box.fd() >= 0) request.keep_fds.push_back(box.fd());
+    if (box.fd() >= 0) request.environment.push_back(black_box::kVariable + ("=" + std::to_string(box.fd())));
     ranks_.push_back(std::make_unique<LocalRank>(surroundings, rank, line.line, log, request));
   }
 }
@@ -204,6 +207,22 @@ std::map<int, pid_t> LocalRanks::pids() const {
   std::map<int, pid_t> result;
   for (const auto& rank : ranks_) {
     result[rank->rank] = rank->ended ? 0 : rank->child.pid;
+  }
+  return result;
+}
+
+std::vector<RankSeen> LocalRanks::seen(int64_t now_ns, int64_t longest_wait_ns) const {
+  std::vector<RankSeen> result;
+  for (const auto& rank : ranks_) {
+    const BlackBox& box = boxes_.at(rank->rank);
+    // A shell or a debugger may stand between: who writes is the one to look at.
+    const pid_t pid = box.pid() != 0 ? box.pid() : rank->child.pid;
+    result.push_back({.rank = rank->rank,
+                      .pid = pid,
+                      .state = rank->ended ? 'Z' : process_state(pid),
+                      .groups = box.groups(now_ns, longest_wait_ns),
+                      .num_calls = box.num_calls(),
+                      .problem = box.problem()});
   }
   return result;
 }

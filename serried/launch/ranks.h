@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "serried/launch/black_box.h"
 #include "serried/launch/cause.h"
 #include "serried/launch/guard.h"
 #include "serried/launch/lines.h"
@@ -57,6 +58,10 @@ class LocalRanks {
   /// Processes of the ranks by rank; 0: it has ended.
   std::map<int, pid_t> pids() const;
 
+  /// What they do in their groups, by rank, and what the kernel says of them; see BlackBox::groups.
+  std::vector<RankSeen> seen(int64_t now_ns, int64_t longest_wait_ns) const;
+  const std::map<int, BlackBox>& boxes() const { return boxes_; }
+
   /// Whether `pid` is one of the ranks.
   bool has(pid_t pid) const;
 
@@ -66,6 +71,7 @@ class LocalRanks {
  private:
   std::string who_ended_well() const;
 
+  std::map<int, BlackBox> boxes_;  // by rank
   std::vector<std::unique_ptr<LocalRank>> ranks_;
   Screen& screen_;
   std::optional<Cause> suspect_;  // of those that have failed so far

@@ -13,10 +13,13 @@
 #include <string>
 #include <variant>
 
+#include "serried/base/text.h"
 #include "serried/launch/control.h"
+#include "serried/launch/dump.h"
 #include "serried/launch/error.h"
 #include "serried/launch/latecomers.h"
 #include "serried/launch/leader.h"
+#include "serried/launch/lookout.h"
 #include "serried/launch/member.h"
 #include "serried/launch/orphans.h"
 #include "serried/launch/program.h"
@@ -34,6 +37,13 @@ void open_standard_streams() {
   }
 }
 
+constexpr Seconds kStackPatience{2};  // the job ends only after
+
+std::string first_line(const std::string& text) {
+  const size_t begin = text.starts_with("[run] ") ? 6 : 0;
+  return text.substr(begin, text.find('\n') - begin);
+}
+
 class Job {
  public:
   Job(const Options& options, Signals& signals, Screen& screen)
@@ -42,7 +52,8 @@ class Job {
         screen_(screen),
         lines_(screen),
         program_(find_program(options.command[0])),
-        link_(make_link(options, screen)) {}
+        link_(make_link(options, screen)),
+        lookout_(options.slow_after) {}
 
   int run();
 
@@ -69,6 +80,9 @@ class Job {
   bool end_orphans();
   void kill_late();
   void tell_who_is_late();
+  void tell_who_waits();
+  std::optional<HostSeen> take_dump(const Cause& cause) const;
+  void keep(const std::optional<HostSeen>& dump);
   Orphans::IsKept kept() const;
   void report();
   void show_rest();
@@ -88,6 +102,7 @@ class Job {
   int num_interrupts_ = 0;
   bool ending_ = false;  // the ranks have been told to end
   Time kill_at_ = kNever;
+  Lookout lookout_;
   Time tell_at_ = kNever;  // who is late at the start
   Seconds tell_after_{};
   bool grace_is_over_ = false;  // of this attempt: ranks and what they leave behind have one between them
@@ -141,8 +156,10 @@ void Job::turn() {
   lines_.watch(watches);
   with_link([&](auto& link) { link.watch(watches); });
   const Time deadline = with_link([](auto& link) { return link.deadline(); });
-  poll_once(watches, std::min({deadline, kill_at_, tell_at_, ranks_ ? ranks_->deadline() : kNever}));
+  poll_once(watches,
+            std::min({deadline, kill_at_, tell_at_, lookout_.deadline(), ranks_ ? ranks_->deadline() : kNever}));
   if (ranks_) ranks_->decide();
+  tell_who_waits();
   if (screen_.reader_gone() && num_interrupts_ == 0) interrupt(SIGPIPE);
   kill_late();
   tell_who_is_late();
@@ -151,13 +168,16 @@ void Job::turn() {
 // Draws the conclusions from the ranks' state; true if something was told to the link.
 bool Job::advance() {
   if (ranks_ && ranks_->failure() && !ending_) {
+    const std::optional<HostSeen> dump = take_dump(*ranks_->failure());
     end_ranks(SIGTERM);
     with_link([&](auto& link) { link.failed(*ranks_->failure()); });
+    keep(dump);
     return true;
   }
   if (ranks_ && ranks_->all_ended()) {
     if (!end_orphans()) return false;
     ranks_.reset();
+    lookout_.end();
     kill_at_ = kNever;
     if (ending_) return true;
     with_link([](auto& link) { link.done(); });
@@ -178,8 +198,10 @@ void Job::obey(const Order& order) {
     return;
   }
   stop_ordered_ = order.cause;
+  const std::optional<HostSeen> dump = take_dump(order.cause);
   const bool forwarded = order.cause.kind == Cause::Kind::interrupted && order.cause.signal != SIGPIPE;
   if (!ending_) end_ranks(forwarded ? order.cause.signal : SIGTERM);
+  keep(dump);
 }
 
 void Job::start(const Assignment& assignment) {
@@ -193,6 +215,7 @@ void Job::start(const Assignment& assignment) {
   try {
     watch_over(assignment);
     ranks_.emplace(Surroundings{options_, program_, screen_, *guard_, lines_}, assignment);
+    lookout_.begin(assignment);
   } catch (const LaunchError& error) {
     const Cause cause{.kind = Cause::Kind::launch_failed, .exit_code = error.exit_code(), .text = error.what()};
     with_link([&](auto& link) { link.failed(cause); });
@@ -250,6 +273,7 @@ void Job::interrupt(int signal) {
 
 void Job::end_ranks(int signal) {
   ending_ = true;
+  lookout_.end();
   if (!ranks_) return;
   ranks_->send(signal);
   ranks_->send(SIGCONT);  // a stopped rank hears nothing else
@@ -285,6 +309,31 @@ void Job::tell_who_is_late() {
   if (!who.empty()) screen_.write(Stream::err, "[run] after " + to_text(tell_after_) + ": " + who + "\n");
   tell_at_ = after(tell_after_);
   tell_after_ *= 2;
+}
+
+void Job::tell_who_waits() {
+  if (!ranks_ || ending_) return;
+  const auto lines = with_link([this](auto& link) { return lookout_.turn(*ranks_, link); });
+  for (const std::string& line : lines) screen_.write(Stream::err, "[run] " + line + "\n");
+}
+
+// As things are when it happens: ranks that are told to end change them.
+std::optional<HostSeen> Job::take_dump(const Cause& cause) const {
+  const bool is_failure = cause.kind == Cause::Kind::rank_failed || cause.kind == Cause::Kind::node_lost;
+  if (options_.log_dir.empty() || !ranks_ || ending_ || !is_failure) return std::nullopt;
+  HostSeen dump = lookout_.seen(*ranks_);
+  dump.why = detail::printable(first_line(describe(cause, assignment_.world_size, options_.max_nodes)));
+  look_closely(dump, ranks_->boxes(), kStackPatience);
+  return dump;
+}
+
+void Job::keep(const std::optional<HostSeen>& dump) {
+  if (!dump) return;
+  try {
+    write_dump(*dump, options_.log_dir + "/dump", assignment_.num_nodes);
+  } catch (const std::runtime_error& error) {
+    screen_.write(Stream::err, "[run] no dump: " + std::string(error.what()) + "\n");
+  }
 }
 
 Orphans::IsKept Job::kept() const {

@@ -4,8 +4,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "serried/base/call_text.h"
 #include "serried/launch/fd.h"
-#include "tools/serried/top/call_text.h"
 #include "tools/serried/top/notes.h"
 #include "tools/serried/top/pages.h"
 #include "tools/serried/top/table.h"
@@ -21,8 +21,8 @@ top::Page page_of(std::string_view bytes) {
 
 top::Row row_of(const top::Page& page, const top::PageRank& rank) {
   top::Row row{.rank = rank.rank, .pid = rank.pid, .state = top::State(rank.waits_for % 4)};
-  row.place = {page.group, top::call_text(rank.call), top::part_of_text(rank.call), top::bytes_of(rank.call),
-               rank.newest};
+  row.place = {page.group, watch_page::call_text(rank.call), watch_page::part_of_text(rank.call),
+               watch_page::bytes_of(rank.call), rank.newest};
   row.waits_seconds = double(rank.waits_since) * 1e-9;
   row.waits_on = {int(rank.waits_phase)};
   return row;

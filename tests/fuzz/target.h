@@ -36,7 +36,9 @@ struct Target {
   void (*run)(std::string_view bytes);
 };
 
+void run_black_box(std::string_view bytes);
 void run_checkpoint_index(std::string_view bytes);
+void run_dump(std::string_view bytes);
 void run_environment(std::string_view bytes);
 void run_graph_file(std::string_view bytes);
 void run_graph_text(std::string_view bytes);
@@ -52,7 +54,9 @@ void run_wire(std::string_view bytes);
 
 /// All of them, by name; each has a folder of that name in corpus/.
 inline constexpr Target kTargets[] = {
+    {"black_box", run_black_box},
     {"checkpoint_index", run_checkpoint_index},
+    {"dump", run_dump},
     {"environment", run_environment},
     {"graph_file", run_graph_file},
     {"graph_text", run_graph_text},

@@ -10,9 +10,9 @@
 #include <filesystem>
 #include <random>
 
+#include "serried/base/call_text.h"
 #include "serried/launch/fd.h"
 #include "tests/process/command.h"
-#include "tools/serried/top/call_text.h"
 #include "tools/serried/top/error.h"
 #include "tools/serried/top/jobs.h"
 #include "tools/serried/top/notes.h"

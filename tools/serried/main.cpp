@@ -10,6 +10,7 @@
 #include "serried/launch/error.h"
 #include "serried/launch/token.h"
 #include "serried/launch/version.h"
+#include "tools/serried/debug_command.h"
 #include "tools/serried/external.h"
 #include "tools/serried/run_command.h"
 #include "tools/serried/top_command.h"
@@ -35,6 +36,7 @@ int run_serried(int argc, char** argv) {
   serried::tools::RunCommand run(app);
   serried::tools::TopCommand top(app);
   const serried::tools::TraceCommand trace(app);
+  const serried::tools::DebugCommand debug(app);
   CLI::App* token = app.add_subcommand("token", "Print a new secret, which launchers on several nodes share.");
   token->footer("");
   const std::string command = argc < 2 ? "help" : argv[1];
@@ -52,7 +54,11 @@ int run_serried(int argc, char** argv) {
   try {
     app.parse(static_cast<int>(end - argv), argv);
   } catch (const CLI::ParseError& error) {
-    const std::string asked = trace.chosen() ? "trace merge" : token->parsed() ? "token" : top.chosen() ? "top" : "run";
+    const std::string asked = trace.chosen()    ? "trace merge"
+                              : debug.chosen()  ? debug.asked()
+                              : token->parsed() ? "token"
+                              : top.chosen()    ? "top"
+                                                : "run";
     return parse_error(app, error, asked);
   }
   if (token->parsed()) {
@@ -61,6 +67,7 @@ int run_serried(int argc, char** argv) {
   }
   if (top.chosen()) return top.execute();
   if (trace.chosen()) return trace.execute();
+  if (debug.chosen()) return debug.execute();
   return run.chosen() ? run.execute({end, argv + argc}) : 0;
 }
 

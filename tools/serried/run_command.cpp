@@ -46,7 +46,8 @@ RunCommand::RunCommand(CLI::App& app)
       grace_seconds_(options_.grace.count()),
       join_seconds_(options_.join_timeout.count()),
       last_call_seconds_(options_.last_call.count()),
-      lost_seconds_(options_.lost_after.count()) {
+      lost_seconds_(options_.lost_after.count()),
+      slow_seconds_(options_.slow_after.count()) {
   CLI::App& run = *command_;
   run.prefix_command();
   run.footer(kExamples);
@@ -78,6 +79,9 @@ RunCommand::RunCommand(CLI::App& app)
       ->capture_default_str();
   run.add_option("--lost-after", lost_seconds_, "Seconds of silence after which a node is lost; the same on all nodes")
       ->capture_default_str();
+  run.add_option("--slow-after", slow_seconds_,
+                 "Seconds after which ranks that wait for others in a call are told of; 0: they are not")
+      ->capture_default_str();
   run.add_flag("--insecure", options_.insecure, "Let launchers of several nodes meet without a token");
   run.add_option("--hosts", hosts_,
                  "host:ranks,host:ranks: start the launchers there by ssh, and show all output here");
@@ -103,6 +107,7 @@ int RunCommand::execute(const std::vector<std::string>& rest) {
   options_.join_timeout = launch::Seconds(join_seconds_);
   options_.last_call = launch::Seconds(last_call_seconds_);
   options_.lost_after = launch::Seconds(lost_seconds_);
+  options_.slow_after = launch::Seconds(slow_seconds_);
   const launch::NodeRange nodes = launch::parse_nodes(nodes_);
   options_.min_nodes = nodes.min;
   options_.max_nodes = nodes.max;

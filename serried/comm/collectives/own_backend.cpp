@@ -56,6 +56,15 @@ class JoinedWork final : public c10d::Work {
 
 OwnBackend::OwnBackend(int rank, int size) : Backend(rank, size), nan_check_(default_nan_check()) {}
 
+OwnBackend::~OwnBackend() {
+  if (home_.is_here()) log_.close();
+}
+
+void OwnBackend::setGroupUid(const std::string& name) {
+  Backend::setGroupUid(name);
+  if (home_.is_here()) log_.open(name, rank_, size_);
+}
+
 void OwnBackend::run(const Collective&) {
   TORCH_INTERNAL_ASSERT(false, "this backend takes no collectives");
 }

@@ -3,6 +3,7 @@
 
 #include "serried/base/fork.h"
 #include "serried/base/watch_page.h"
+#include "serried/comm/collectives/black_box.h"
 #include "serried/comm/collectives/collective.h"
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -26,6 +27,7 @@ struct Capabilities {
 class OwnBackend : public c10d::Backend {
  public:
   OwnBackend(int rank, int size);
+  ~OwnBackend() override;
 
   virtual Capabilities capabilities() const = 0;
   /// Blocks until this rank may use its outputs and reuse its inputs; on the calling thread, without a Work.
@@ -47,6 +49,10 @@ class OwnBackend : public c10d::Backend {
   /// Where this rank says what those who look from outside want to know; null where nobody can look.
   virtual watch_page::RankPage* page() { return nullptr; }
 
+  /// From here on the group's calls are in the black box, under this name.
+  void setGroupUid(const std::string& name) override;
+  const black_box::GroupLog& log() const { return log_; }
+
   /// There is nothing to launch together: calls in between start at once, and the Work of the end waits for all.
   bool supportsCoalescing() const override { return true; }
   void startCoalescing() override;
@@ -64,6 +70,7 @@ class OwnBackend : public c10d::Backend {
  private:
   void look_for_nan(const char* where, at::TensorList sent);
 
+  black_box::GroupLog log_;
   std::atomic<watch::NanCheck> nan_check_;
   std::mutex coalescing_mutex_;  // guards the two below
   bool coalescing_ = false;

@@ -54,12 +54,12 @@ void TracedCall::end(bool failed) {
   trace::add(std::move(slice_));
 }
 
-void TracedWait::end() const {
-  trace::add({.name = "wait for " + call_->name_,
+void SeenWait::trace_end() const {
+  trace::add({.name = "wait for " + call_.traced_->name_,
               .category = trace::kWait,
               .begin_ns = begin_ns_,
               .end_ns = trace::now_ns(),
-              .notes = call_->identity()});
+              .notes = call_.traced_->identity()});
 }
 
 }  // namespace serried::detail

@@ -1,4 +1,5 @@
-// Collectives in the trace: each is a slice on a track of its group, beside what the threads of its rank do meanwhile.
+// Collectives as others see them later: entries of the black box, and slices of the trace on a track of their group,
+// beside what the threads of their rank do meanwhile.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -8,6 +9,7 @@
 #include <utility>
 
 #include "serried/base/trace_slices.h"
+#include "serried/comm/collectives/own_backend.h"
 #include "serried/comm/collectives/watch.h"
 
 namespace serried::detail {
@@ -22,7 +24,7 @@ class TracedCall {
   void end(bool failed = false);
 
  private:
-  friend class TracedWait;
+  friend class SeenWait;
   std::vector<trace::Note> identity() const;
 
   const std::string name_;
@@ -32,47 +34,72 @@ class TracedCall {
 };
 using TracedCallPtr = std::shared_ptr<TracedCall>;
 
-/// Null where nothing is recorded.
-inline TracedCallPtr trace_call(const c10d::Backend& backend, const watch::Record& record) {
-  return trace::enabled() ? std::make_shared<TracedCall>(backend, record) : nullptr;
-}
-
-/// While it lives, this thread waits for `call`; null: it is not recorded.
-class TracedWait {
+/// A call in the black box and, where one is made, in the trace. By value; by default it is no call.
+class SeenCall {
  public:
-  explicit TracedWait(const TracedCall* call) : call_(call), begin_ns_(call == nullptr ? 0 : trace::now_ns()) {}
-  ~TracedWait() {
-    if (call_ != nullptr) end();
+  SeenCall() = default;
+  SeenCall(black_box::CallLog log, TracedCallPtr traced) : log_(log), traced_(std::move(traced)) {}
+
+  /// Its turn has come, as the how-many-th collective of its group; `at_once`: it never waited for it.
+  void begin(uint64_t sequence, bool at_once = false) const {
+    log_.begin(sequence, at_once);
+    if (traced_ != nullptr) traced_->set_sequence(sequence);
   }
-  TracedWait(const TracedWait&) = delete;
-  TracedWait& operator=(const TracedWait&) = delete;
+  /// Once, as far as the trace is concerned.
+  void end(bool failed = false) const {
+    log_.end(failed);
+    if (traced_ != nullptr) traced_->end(failed);
+  }
 
  private:
-  void end() const;
-
-  const TracedCall* call_;
-  int64_t begin_ns_;
+  friend class SeenWait;
+  black_box::CallLog log_;
+  TracedCallPtr traced_;  // null: nothing is traced
 };
 
-/// Runs `call`, which blocks and leaves the number of the collective in `record`.
+/// `record` has just been asked for.
+inline SeenCall see_call(const OwnBackend& backend, const watch::Record& record) {
+  return {backend.log().issue(record),
+          trace::enabled() ? std::make_shared<TracedCall>(backend, record) : TracedCallPtr()};
+}
+
+/// While it lives, this thread waits for `call`.
+class SeenWait {
+ public:
+  explicit SeenWait(SeenCall call) : call_(std::move(call)), begin_ns_(call_.traced_ == nullptr ? 0 : trace::now_ns()) {
+    call_.log_.begin_wait();
+  }
+  ~SeenWait() {
+    call_.log_.end_wait();
+    if (call_.traced_ != nullptr) trace_end();
+  }
+  SeenWait(const SeenWait&) = delete;
+  SeenWait& operator=(const SeenWait&) = delete;
+
+ private:
+  void trace_end() const;
+
+  const SeenCall call_;
+  const int64_t begin_ns_;
+};
+
+/// Runs `call`, which blocks. It begins the SeenCall that it gets, unless `record` has its sequence already.
 template <class Call>
-void run_traced(const c10d::Backend& backend, const watch::Record& record, Call run) {
-  if (!trace::enabled()) [[likely]]
-    return run();
-  TracedCall traced(backend, record);
-  const TracedWait waiting(&traced);
-  bool done = false;
+void run_seen(const OwnBackend& backend, const watch::Record& record, Call run) {
+  const SeenCall seen = see_call(backend, record);
+  if (record.sequence != 0) seen.begin(record.sequence, /*at_once=*/true);
   struct End {
-    ~End() {
-      traced.set_sequence(record.sequence);
-      traced.end(!done);
-    }
-    TracedCall& traced;
-    const watch::Record& record;
-    const bool& done;
-  } const at_end{traced, record, done};
-  run();
-  done = true;
+    ~End() { seen.end(!done); }
+    const SeenCall& seen;
+    bool done = false;
+  } at_end{seen};
+  if (!trace::enabled()) [[likely]] {
+    run(seen);
+  } else {
+    const SeenWait waiting(seen);
+    run(seen);
+  }
+  at_end.done = true;
 }
 
 }  // namespace serried::detail

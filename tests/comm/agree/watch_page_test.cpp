@@ -1,4 +1,5 @@
 // What ranks publish, read as `serried top` reads it: from the files that this process has open.
+#include "serried/base/call_text.h"
 #include "serried/base/watch_page.h"
 
 #include <unistd.h>
@@ -7,7 +8,6 @@
 #include "serried/comm/collectives/own_backend.h"
 #include "serried/comm/groups/ranks.h"
 #include "tests/support/on_ranks.h"
-#include "tools/serried/top/call_text.h"
 #include "tools/serried/top/pages.h"
 
 namespace serried::detail {
@@ -34,7 +34,7 @@ TEST(WatchPage, CallsReadTheSameWithAndWithoutLibTorch) {
         record.num_dims = uint8_t(dtype + 1) % 8;
         record.num_elements = 6;
         record.sizes = {1, 2, 3, 1, 1};
-        EXPECT_EQ(top::call_text(published(record)), watch::describe(record));
+        EXPECT_EQ(watch_page::call_text(published(record)), watch::describe(record));
         ++compared;
       }
     }
@@ -44,10 +44,10 @@ TEST(WatchPage, CallsReadTheSameWithAndWithoutLibTorch) {
 
 TEST(WatchPage, BytesAreThoseOfLibTorch) {
   for (int dtype = 0; dtype <= int(at::kUInt64); ++dtype) {
-    EXPECT_EQ(top::dtype_of(dtype).bytes, int64_t(c10::elementSize(at::ScalarType(dtype)))) << dtype;
+    EXPECT_EQ(watch_page::dtype_of(dtype).bytes, int64_t(c10::elementSize(at::ScalarType(dtype)))) << dtype;
   }
-  EXPECT_EQ(top::dtype_of(-1).bytes, 0);
-  EXPECT_EQ(top::dtype_of(127).bytes, 0);
+  EXPECT_EQ(watch_page::dtype_of(-1).bytes, 0);
+  EXPECT_EQ(watch_page::dtype_of(127).bytes, 0);
 }
 
 // The memory of `group` in this process. Threads of tests before this one may still hold that of others.
@@ -90,7 +90,7 @@ TEST_P(PublishedByGroups, SayWhatEachRankCalledLast) {
           EXPECT_FALSE(page.ranks[rank].has_left);
           EXPECT_GE(page.ranks[rank].newest, 3u);
         }
-        EXPECT_THAT(top::call_text(page.ranks[0].call), HasSubstr(" barrier"));
+        EXPECT_THAT(watch_page::call_text(page.ranks[0].call), HasSubstr(" barrier"));
       }
     }
     barrier(group);

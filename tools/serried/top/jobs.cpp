@@ -9,6 +9,7 @@
 #include <set>
 #include <utility>
 
+#include "serried/base/black_box_page.h"
 #include "tools/serried/top/error.h"
 #include "tools/serried/top/text.h"
 
@@ -32,6 +33,8 @@ struct Marks {
   int world_size = 0;
   int local_world_size = 0;
   int attempt = 0;
+  int node = 0;
+  int num_nodes = 1;
 };
 
 std::optional<Marks> marks_of(const std::map<std::string, std::string>& environment) {
@@ -46,7 +49,9 @@ std::optional<Marks> marks_of(const std::map<std::string, std::string>& environm
               number("LOCAL_RANK"),
               number("WORLD_SIZE"),
               number("LOCAL_WORLD_SIZE"),
-              number_in(text("TORCHELASTIC_RESTART_COUNT")).value_or(0)};
+              number_in(text("TORCHELASTIC_RESTART_COUNT")).value_or(0),
+              number_in(text("GROUP_RANK")).value_or(0),
+              number_in(text("GROUP_WORLD_SIZE")).value_or(1)};
   const bool makes_sense = marks.world_size < kMostRanksOfAJob && marks.rank < marks.world_size &&
                            marks.local_world_size <= marks.world_size && marks.local_rank < marks.local_world_size &&
                            marks.local_rank <= marks.rank;
@@ -75,7 +80,9 @@ ById marked_processes(Proc& proc) {
 // Of one rank's processes, the first of which the launcher has started.
 pid_t speaker_of(const Proc& proc, const std::vector<const Marked*>& processes) {
   for (const Marked* each : processes) {
-    if (!proc.memory_files(each->process.pid).empty()) return each->process.pid;
+    const std::vector<MemoryFile> files = proc.memory_files(each->process.pid);
+    const auto is_of_a_group = [](const MemoryFile& file) { return file.name != black_box::kFileName; };
+    if (std::any_of(files.begin(), files.end(), is_of_a_group)) return each->process.pid;
   }
   return processes.front()->process.pid;
 }
@@ -95,6 +102,8 @@ Job make_job(Proc& proc, const std::string& id, const std::vector<Marked>& proce
     const bool is_first = !own.contains(each.process.parent);
     of_rank.insert(is_first ? of_rank.begin() : of_rank.end(), &each);
     job.world_size = each.marks.world_size;
+    job.node = each.marks.node;
+    job.num_nodes = each.marks.num_nodes;
     const int first_rank = each.marks.rank - each.marks.local_rank;
     for (int i = 0; i < each.marks.local_world_size; ++i) expected.insert(first_rank + i);
     if (!is_first) continue;

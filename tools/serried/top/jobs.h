@@ -16,6 +16,8 @@ struct Job {
   uint64_t launcher_start = 0;  // tells its number from one that is used again
   int world_size = 0;           // of the whole job; 0: not known
   int attempt = 0;
+  int node = 0;
+  int num_nodes = 1;
   std::string command = {};
   double seconds = 0;               // since its first process here started
   std::map<int, pid_t> ranks = {};  // by rank: the process that speaks for it

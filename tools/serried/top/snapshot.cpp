@@ -9,8 +9,8 @@
 #include <optional>
 #include <utility>
 
+#include "serried/base/call_text.h"
 #include "serried/base/watch_page.h"
-#include "tools/serried/top/call_text.h"
 #include "tools/serried/top/notes.h"
 #include "tools/serried/top/text.h"
 
@@ -33,15 +33,8 @@ double seconds_since(uint64_t ns) {
   return ns >= now ? 0 : double(now - ns) * 1e-9;
 }
 
-// "shm/ab12cd34/1:split:2.0" as "shm/1:split:2.0": the middle is the same for all groups of a job.
-std::string short_name(const std::string& group) {
-  const size_t first = group.find('/');
-  const size_t second = first == std::string::npos ? first : group.find('/', first + 1);
-  return second == std::string::npos ? group : group.substr(0, first) + group.substr(second);
-}
-
 Place place_of(const Page& page, const Call& call) {
-  return {short_name(page.group), call_text(call), part_of_text(call), bytes_of(call), call.sequence};
+  return {watch_page::group_text(page.group), call_text(call), part_of_text(call), bytes_of(call), call.sequence};
 }
 
 /// A rank in the pages: what it does in each of its groups.
@@ -129,9 +122,9 @@ void fill_waiting(Row& row, const Membership& waiting) {
   fill_waits_on(row, waiting);
   row.place = place_of(*waiting.page, waiting.rank->waits_call);
   if (waiting.rank->waits_for != 0) {
-    row.place = {.group = short_name(waiting.page->group), .call = peer_call_text(waiting)};
+    row.place = {.group = watch_page::group_text(waiting.page->group), .call = peer_call_text(waiting)};
   } else if (waiting.rank->waits_in == 0) {
-    row.place = {.group = short_name(waiting.page->group), .call = "new_group"};
+    row.place = {.group = watch_page::group_text(waiting.page->group), .call = "new_group"};
   }
 }
 
@@ -274,7 +267,7 @@ Snapshot look(Proc& proc, const Job& job, const Snapshot* before) {
   fill_meeting(snapshot);
   std::map<std::string, std::string> failures;
   for (const auto& [file, page] : published.pages) {
-    if (!page.failure.empty()) failures[short_name(page.group)] = page.failure;
+    if (!page.failure.empty()) failures[watch_page::group_text(page.group)] = page.failure;
   }
   snapshot.notes = notes_of(snapshot, failures, published.problems);
   return snapshot;

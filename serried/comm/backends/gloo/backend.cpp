@@ -91,7 +91,7 @@ void GlooBackend::setTimeout(std::chrono::milliseconds timeout) {
 }
 
 void GlooBackend::setGroupUid(const std::string& name) {
-  Backend::setGroupUid(name);
+  OwnBackend::setGroupUid(name);
   engine_->setGroupUid(name);
   calls_->status().set_name(name);
 }
@@ -136,12 +136,16 @@ WorkPtr GlooBackend::run(Plan plan, const Tensors& sent, const Issue& issue, Epi
   check_root(plan.record, getSize());
   check_sent(plan.record, sent);
   enter(plan);
+  detail::SeenCall seen;
   try {
-    const Call call{plan.record, timeout_or(plan.timeout), detail::trace_call(*this, plan.record)};
+    seen = detail::see_call(*this, plan.record);
+    seen.begin(plan.record.sequence, /*at_once=*/true);
+    const Call call{plan.record, timeout_or(plan.timeout), seen};
     const WorkPtr work = compared_ ? compared_->add(call.record, call.timeout, issue) : issue(*engine_);
     return remember(watch_collective(work, calls_, call, std::move(epilogue)));
   } catch (...) {
     // gloo refused the arguments before it took a tag of its own: nothing was sent.
+    seen.end(/*failed=*/true);
     calls_->status().leave(sequence_--);
     throw;
   }
@@ -151,13 +155,15 @@ WorkPtr GlooBackend::run_peer(watch::Record record, const Tensors& sent, const I
   home_.require(watch::kind_name(record.kind));
   if (calls_->status().failed()) raise_unusable(calls_->status(), record);
   check_sent(record, sent);
-  const Call call{record, timeout_.load(), detail::trace_call(*this, record)};
+  const Call call{record, timeout_.load(), detail::see_call(*this, record)};
   try {
     return remember(watch_peer(issue(*engine_), calls_, call));
   } catch (const c10::Error&) {
+    call.seen.end(/*failed=*/true);
     throw;  // of the arguments
   } catch (const std::exception& error) {
     // gloo's own, of a connection that has broken before.
+    call.seen.end(/*failed=*/true);
     if (calls_->status().failed()) raise_failure(calls_->status(), record);
     raise_broken(calls_->status(), call, 0, error.what());
   }
@@ -177,7 +183,7 @@ void GlooBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wai
       engine.monitoredBarrier(options, wait_all_ranks);
       return WorkPtr();
     };
-    detail::run_traced(*this, plan.record, [&] {
+    detail::run_seen(*this, plan.record, [&](const detail::SeenCall&) {
       if (!compared_) return void(meet(*engine_));
       compared_->add(plan.record, plan.timeout, meet)->wait();
     });

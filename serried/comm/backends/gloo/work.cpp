@@ -115,11 +115,11 @@ class CollectiveWork : public c10d::Work {
         call_(call),
         future_(epilogue.run ? chain(inner_->getFuture(), std::move(epilogue)) : inner_->getFuture()) {
     calls_->start();
-    future_->addCallback([completion = completion_, calls = calls_, traced = call.traced,
+    future_->addCallback([completion = completion_, calls = calls_, seen = call.seen,
                           caller = std::this_thread::get_id()](c10::ivalue::Future& future) {
       // A future that is already complete calls back at once, here.
       if (std::this_thread::get_id() != caller) is_engine_thread = true;
-      if (traced) traced->end(future.hasError());
+      seen.end(future.hasError());
       completion->finish(future.hasError() ? future.exception_ptr() : nullptr);
       calls->land();
     });
@@ -144,7 +144,7 @@ class CollectiveWork : public c10d::Work {
 
   bool wait(std::chrono::milliseconds timeout) override {
     home_.require("wait");
-    const detail::TracedWait waiting(call_.traced.get());
+    const detail::SeenWait waiting(call_.seen);
     const bool to_the_end = timeout == kNoTimeout || timeout >= call_.timeout;
     const auto limit = to_the_end ? call_.timeout : timeout;
     const auto began = Clock::now();
@@ -209,7 +209,7 @@ class PeerWork : public c10d::Work {
 
   bool wait(std::chrono::milliseconds timeout) override {
     home_.require("wait");
-    const detail::TracedWait waiting(call_.traced.get());
+    const detail::SeenWait waiting(call_.seen);
     GroupStatus& status = calls_->status();
     if (status.failed()) raise_unusable(status, call_.record);
     const auto began = Clock::now();
@@ -227,7 +227,7 @@ class PeerWork : public c10d::Work {
     }
     calls_->remove_wait(inner_.get());
     // Nobody but the first who waits knows when it was done.
-    if (done && call_.traced && !is_traced_.exchange(true)) call_.traced->end();
+    if (done && !has_ended_.exchange(true)) call_.seen.end();
     if (done) return true;
     if (status.failed()) raise_failure(status, call_.record);
     if (calls_->closed()) raise_closed(call_.record);
@@ -252,7 +252,7 @@ class PeerWork : public c10d::Work {
   c10::intrusive_ptr<c10d::Work> inner_;
   const std::shared_ptr<OpenCalls> calls_;
   const Call call_;
-  std::atomic<bool> is_traced_{false};
+  std::atomic<bool> has_ended_{false};
 };
 
 // A connection closes a moment before its process counts as ended.

@@ -18,7 +18,7 @@ namespace serried::gloo {
 struct Call {
   watch::Record record;
   std::chrono::milliseconds timeout;
-  detail::TracedCallPtr traced = nullptr;  // null: not recorded
+  detail::SeenCall seen = {};
 };
 
 /// Raises a DistBackendError that names the group's first failure.

@@ -57,7 +57,7 @@ c10::intrusive_ptr<c10d::Backend::Options> MpiBackend::getBackendOptions() {
 }
 
 void MpiBackend::setGroupUid(const std::string& name) {
-  Backend::setGroupUid(name);
+  OwnBackend::setGroupUid(name);
   status().set_name(name);
 }
 
@@ -123,7 +123,8 @@ WorkPtr MpiBackend::issue(Plan plan, std::chrono::milliseconds timeout) {
   home_.require(watch::kind_name(plan.record.kind));
   const std::lock_guard<std::mutex> lock(issue_mutex_);
   enter(plan);
-  const gloo::Call call{plan.record, timeout_or(timeout), detail::trace_call(*this, plan.record)};
+  const gloo::Call call{plan.record, timeout_or(timeout), detail::see_call(*this, plan.record)};
+  call.seen.begin(plan.record.sequence, /*at_once=*/true);
   auto work = c10::make_intrusive<CallWork>(std::move(plan), call, lane_);
   Lane::add(lane_, work);
   return remember(work);
@@ -131,7 +132,7 @@ WorkPtr MpiBackend::issue(Plan plan, std::chrono::milliseconds timeout) {
 
 WorkPtr MpiBackend::issue_peer_call(Plan plan, std::chrono::milliseconds timeout) {
   check_open(plan.record);
-  const gloo::Call call{plan.record, timeout_or(timeout), detail::trace_call(*this, plan.record)};
+  const gloo::Call call{plan.record, timeout_or(timeout), detail::see_call(*this, plan.record)};
   auto work = c10::make_intrusive<CallWork>(std::move(plan), call, lane_);
   Lane::add(lane_, work);
   return remember(work);

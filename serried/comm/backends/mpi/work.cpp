@@ -55,7 +55,7 @@ void CallWork::raise_late(milliseconds limit, bool to_the_end) {
 
 bool CallWork::wait(milliseconds timeout) {
   home_.require("wait");
-  const detail::TracedWait waiting(call_.traced.get());
+  const detail::SeenWait waiting(call_.seen);
   detail::GroupStatus& status = lane_->status();
   const bool to_the_end = timeout == kNoTimeout || timeout >= call_.timeout;
   const milliseconds limit = to_the_end ? call_.timeout : timeout;
@@ -100,7 +100,7 @@ void CallWork::end(std::exception_ptr error) {
       error = std::current_exception();
     }
   }
-  if (call_.traced) call_.traced->end(error != nullptr);
+  call_.seen.end(error != nullptr);
   finish(error);
   if (error) return future_->setError(error);
   future_->markCompleted(c10::IValue(plan_.outputs));

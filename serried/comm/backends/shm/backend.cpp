@@ -50,7 +50,7 @@ void ShmBackend::close() {
 }
 
 void ShmBackend::setGroupUid(const std::string& name) {
-  Backend::setGroupUid(name);
+  OwnBackend::setGroupUid(name);
   // Ranks that are threads have their number behind an @.
   if (driver_->engine().sync().is_first())
     driver_->engine().segment().header().page.set_group(name.substr(0, name.find('@')));

@@ -53,9 +53,8 @@ WorkPtr ShmBackend::issue(OpType type, Task task, CallOptions options) {
   const auto now = !options.async                                       ? Driver::Now::always
                    : !task.program && bytes_of(task.op) <= kTryNowBytes ? Driver::Now::if_peers_are_there
                                                                         : Driver::Now::no;
-  const detail::TracedCallPtr traced = detail::trace_call(*this, task.op.record);
-  const detail::TracedWait waiting(now == Driver::Now::always ? traced.get() : nullptr);
-  task.traced = traced;
+  task.seen = detail::see_call(*this, task.op.record);
+  const detail::SeenWait waiting(now == Driver::Now::always ? task.seen : detail::SeenCall());
   auto work = c10::make_intrusive<CollectiveWork>(rank_, type, driver_->num_issued() + 1, std::move(task), driver_);
   driver_->issue(work, now);
   return remember(work);

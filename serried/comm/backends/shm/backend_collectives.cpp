@@ -70,7 +70,7 @@ void ShmBackend::run(const Collective& c) {
   Tensors kept;
   Op op = op_of(c, place(), kept);
   op.timeout = timeout_or_default(c.timeout);
-  detail::run_traced(*this, op.record, [&] { driver_->run_now(op); });
+  detail::run_seen(*this, op.record, [&](const detail::SeenCall& seen) { driver_->run_now(op, seen); });
 }
 
 WorkPtr ShmBackend::start(const Collective& c) {

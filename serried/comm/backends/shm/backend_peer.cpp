@@ -11,17 +11,17 @@ namespace {
 class TransferWork : public c10d::Work {
  public:
   TransferWork(int rank, c10d::OpType type, std::shared_ptr<Transfer> transfer, std::weak_ptr<Mailbox> mailbox,
-               at::Tensor tensor, at::Tensor dense, detail::TracedCallPtr traced)
+               at::Tensor tensor, at::Tensor dense, detail::SeenCall seen)
       : Work(rank, type),
         transfer_(std::move(transfer)),
         mailbox_(std::move(mailbox)),
         tensor_(std::move(tensor)),
         dense_(std::move(dense)),
-        traced_(std::move(traced)),
+        seen_(std::move(seen)),
         future_(c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))) {}
 
   bool wait(std::chrono::milliseconds timeout) override {
-    const detail::TracedWait waiting(traced_.get());
+    const detail::SeenWait waiting(seen_);
     const std::shared_ptr<Mailbox> mailbox = mailbox_.lock();
     if (mailbox) mailbox->wait(*transfer_, timeout == kNoTimeout ? transfer_->timeout : timeout);
     return Work::wait();
@@ -36,7 +36,7 @@ class TransferWork : public c10d::Work {
       at::AutoDispatchBelowAutograd guard;
       tensor_.copy_(dense_);
     }
-    if (traced_) traced_->end(error != nullptr);
+    seen_.end(error != nullptr);
     finish(error);
     if (error)
       future_->setError(error);
@@ -49,7 +49,7 @@ class TransferWork : public c10d::Work {
   const std::weak_ptr<Mailbox> mailbox_;
   const at::Tensor tensor_;
   const at::Tensor dense_;  // tensor_ itself where that is contiguous
-  const detail::TracedCallPtr traced_;
+  const detail::SeenCall seen_;
   const c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 
@@ -77,11 +77,9 @@ WorkPtr ShmBackend::post(Transfer::Direction direction, const at::Tensor& tensor
   transfer->timeout = timeout_or_default(timeout);
   transfer->what = describe(direction, tensor, peer, tag);
   const auto type = sends ? c10d::OpType::SEND : peer < 0 ? c10d::OpType::RECVANYSOURCE : c10d::OpType::RECV;
-  detail::TracedCallPtr traced;
-  if (trace::enabled()) {
-    traced = detail::trace_call(*this, watch::make_record(sends ? watch::Kind::send : watch::Kind::recv, tensor, peer));
-  }
-  auto work = c10::make_intrusive<TransferWork>(rank_, type, transfer, mailbox_, tensor, dense, std::move(traced));
+  const watch::Record record = watch::make_record(sends ? watch::Kind::send : watch::Kind::recv, tensor, peer);
+  const detail::SeenCall seen = detail::see_call(*this, record);
+  auto work = c10::make_intrusive<TransferWork>(rank_, type, transfer, mailbox_, tensor, dense, seen);
   // The work lives at least until the bytes have moved.
   transfer->finished = [work](std::exception_ptr error) { work->finish_with(error); };
   mailbox_->post(transfer);

@@ -39,7 +39,7 @@ bool CollectiveWork::wait(std::chrono::milliseconds timeout) {
     driver = driver_;
   }
   if (driver) driver->home().require("wait");
-  const detail::TracedWait waiting(task_.traced.get());
+  const detail::SeenWait waiting(task_.seen);
   // With a timeout of its own the caller must be free to give up, so it does not take the engine.
   if (timeout == kNoTimeout) {
     if (driver) driver->help(*this);
@@ -81,7 +81,7 @@ void CollectiveWork::mark_done(std::exception_ptr error) {
   task_.keep_alive.clear();
   task_.after = nullptr;
   task_.program = nullptr;
-  if (task_.traced) task_.traced->end(error != nullptr);
+  task_.seen.end(error != nullptr);
   finish(error);
 }
 
@@ -139,6 +139,7 @@ void Driver::try_now(const c10::intrusive_ptr<CollectiveWork>& work, Lock& lock)
   bool due = false;
   std::exception_ptr error;
   try {
+    work->task_.seen.begin(engine_->sequence() + 1, /*at_once=*/true);
     engine_->arrive(work->task_.op);
     work->arrived_ = true;
     for (int i = 0; i < kMeetingSpins && !due; ++i) {
@@ -159,7 +160,7 @@ void Driver::try_now(const c10::intrusive_ptr<CollectiveWork>& work, Lock& lock)
 std::exception_ptr Driver::execute(Runner& engine, CollectiveWork& work) {
   Task& task = work.task_;
   try {
-    if (task.traced) task.traced->set_sequence(work.arrived_ ? task.op.record.sequence : engine.sequence() + 1);
+    if (!work.arrived_) task.seen.begin(engine.sequence() + 1);
     if (task.program) {
       task.program(engine);
     } else {
@@ -214,14 +215,16 @@ void Driver::run_front(Lock& lock) {
   if (num_waiting_ > 0) changed_.notify_all();
 }
 
-void Driver::run_now(Op& op) {
+void Driver::run_now(Op& op, const detail::SeenCall& seen) {
   Lock lock(mutex_);
   enter(op);
   ++num_issued_;
+  const bool at_once = !busy_ && queue_.empty();
   take_turn(lock);
   lock.unlock();
   std::exception_ptr error;
   try {
+    seen.begin(engine_->sequence() + 1, at_once);
     run(*engine_, op);
   } catch (...) {
     error = std::current_exception();

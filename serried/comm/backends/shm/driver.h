@@ -48,7 +48,7 @@ struct Task {
   std::function<void()> after;
   std::vector<at::Tensor> keep_alive;
   std::vector<at::Tensor> outputs;
-  detail::TracedCallPtr traced;  // null: not recorded
+  detail::SeenCall seen;
 };
 
 /// Runs one Op to its end; blocks.
@@ -94,7 +94,7 @@ class Driver : public std::enable_shared_from_this<Driver> {
   void issue(const c10::intrusive_ptr<CollectiveWork>& work, Now now);
 
   /// Runs `op` on this thread after everything issued before; blocks.
-  void run_now(Op& op);
+  void run_now(Op& op, const detail::SeenCall& seen);
 
   /// Blocks until everything issued so far is done.
   void wait_for_issued();

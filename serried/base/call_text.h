@@ -7,10 +7,10 @@
 #include <iterator>
 #include <string>
 
+#include "serried/base/text.h"
 #include "serried/base/watch_page.h"
-#include "tools/serried/top/text.h"
 
-namespace serried::top {
+namespace serried::watch_page {
 
 enum class CallKind : uint8_t {
   none,
@@ -77,15 +77,15 @@ inline std::string kind_text(uint8_t kind) {
 }
 
 /// Of the elements that this rank counts; -1 where that is not known.
-inline int64_t bytes_of(const watch_page::Call& call) {
+inline int64_t bytes_of(const Call& call) {
   const int64_t each = dtype_of(call.dtype).bytes;
   constexpr int64_t kMost = int64_t(1) << 58;
   return each == 0 || call.num_elements < 0 || call.num_elements > kMost / each ? -1 : call.num_elements * each;
 }
 
 /// "f32[512,4]"
-inline std::string shape_text(const watch_page::Call& call) {
-  const int kept = std::min<int>(call.num_dims, watch_page::Call::kMaxDims);
+inline std::string shape_text(const Call& call) {
+  const int kept = std::min<int>(call.num_dims, Call::kMaxDims);
   std::string text = std::string(dtype_of(call.dtype).name) + "[";
   uint64_t product = 1;
   for (int i = 0; i < kept; ++i) {
@@ -100,7 +100,7 @@ inline std::string shape_text(const watch_page::Call& call) {
 }
 
 /// "#183 all_reduce f32[512,4] sum", "#7 broadcast i64[3] from rank 0"; "nothing yet".
-inline std::string call_text(const watch_page::Call& call) {
+inline std::string call_text(const Call& call) {
   static constexpr const char* kOps[] = {"sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum"};
   const auto kind = CallKind(call.kind);
   if (kind == CallKind::none) return "nothing yet";
@@ -116,9 +116,28 @@ inline std::string call_text(const watch_page::Call& call) {
 }
 
 /// What the user called, where that is another thing: "item()"; "" where it is not.
-inline std::string part_of_text(const watch_page::Call& call) {
+inline std::string part_of_text(const Call& call) {
   const char* end = std::find(std::begin(call.part_of), std::end(call.part_of), '\0');
-  return printable({call.part_of, size_t(end - call.part_of)});
+  return detail::printable({call.part_of, size_t(end - call.part_of)});
 }
 
-}  // namespace serried::top
+/// "shm/ab12cd34/1:split:2.0" as "shm/1:split:2.0": the middle is the same for all groups of a job.
+inline std::string group_text(const std::string& name) {
+  const size_t first = name.find('/');
+  const size_t second = first == std::string::npos ? first : name.find('/', first + 1);
+  return second == std::string::npos ? name : name.substr(0, first) + name.substr(second);
+}
+
+/// What has to be the same on all ranks, of kinds whose sizes may differ between them without these.
+inline std::string agreed_text(const Call& call) {
+  const auto kind = CallKind(call.kind);
+  const bool sizes_may_differ = kind == CallKind::all_gather || kind == CallKind::all_to_all ||
+                                kind == CallKind::gather || kind == CallKind::scatter;
+  if (!sizes_may_differ) return call_text(call);
+  Call bare = call;
+  bare.num_dims = 0;
+  bare.num_elements = 1;
+  return call_text(bare);
+}
+
+}  // namespace serried::watch_page
