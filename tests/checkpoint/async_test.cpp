@@ -10,6 +10,7 @@
 #include "serried/comm/groups/ranks.h"
 #include "serried/tensor/dtensor.h"
 #include "tests/checkpoint/folder.h"
+#include "tests/checkpoint/tensor_bytes.h"
 #include "tests/support/close.h"
 #include "tests/support/errors.h"
 #include "tests/support/on_mesh.h"
@@ -53,34 +54,42 @@ TEST(AsyncSave, RanksSaveTogetherManyTimes) {
   }
 }
 
-// Bytes of tensors that this thread makes, and how many of them there were at most.
-struct TensorBytes : c10::MemoryReportingInfoBase {
-  void reportMemoryUsage(void*, int64_t size, size_t, size_t, c10::Device) override {
-    now += size;
-    most = std::max(most, now);
-  }
-  bool memoryProfilingEnabled() const override { return true; }
-  int64_t now = 0, most = 0;
-};
-
 TEST(AsyncSave, StagingIsOneRanksPartAndIsUsedAgain) {
   const Folder folder;
   constexpr int64_t kRows = 64, kColumns = 4096, kPart = kRows / 2 * kColumns * 4, kLittle = 4096;
-  on_mesh({2}, [&](const DeviceMesh& mesh) {
-    const at::Tensor whole = torch::ones({kRows, kColumns});
-    for (const Placement& placement : {Placement(Shard(0)), Placement(Replicate())}) {
-      const DTensor x = distribute_tensor(whole, mesh, {placement});
+  const SmallLimits limits({.file_bytes = 1 << 30, .block_bytes = kPart / 8, .short_run = 1 << 10});
+  for (const Placement& placement : {Placement(Shard(0)), Placement(Replicate())}) {
+    on_mesh({2}, [&](const DeviceMesh& mesh) {
+      const DTensor x = distribute_tensor(torch::ones({kRows, kColumns}), mesh, {placement});
       const auto bytes = std::make_shared<TensorBytes>();
       const c10::DebugInfoGuard counting(c10::DebugInfoKind::PROFILER_STATE, bytes);
       checkpoint::async_save(folder / "c", {{"x", x}}).wait();
-      if (placement.is_shard()) EXPECT_GE(bytes->most, kPart);
-      EXPECT_LE(bytes->most, kPart + kLittle) << to_string(placement);
+      EXPECT_GE(bytes->most, kPart - kLittle) << to_string(placement);
+      EXPECT_LE(bytes->most, kPart + kPart / 8 + kLittle) << to_string(placement);
       const int64_t kept = bytes->now;
       bytes->most = kept;
       for (int i = 0; i < 3; ++i) checkpoint::async_save(folder / "c", {{"x", x}}).wait();
       EXPECT_EQ(bytes->now, kept);
       EXPECT_LE(bytes->most, kept + kLittle);
+    });
+  }
+}
+
+TEST(AsyncSave, WhatItKeepsGoesWithTheGroup) {
+  const Folder folder;
+  const SmallLimits limits({.file_bytes = 1 << 20, .block_bytes = 64, .short_run = 16});
+  run_ranks(2, [&](const Group& world) {
+    c10::weak_intrusive_ptr<c10d::ProcessGroup> gone{Group()};
+    const auto bytes = std::make_shared<TensorBytes>();
+    const c10::DebugInfoGuard counting(c10::DebugInfoKind::PROFILER_STATE, bytes);
+    {
+      const Group group = split_group(world, {{0, 1}});
+      gone = c10::weak_intrusive_ptr<c10d::ProcessGroup>(group);
+      checkpoint::async_save(folder / "c", {{"x", torch::ones({100000})}}, {.process_group = group}).wait();
+      EXPECT_GE(bytes->now, 190000);
     }
+    EXPECT_TRUE(gone.expired());
+    EXPECT_LT(bytes->now, 1000);
   });
 }
 

@@ -9,6 +9,7 @@
 #include "serried/tensor/dtensor.h"
 #include "serried/tensor/making/modules.h"
 #include "tests/checkpoint/folder.h"
+#include "tests/checkpoint/tensor_bytes.h"
 #include "tests/support/close.h"
 #include "tests/support/errors.h"
 #include "tests/support/on_mesh.h"
@@ -140,6 +141,25 @@ TEST(CheckpointLayouts, RanksOfAMeshThatLoadDifferentEntriesAreRefused) {
               0u)
         << text;
     EXPECT_EQ(full(weight.detach()).sum().item<double>(), 0);
+  });
+}
+
+TEST(CheckpointLayouts, ColumnsAreBroughtToRowsOneTensorAfterTheOther) {
+  const Folder folder;
+  constexpr int64_t kCount = 10, kRows = 256, kColumns = 1024, kPart = kRows * kColumns * 4 / 2;
+  on_mesh({2}, [&](const DeviceMesh& mesh) {
+    checkpoint::Contents contents;
+    for (int64_t i = 0; i < kCount; ++i) {
+      const at::Tensor value = torch::full({kRows, kColumns}, double(i + 1));
+      contents.push_back({c10::str("x", i), distribute_tensor(value, mesh, {Shard(1)})});
+    }
+    for (const bool is_load : {false, true}) {
+      const auto bytes = std::make_shared<TensorBytes>();
+      const c10::DebugInfoGuard counting(c10::DebugInfoKind::PROFILER_STATE, bytes);
+      is_load ? checkpoint::load(folder / "c", contents) : checkpoint::save(folder / "c", contents);
+      EXPECT_GE(bytes->most, kPart);
+      EXPECT_LE(bytes->most, 4 * kPart) << (is_load ? "load" : "save");
+    }
   });
 }
 
