@@ -211,6 +211,15 @@ bool is_cut_along_sequence(const at::Tensor& t) {
   return std::any_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_shard(kLengthDim); });
 }
 
+// A placement says nothing of documents: queries would attend to all of them.
+void refuse_documents(const SequenceScope& scope) {
+  if (!scope.has_documents) return;
+  raise<c10::NotImplementedError>(
+      {kAttention, "queries are a DTensor cut along its sequence, and ContextParallel was given documents",
+       "pass plain tensors, cut as .buffers or by context_parallel_shard with the documents, or leave .documents out "
+       "and pass a mask"});
+}
+
 // How tensor parallel may leave queries: cut along batch or heads, which attention keeps apart. Grouped heads are cut
 // only where that parts no group.
 Placements kept_placements(const DTensor& query, const at::Tensor& key) {
@@ -257,7 +266,11 @@ at::Tensor scaled_dot_product_attention(c10::DispatchKeySet keys, const at::Tens
     return at::_ops::scaled_dot_product_attention::redispatch(keys & kBelowAttention, query, key, value, attn_mask,
                                                               dropout_p, is_causal, scale, enable_gqa);
   };
-  if (scope == nullptr || is_cut_along_sequence(query)) return go_on();
+  if (scope == nullptr) return go_on();
+  if (is_cut_along_sequence(query)) {
+    refuse_documents(*scope);
+    return go_on();
+  }
   detail::rely_on_sequence_scope();
   if (!scope->cut.has_value()) {
     raise<c10::ValueError>({kAttention, "inside ContextParallel nobody said how long the sequence is",

@@ -181,6 +181,19 @@ TEST(ContextParallelErrors, OfMasks) {
   });
 }
 
+TEST(ContextParallelErrors, DTensorsHaveNoDocuments) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const ContextParallel scope(mesh, {.documents = {4, 6}});
+    for (const Placement& placement : {BalancedShard(2), Shard(2)}) {
+      const at::Tensor q = distribute_tensor(iota({1, 2, 10, 4}), mesh, {placement});
+      EXPECT_EQ(error_of_attention<c10::NotImplementedError>(q, q, q),
+                "[scaled_dot_product_attention] queries are a DTensor cut along its sequence, and ContextParallel was "
+                "given documents\n  fix: pass plain tensors, cut as .buffers or by context_parallel_shard with the "
+                "documents, or leave .documents out and pass a mask");
+    }
+  });
+}
+
 TEST(ContextParallelErrors, SecondGradients) {
   on_mesh({2}, [](const DeviceMesh& mesh) {
     const at::Tensor q = iota({1, 2, 5, 4}).sin().requires_grad_();
