@@ -186,7 +186,7 @@ TEST_P(HierarchicalOrder, OfRanksHasTheBitsOfOneHostInReductionsToOwners) {
     const int n = g->getSize();
     const Group one_host = sibling(g, "shm");
     for (const at::ScalarType dtype : {at::kFloat, at::kHalf, at::kInt}) {
-      for (const int64_t size : {3, 20011}) {
+      for (const int64_t size : {3, 20'011, 190'001}) {
         const auto pieces = [&](const Group& on) {
           std::vector<Tensors> inputs(1);
           // Rank r gets r times as much as rank 1, rank 0 nothing.
@@ -198,14 +198,17 @@ TEST_P(HierarchicalOrder, OfRanksHasTheBitsOfOneHostInReductionsToOwners) {
           return outputs[0];
         };
         expect_bits(pieces(g), pieces(one_host), "reduce_scatter");
-        const auto reduced = [&](const Group& on) {
+        const auto reduced = [&](const Group& on, int root) {
           Tensors tensors{rough({size}, g->getRank(), dtype)};
           c10d::ReduceOptions options;
-          options.rootRank = n - 1;
+          options.rootRank = root;
           on->reduce(tensors, options)->wait();
-          return tensors[0];
+          return g->getRank() == root ? tensors[0] : at::Tensor();
         };
-        expect_bits(reduced(g), reduced(one_host), "reduce");
+        for (const int root : {0, n - 1}) {
+          const at::Tensor x = reduced(g, root), y = reduced(one_host, root);
+          if (g->getRank() == root) expect_bits(x, y, "reduce");
+        }
       }
     }
   });
@@ -454,6 +457,12 @@ TEST(HierarchicalOrders, AsFewBytesAsCanBeLeaveAHost) {
     Tensors tensors{at::ones({kElements})};
     g->reduce(tensors)->wait();
   };
+  const auto to_last = [](const Group& g) {
+    Tensors tensors{at::ones({kElements})};
+    c10d::ReduceOptions options;
+    options.rootRank = g->getSize() - 1;
+    g->reduce(tensors, options)->wait();
+  };
   const auto most = [&](const std::vector<int>& host_of, const auto& call) {
     return most_out_of_a_host(host_of, "hosts", kBytes, call);
   };
@@ -468,6 +477,44 @@ TEST(HierarchicalOrders, AsFewBytesAsCanBeLeaveAHost) {
   EXPECT_NEAR(most(mixed, scatter), 1.0 / 2, kSlack);
   EXPECT_NEAR(most(uneven, scatter), 3.0 / 4, kSlack);  // the host of one rank sends what the other three get
   EXPECT_NEAR(most(three, scatter), 2.0 / 3, kSlack);
+  const std::vector<int> two_by_three{0, 0, 0, 1, 1, 1};
+  for (const auto& call : std::vector<std::function<void(const Group&)>>{all, scatter, to_root, to_last}) {
+    EXPECT_NEAR(most_out_of_a_host(two_by_three, "ranks", kBytes, call), 1.0, kSlack);
+    EXPECT_LT(most_out_of_a_host(three, "ranks", kBytes, call), 2.0 + kSlack);
+  }
+}
+
+TEST(HierarchicalOrders, ABroadcastLeavesEveryHostOnceAtMost) {
+  constexpr int64_t kElements = 500'000;
+  for (const int root : {0, 3}) {
+    EXPECT_NEAR(most_out_of_a_host({0, 0, 1, 1, 2, 2, 3}, "ranks", kElements * 4,
+                                   [&](const Group& g) {
+                                     at::Tensor x = at::full({kElements}, double(g->getRank()));
+                                     broadcast_(x, g, {.src = root});
+                                     EXPECT_TRUE(x.eq(root).all().item<bool>());
+                                   }),
+                1.0, 0.02);
+  }
+}
+
+TEST(HierarchicalOrders, OfAPartIsItsOwn) {
+  const testing::HostLayoutBackends layouts;
+  run_ranks(5, [&](const Group& world) {
+    for (const std::string order : {"", "hosts"}) {
+      const Group g = new_group("hierarchical_pairs", {.timeout = 60s,
+                                                       .store = world->getStore(),
+                                                       .rank = world->getRank(),
+                                                       .world_size = 5,
+                                                       .backend_options = {{"order", order}}});
+      const Group part = split_group(g, {{0, 1, 2, 3}, {4}});
+      if (world->getRank() == 4) continue;
+      const Tensors xs = roughs({9001}, 4, at::kFloat);
+      at::Tensor mine = xs[size_t(world->getRank())].clone();
+      reduce_everywhere(part, mine, ReduceOp::SUM);
+      const HostRanks hosts = order.empty() ? HostRanks{{0, 1, 2, 3}} : HostRanks{{0, 1}, {2, 3}};
+      expect_bits(mine, by_hosts(xs, hosts, ReduceOp::SUM), order);
+    }
+  });
 }
 
 }  // namespace

@@ -118,6 +118,18 @@ TEST_P(Hierarchical, PiecesOfAnySizesArrive) {
   });
 }
 
+TEST_P(Hierarchical, BroadcastsOfAnySizeComeFromAnyRank) {
+  on_ranks([&](const Group& g) {
+    for (int root = 0; root < g->getSize(); ++root) {
+      for (const int64_t size : {0, 5, 9001, 400'003}) {
+        at::Tensor x = g->getRank() == root ? sample({size}, root) : at::full({size}, -7.0f);
+        broadcast_(x, g, {.src = root});
+        expect_equal(x, sample({size}, root), c10::str(size, " from ", root));
+      }
+    }
+  });
+}
+
 TEST_P(Hierarchical, TensorsOfTheHeapAreReduced) {
   on_ranks([&](const Group& g) {
     for (const int64_t size : {17, 300'001}) {

@@ -107,10 +107,15 @@ class HierarchicalEngine final : public shm::Runner {
   bool go_on_with_streams();
   void finish_streams();
 
+  // broadcast.cpp
+  std::vector<int> line_from(int root) const;
+  void pass_down_the_line(const Op& op, Piece whole);
+
   // reduce.cpp
   void all_reduce(const Op& op);
   void reduce_by_sums(const Op& op, OrderedReduction& reduction);
   void all_reduce_by_chain(const Op& op);
+  void reduce_by_chain_to_owners(const Op& op);
   void reduce_to_owners(const Op& op);
   void check_contributions(const Op& op);
   bool reduce_carried(const Op& op, OrderedReduction& reduction, Piece result);

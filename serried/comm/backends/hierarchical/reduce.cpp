@@ -6,7 +6,9 @@
 #include <c10/util/StringUtil.h>
 
 #include "serried/comm/backends/hierarchical/chain.h"
+#include "serried/comm/backends/hierarchical/chain_to_owners.h"
 #include "serried/comm/backends/hierarchical/engine.h"
+#include "serried/comm/backends/hierarchical/moves_parts.h"
 #include "serried/comm/backends/hierarchical/sums.h"
 
 namespace serried::hierarchical {
@@ -14,18 +16,6 @@ namespace {
 
 // How much of other ranks' contributions a rank holds at a time.
 constexpr int64_t kContributionBytes = 8 << 20;
-
-/// Says so while it lives.
-class MovesParts {
- public:
-  explicit MovesParts(bool& moves) : moves_(moves) { moves_ = true; }
-  ~MovesParts() { moves_ = false; }
-  MovesParts(const MovesParts&) = delete;
-  MovesParts& operator=(const MovesParts&) = delete;
-
- private:
-  bool& moves_;
-};
 
 }  // namespace
 
@@ -70,6 +60,11 @@ void HierarchicalEngine::all_reduce_by_chain(const Op& op) {
   Chain(*local_, links_, topology_, op).run();
 }
 
+void HierarchicalEngine::reduce_by_chain_to_owners(const Op& op) {
+  const MovesParts moves(moves_parts_);
+  ChainToOwners(*local_, links_, topology_, op).run();
+}
+
 void HierarchicalEngine::reduce_to_owners(const Op& op) {
   const Piece result = op.sinks.at(rank());
   for (int peer = 0; peer < world_size() && result.bytes > 0; ++peer) {
@@ -79,6 +74,7 @@ void HierarchicalEngine::reduce_to_owners(const Op& op) {
   if (reduce_carried(op, reduction, result)) return;
   check_contributions(op);
   if (takes_sums_) return reduce_by_sums(op, reduction);
+  if (takes_chain_) return reduce_by_chain_to_owners(op);
   Pieces offers = op.offers;
   if (op.record.kind == watch::Kind::reduce) offers.only = op.record.root;
   reduce_contributions(op, offers, result, largest_piece(op));
