@@ -23,6 +23,7 @@
 #include "serried/launch/ranks.h"
 #include "serried/launch/signals.h"
 #include "serried/launch/socket.h"
+#include "serried/launch/token.h"
 
 namespace serried::launch {
 namespace {
@@ -42,6 +43,7 @@ class Job {
         screen_(screen),
         lines_(screen),
         program_(find_program(options.command[0])),
+        mark_(make_token()),
         link_(make_link(options, screen)) {}
 
   int run();
@@ -60,7 +62,10 @@ class Job {
   void carry_questions();
   bool advance();
   void obey(const Order& order);
-  void start(const Assignment& assignment);
+  void start(Assignment assignment);
+  void change(const Order& order);
+  bool tell_of_ranks();
+  bool keeps_going() const { return assignment_.keep_going && !ending_; }
   void watch_over(const Assignment& assignment);
   void on_signal(const Caught& caught);
   void hear_control(const std::vector<Message>& messages);
@@ -85,6 +90,8 @@ class Job {
   Assignment assignment_{.world_size = 0};  // no ranks until the first start
   std::optional<Cause> stop_ordered_;
   std::optional<int> exit_code_;
+  std::optional<int> exit_after_;  // what ranks have left behind
+  const std::string mark_;         // in the environments of all that they start
   int num_interrupts_ = 0;
   bool ending_ = false;  // the ranks have been told to end
   Time kill_at_ = kNever;
@@ -150,6 +157,11 @@ void Job::turn() {
 
 // Draws the conclusions from the ranks' state; true if something was told to the link.
 bool Job::advance() {
+  if (exit_after_ && !ranks_) {
+    exit_code_ = exit_after_;
+    return true;
+  }
+  if (ranks_ && keeps_going()) return tell_of_ranks();
   if (ranks_ && ranks_->failure() && !ending_) {
     end_ranks(SIGTERM);
     with_link([&](auto& link) { link.failed(*ranks_->failure()); });
@@ -172,6 +184,12 @@ bool Job::advance() {
 
 void Job::obey(const Order& order) {
   if (order.kind == Order::Kind::start) return start(order.assignment);
+  if (order.kind == Order::Kind::over || order.kind == Order::Kind::table) return change(order);
+  if (order.kind == Order::Kind::exit && ranks_ && assignment_.keep_going) {
+    exit_after_ = order.exit_code;
+    if (!ending_) end_ranks(SIGTERM);
+    return;
+  }
   if (order.kind == Order::Kind::exit) {
     if (stop_ordered_) report();
     exit_code_ = order.exit_code;
@@ -182,8 +200,9 @@ void Job::obey(const Order& order) {
   if (!ending_) end_ranks(forwarded ? order.cause.signal : SIGTERM);
 }
 
-void Job::start(const Assignment& assignment) {
+void Job::start(Assignment assignment) {
   if (num_interrupts_ > 0) return;  // node 0 has been told and will order the stop
+  if (assignment.keep_going) assignment.mark = mark_;
   assignment_ = assignment;
   ending_ = false;
   grace_is_over_ = false;
@@ -198,6 +217,40 @@ void Job::start(const Assignment& assignment) {
     with_link([&](auto& link) { link.failed(cause); });
   }
   with_link([](auto& link) { link.started(); });
+}
+
+// --keep-going: ranks come and go while the others live on.
+void Job::change(const Order& order) {
+  if (ending_) return;
+  if (order.kind == Order::Kind::over) {
+    const std::string report = describe(order.cause, assignment_.world_size, options_.max_nodes);
+    if (options_.reports) screen_.write(Stream::err, report);
+    constexpr size_t kHead = 6;  // "[run] "
+    if (ranks_) ranks_->say_over(order.assignment.attempt, report.substr(kHead, report.find('\n') - kHead));
+    return;
+  }
+  if (!ranks_) return start(order.assignment);
+  assignment_ = order.assignment;
+  assignment_.mark = mark_;
+  if (!assignment_.news.empty() && options_.reports) screen_.write(Stream::err, "[run] " + assignment_.news + "\n");
+  try {
+    ranks_->change(Surroundings{options_, program_, screen_, *guard_, lines_}, assignment_);
+  } catch (const LaunchError& error) {
+    const Cause cause{.kind = Cause::Kind::launch_failed, .exit_code = error.exit_code(), .text = error.what()};
+    with_link([&](auto& link) { link.failed(cause); });
+  }
+}
+
+bool Job::tell_of_ranks() {
+  const std::vector<int> elastic = ranks_->take_elastic();
+  for (const int seat : elastic) with_link([&](auto& link) { link.rank_is_elastic(seat); });
+  const std::vector<LocalRanks::Ended> ended = ranks_->take_ended();
+  for (const auto& [seat, failure] : ended) {
+    with_link([&, seat = seat, &failure = failure](auto& link) {
+      failure ? link.rank_lost(seat, *failure) : link.rank_done(seat);
+    });
+  }
+  return !elastic.empty() || !ended.empty();
 }
 
 // Of the attempt before nothing is left by now.

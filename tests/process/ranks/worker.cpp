@@ -214,10 +214,12 @@ void lose_rank_0(const std::string& how) {
 
 /// Ranks meet at a port, where a stranger can come too.
 serried::GroupOptions at_master_port() {
-  return {.init_method = std::string("tcp://127.0.0.1:") + std::getenv("MASTER_PORT"),
-          .rank = std::stoi(std::getenv("RANK")),
-          .world_size = std::stoi(std::getenv("WORLD_SIZE")),
-          .timeout = 30s};
+  serried::GroupOptions options;
+  options.init_method = std::string("tcp://127.0.0.1:") + std::getenv("MASTER_PORT");
+  options.rank = std::stoi(std::getenv("RANK"));
+  options.world_size = std::stoi(std::getenv("WORLD_SIZE"));
+  options.timeout = 30s;
+  return options;
 }
 
 /// A stranger writes to the store while rank 0 reads `pipe`; then the ranks use what they have and make new groups.
