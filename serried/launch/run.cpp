@@ -83,6 +83,7 @@ class Job {
   Screen& screen_;
   Lines lines_;
   std::string program_;
+  const std::string mark_;  // in the environments of all that ranks start
   Link link_;
   std::optional<Orphans> orphans_;  // of the last attempt, as the guard
   std::optional<Guard> guard_;
@@ -91,7 +92,6 @@ class Job {
   std::optional<Cause> stop_ordered_;
   std::optional<int> exit_code_;
   std::optional<int> exit_after_;  // what ranks have left behind
-  const std::string mark_;         // in the environments of all that they start
   int num_interrupts_ = 0;
   bool ending_ = false;  // the ranks have been told to end
   Time kill_at_ = kNever;

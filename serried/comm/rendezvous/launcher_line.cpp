@@ -123,30 +123,53 @@ void LauncherLine::send(const Message& message, Clock::time_point deadline) {
   }
 }
 
+// Nobody answers a question that is gone, whatever ends it: memory may run out in between.
+class LauncherLine::Entry {
+ public:
+  Entry(LauncherLine& line, Question& question) : line_(line) {
+    // With the process: programs of a rank that follow each other have one line.
+    id_ = c10::str(::getpid(), ".", line.next_++);
+    line.open_[id_] = &question;
+  }
+  ~Entry() {
+    const std::lock_guard<std::mutex> lock(line_.mutex_);
+    line_.open_.erase(id_);
+  }
+  Entry(const Entry&) = delete;
+  Entry& operator=(const Entry&) = delete;
+
+  const std::string& id() const { return id_; }
+
+ private:
+  LauncherLine& line_;
+  std::string id_;
+};
+
 std::optional<channel::Message> LauncherLine::ask(const Message& question, Clock::time_point deadline,
                                                   const std::atomic<bool>* ended) {
   home_.require("rendezvous");
   Question mine{.ended = ended, .answer = {}, .answered = {}};
-  std::unique_lock<std::mutex> lock(mutex_);
-  if (ended != nullptr && *ended) return Message{"over"};
-  // With the process: programs of a rank that follow each other have one line.
-  const std::string id = c10::str(::getpid(), ".", next_++);
-  open_[id] = &mine;
-  lock.unlock();
-  Message message = {"ask", id};
+  std::optional<Entry> entry;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (ended != nullptr && *ended) return Message{"over"};
+    if (closed_) raise_gone();
+    entry.emplace(*this, mine);
+  }
+  Message message = {"ask", entry->id()};
   message.insert(message.end(), question.begin(), question.end());
   send(message, deadline);
-  lock.lock();
+  std::unique_lock<std::mutex> lock(mutex_);
   const auto is_done = [&] { return mine.answer || closed_; };
   // Not wait_until with a time that clocks cannot add to.
   deadline == kNever ? mine.answered.wait(lock, is_done)
                      : static_cast<void>(mine.answered.wait_until(lock, deadline, is_done));
-  open_.erase(id);
-  const bool cancelled = mine.answer && mine.answer->size() == 1 && (*mine.answer)[0] == "over";
-  if (mine.answer && !cancelled) return std::move(mine.answer);
-  if (closed_) raise_gone();
+  const bool is_open =
+      !mine.answer || mine.answer->front() == "over";  // by the launcher; "over" may be of this process
+  if (!mine.answer && closed_) raise_gone();
   lock.unlock();
-  send({"forget", id}, Clock::now() + std::chrono::seconds(1));
+  if (is_open) send({"forget", entry->id()}, Clock::now() + std::chrono::seconds(1));
+  entry.reset();
   return std::move(mine.answer);
 }
 

@@ -87,6 +87,8 @@ class LauncherLine {
     std::condition_variable answered;
   };
 
+  class Entry;
+
   void listen();
   void take(const Message& message);
   void take_answer(const Message& message);
