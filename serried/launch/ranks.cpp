@@ -12,6 +12,7 @@
 #include <filesystem>
 
 #include "serried/launch/error.h"
+#include "serried/launch/numa.h"
 #include "serried/launch/spawn.h"
 
 namespace serried::launch {
@@ -158,6 +159,9 @@ void LocalRanks::start(const Surroundings& surroundings, const Assignment& assig
                        .arguments = surroundings.options.command,
                        .environment = rank_environment(assignment, local_rank, inherited_environment(), line_fd),
                        .keep_fds = {line_fd}};
+  if (surroundings.options.numa) {
+    request.cores = cores_of_rank(numa_nodes(allowed_cores()), local_rank, assignment.num_local);
+  }
   if (rank == 0 && assignment.listen_fd >= 0) request.keep_fds.push_back(assignment.listen_fd);
   ranks_.push_back(std::make_unique<LocalRank>(surroundings, rank, line.line, log, request));
   if (keep_going_) ranks_.back()->seat = seats.at(size_t(local_rank)).number;
