@@ -114,13 +114,13 @@ std::vector<std::string> stacks_of(const std::vector<int>& pids, Seconds patienc
   return texts;
 }
 
-void look_closely(HostSeen& seen, const std::map<int, BlackBox>& boxes, Seconds patience) {
+void look_closely(HostSeen& seen, const std::map<int, const BlackBox*>& boxes, Seconds patience) {
   std::vector<int> pids;
   std::vector<RankSeen*> living;
   for (RankSeen& rank : seen.ranks) {
     if (const auto box = boxes.find(rank.rank); box != boxes.end()) {
-      rank.num_calls = box->second.num_calls();
-      rank.calls = box->second.calls();
+      rank.num_calls = box->second->num_calls();
+      rank.calls = box->second->calls();
     }
     if (rank.pid <= 0 || rank.state == 'Z' || rank.state == 'X') continue;
     living.push_back(&rank);

@@ -12,7 +12,7 @@ namespace serried::launch {
 
 /// Adds to `seen` what only a dump has: all calls, and stacks of the processes that live, where eu-stack or gdb is
 /// there and may look at them, for as long as `patience`.
-void look_closely(HostSeen& seen, const std::map<int, BlackBox>& boxes, Seconds patience);
+void look_closely(HostSeen& seen, const std::map<int, const BlackBox*>& boxes, Seconds patience);
 
 /// Each process's stack, as a tool that finds it prints it; "" where none does in time.
 std::vector<std::string> stacks_of(const std::vector<int>& pids, Seconds patience);

@@ -46,6 +46,8 @@ Leader::Leader(const Options& options, Screen& screen, Fd listener)
                    .max_nodes = options.max_nodes,
                    .max_restarts = options.max_restarts,
                    .last_call = options.last_call,
+                   .keep_going = options.keep_going,
+                   .join_timeout = options.join_timeout,
                    .run_id = make_run_id(),
                    .job_secret = make_token(),
                    .new_master_port = [this] { return new_master_port(); }}),
@@ -138,6 +140,11 @@ void Leader::answer(Peer& peer, const Message& message) {
   if (message[0] == "done") membership_.done(peer.member);
   if (message[0] == "failed") membership_.failed(peer.member, cause_from_fields(message, 1));
   if (message[0] == "ended") membership_.ended(peer.member);
+  if (message.size() >= 2 && message[0] == "elastic") membership_.rank_is_elastic(peer.member, number_in(message[1]));
+  if (message.size() >= 2 && message[0] == "rank_done") membership_.rank_done(peer.member, number_in(message[1]));
+  if (message.size() >= 2 && message[0] == "rank_lost") {
+    membership_.rank_lost(peer.member, number_in(message[1]), cause_from_fields(message, 2));
+  }
   if (message[0] == "ask") {
     keys_.ask({peer.member, question_number(message)}, Message(message.begin() + 2, message.end()));
   }
@@ -314,6 +321,9 @@ void Leader::deliver() {
       generation_ = order.assignment.attempt;
       keys_.clear();
     }
+    if (order.kind == Order::Kind::over) keys_.end_generations_before(order.assignment.attempt + 1);
+    // Where nodes join, those before go on in their old table for a while.
+    if (order.kind == Order::Kind::table) generation_ = order.assignment.attempt;
     if (member == kSelf) own_orders_.push_back(order);
     for (const auto& peer : peers_) {
       if (member != kSelf && peer->member == member) peer->connection.send(to_message(order));

@@ -48,6 +48,11 @@ class Leader {
   void failed(const Cause& cause) { membership_.failed(kSelf, cause); }
   void ended() { membership_.ended(kSelf); }
 
+  /// --keep-going: of one rank of this node.
+  void rank_is_elastic(int seat) { membership_.rank_is_elastic(kSelf, seat); }
+  void rank_done(int seat) { membership_.rank_done(kSelf, seat); }
+  void rank_lost(int seat, const Cause& cause) { membership_.rank_lost(kSelf, seat, cause); }
+
   /// This node goes without being asked: the job ends.
   void leave() { failed({.kind = Cause::Kind::interrupted, .signal = SIGHUP}); }
   bool has_leader() const { return true; }

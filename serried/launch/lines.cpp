@@ -27,7 +27,8 @@ Lines::Opened Lines::open(int rank) {
                                                          : "free memory on this machine");
   }
   const int number = next_line_++;
-  lines_.push_back(std::make_unique<Line>(Line{number, rank, Connection(Fd(ends[0]), channel::kMostBytes)}));
+  lines_.push_back(std::make_unique<Line>(
+      Line{.number = number, .rank = rank, .connection = Connection(Fd(ends[0]), channel::kMostBytes)}));
   return {number, Fd(ends[1])};
 }
 
@@ -53,6 +54,10 @@ void Lines::hear(Line& line) {
 void Lines::take(Line& line, const Message& message) {
   if (message[0] == "begin") {
     ++line.program;
+    return;
+  }
+  if (message[0] == "elastic") {
+    if (!std::exchange(line.elastic, true)) elastic_.push_back(line.number);
     return;
   }
   if (message.size() < 2 || line.program < 0) throw std::runtime_error("no question");
@@ -100,12 +105,26 @@ void Lines::refuse(Line& line, const std::string& why) {
   hang_up(line);
 }
 
+Lines::Line* Lines::find(int number) {
+  const auto found = std::find_if(lines_.begin(), lines_.end(), [&](const auto& line) {
+    return line->number == number && !line->connection.closed();
+  });
+  return found == lines_.end() ? nullptr : found->get();
+}
+
 void Lines::close(int number) {
-  for (const auto& line : lines_) {
-    if (line->number != number || line->connection.closed()) continue;
-    hear(*line);
-    hang_up(*line);
-  }
+  Line* line = find(number);
+  if (line == nullptr) return;
+  hear(*line);
+  hang_up(*line);
+}
+
+void Lines::tell(int number, const Message& message) {
+  if (Line* line = find(number)) line->connection.send(message);
+}
+
+void Lines::rename(int number, int rank) {
+  if (Line* line = find(number)) line->rank = rank;
 }
 
 }  // namespace serried::launch

@@ -40,11 +40,19 @@ class Lines {
   std::vector<Asked> take_asked() { return std::exchange(asked_, {}); }
   void answer(uint64_t number, const Message& answer);
 
+  /// To the rank, without being asked.
+  void tell(int line, const Message& message);
+  /// Another table has another number for it.
+  void rename(int line, int rank);
+  /// The lines whose ranks have said that they use Elastic, each once.
+  std::vector<int> take_elastic() { return std::exchange(elastic_, {}); }
+
  private:
   struct Line {
     int number;
     int rank;
     Connection connection;
+    bool elastic = false;
     int program = -1;  // of the rank, one after the other: each has keys of its own
     std::map<std::string, uint64_t> open_questions = {};
   };
@@ -52,6 +60,7 @@ class Lines {
   void hear(Line& line);
   void take(Line& line, const Message& message);
   void forget(Line& line, const std::string& id);
+  Line* find(int number);
   void hang_up(Line& line);
   void refuse(Line& line, const std::string& why);
 
@@ -59,6 +68,7 @@ class Lines {
   std::vector<std::unique_ptr<Line>> lines_;
   std::map<uint64_t, std::pair<Line*, std::string>> askers_;
   std::vector<Asked> asked_;
+  std::vector<int> elastic_;
   uint64_t next_ = 1;
   int next_line_ = 0;
 };

@@ -135,8 +135,8 @@ void Member::answer(const Message& message) {
   if (message[0] == "refuse" && message.size() == 4) throw LaunchError(number_in(message[1]), message[2], message[3]);
   Order order = order_from(message);
   order.assignment.master_host = address_.host;  // it has just been proved to reach node 0
-  working_ = working_ || order.kind == Order::Kind::start;
-  answer_by_ = kNever;
+  working_ = working_ || order.kind == Order::Kind::start || order.kind == Order::Kind::table;
+  if (order.kind != Order::Kind::over && order.kind != Order::Kind::table) answer_by_ = kNever;
   orders_.push_back(std::move(order));
 }
 
@@ -248,6 +248,20 @@ void Member::ended() {
   }
   if (connection_) connection_->send({"ended"});
   answer_by_ = after(options_.grace + kAnswerSlack);
+}
+
+void Member::rank_is_elastic(int seat) {
+  if (connection_) connection_->send({"elastic", std::to_string(seat)});
+}
+
+void Member::rank_done(int seat) {
+  if (connection_) connection_->send({"rank_done", std::to_string(seat)});
+}
+
+void Member::rank_lost(int seat, const Cause& cause) {
+  Message message = to_fields(cause);
+  message.insert(message.begin(), {"rank_lost", std::to_string(seat)});
+  if (connection_) connection_->send(message);
 }
 
 void Member::leave() {

@@ -40,6 +40,9 @@ class Member {
   void done();
   void failed(const Cause& cause);
   void ended();
+  void rank_is_elastic(int seat);
+  void rank_done(int seat);
+  void rank_lost(int seat, const Cause& cause);
 
   /// This node goes without being asked; node 0 sees that it is lost.
   void leave();

@@ -12,6 +12,9 @@
 namespace serried::launch {
 namespace {
 
+// Ranks of a node begin in several generations, and its number changes.
+constexpr const char* kMark = "SERRIED_LAUNCHER_MARK";
+
 std::string name_of(const std::string& entry) {
   return entry.substr(0, entry.find('='));
 }
@@ -41,11 +44,18 @@ std::vector<std::string> rank_environment(const Assignment& assignment, int loca
   if (assignment.listen_fd >= 0 && assignment.first_rank + local_rank == 0) {
     ours["SERRIED_MASTER_LISTEN_FD"] = std::to_string(assignment.listen_fd);
   }
+  if (assignment.keep_going) {
+    ours["RANK"] = std::to_string(assignment.seats.at(static_cast<size_t>(local_rank)).rank);
+    ours["SERRIED_GENERATION"] = std::to_string(assignment.attempt);
+    ours[kMark] = assignment.mark;
+  }
   if (line_fd >= 0) ours[channel::kLineVariable] = std::to_string(line_fd);
   if (!assignment.job_secret.empty()) ours["SERRIED_JOB_SECRET"] = assignment.job_secret;
   // A launcher that runs inside another launcher's rank must not hand that one's meeting place on, nor its secret.
-  std::set<std::string> dropped = {channel::kLineVariable, "SERRIED_BLACK_BOX_FD", "SERRIED_JOB_SECRET",
-                                   "SERRIED_MASTER_LISTEN_FD", "TORCHELASTIC_USE_AGENT_STORE"};
+  std::set<std::string> dropped = {channel::kLineVariable,        kMark,
+                                   "SERRIED_BLACK_BOX_FD",        "SERRIED_GENERATION",
+                                   "SERRIED_JOB_SECRET",          "SERRIED_MASTER_LISTEN_FD",
+                                   "TORCHELASTIC_USE_AGENT_STORE"};
   dropped.insert(token_variables().begin(), token_variables().end());
   bool threads_chosen = false;
   std::vector<std::string> result;
@@ -61,6 +71,9 @@ std::vector<std::string> rank_environment(const Assignment& assignment, int loca
 }
 
 std::vector<std::string> mark_of(const Assignment& assignment) {
+  if (!assignment.mark.empty()) {
+    return {std::string(kMark) + "=" + assignment.mark, "TORCHELASTIC_RUN_ID=" + assignment.run_id};
+  }
   // Several nodes of a job may be on one machine, in tests at least, and the number of a lost one passes to another.
   return {"GROUP_RANK=" + std::to_string(assignment.node_rank),
           "TORCHELASTIC_RESTART_COUNT=" + std::to_string(assignment.attempt),

@@ -6,7 +6,15 @@
 
 namespace serried::launch {
 
-/// This node's part of one attempt.
+/// Under --keep-going: a process of a node, by a number that is used once, and its place in a table of ranks.
+struct Seat {
+  int number = 0;
+  int rank = 0;
+  bool fresh = true;  // it is to be started
+  bool operator==(const Seat&) const = default;
+};
+
+/// This node's part of one attempt, or of one table of ranks.
 struct Assignment {
   int attempt = 0;  // the generation: 0, then one more each time that all ranks start again
   int max_restarts = 0;
@@ -18,9 +26,12 @@ struct Assignment {
   std::string master_host = "127.0.0.1";
   int master_port = 0;
   std::string run_id = {};
-  std::string job_secret = {};  // known to the job's ranks and launchers only
-  std::string news = {};        // why all ranks start again
-  int listen_fd = -1;           // already bound to master_port; for rank 0 to inherit
+  std::string job_secret = {};   // known to the job's ranks and launchers only
+  std::string news = {};         // why all ranks start again
+  bool keep_going = false;       // ranks that use Elastic live on when others are lost
+  std::vector<Seat> seats = {};  // then: those of this node, by rank
+  std::string mark = {};         // then: of this launcher, in the environments of all its ranks
+  int listen_fd = -1;            // already bound to master_port; for rank 0 to inherit
 };
 
 /// `inherited` ("NAME=value" texts) with the variables of one rank put in: those torchrun sets, so that any

@@ -60,7 +60,7 @@ class LocalRanks {
 
   /// What they do in their groups, by rank, and what the kernel says of them; see BlackBox::groups.
   std::vector<RankSeen> seen(int64_t now_ns, int64_t longest_wait_ns) const;
-  const std::map<int, BlackBox>& boxes() const { return boxes_; }
+  std::map<int, const BlackBox*> boxes() const;
 
   /// Whether `pid` is one of the ranks.
   bool has(pid_t pid) const;
@@ -68,12 +68,30 @@ class LocalRanks {
   /// Sends `signal` to every rank that runs and to its children.
   void send(int signal);
 
+  /// --keep-going: another table of ranks. Tells those that are there their places, and starts the fresh ones;
+  /// LaunchError if one cannot start.
+  void change(const Surroundings& surroundings, const Assignment& assignment);
+  /// --keep-going: tells them that the ranks of `generation` are no longer all there.
+  void say_over(int generation, const std::string& why);
+
+  /// --keep-going: a rank that has ended, by the number of its seat, with 0 or by a failure. Each is told once, and is
+  /// gone then.
+  struct Ended {
+    int seat;
+    std::optional<Cause> failure;
+  };
+  std::vector<Ended> take_ended();
+  /// --keep-going: the seats whose ranks have said that they use Elastic.
+  std::vector<int> take_elastic();
+
  private:
   std::string who_ended_well() const;
+  void start(const Surroundings& surroundings, const Assignment& assignment, int local_rank);
 
-  std::map<int, BlackBox> boxes_;  // by rank
   std::vector<std::unique_ptr<LocalRank>> ranks_;
   Screen& screen_;
+  Lines& lines_;
+  bool keep_going_;
   std::optional<Cause> suspect_;  // of those that have failed so far
   Time decide_at_ = kNever;
   std::optional<Cause> failure_;

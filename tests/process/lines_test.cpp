@@ -5,7 +5,9 @@
 #include <fcntl.h>
 #include <sys/socket.h>
 
+#include "serried/base/channel/rank_line.h"
 #include "serried/launch/lines.h"
+#include "serried/launch/options.h"
 #include "tests/process/command.h"
 
 namespace serried::testing {

@@ -173,7 +173,7 @@ TEST(LaunchWire, NumbersAreWholeFields) {
 
 TEST(LaunchWire, FailuresOfNoKindAndSignalsOfNoNameAreRefused) {
   const auto stop = [](const char* kind, const char* signal) {
-    return Message{"stop", kind, "1", "host", "3", "4711", "0", signal, "", "0"};
+    return Message{"stop", kind, "1", "host", "3", "4711", "0", signal, "", "0", ""};
   };
   EXPECT_EQ(order_from(stop("3", "64")).cause.signal, 64);
   for (const char* kind : {"-1", "5", "100"}) EXPECT_THROW(order_from(stop(kind, "9")), std::runtime_error) << kind;

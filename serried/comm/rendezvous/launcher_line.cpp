@@ -123,28 +123,54 @@ void LauncherLine::send(const Message& message, Clock::time_point deadline) {
   }
 }
 
-std::optional<channel::Message> LauncherLine::ask(const Message& question, Clock::time_point deadline) {
+// Nobody answers a question that is gone, whatever ends it: memory may run out in between.
+class LauncherLine::Entry {
+ public:
+  Entry(LauncherLine& line, Question& question) : line_(line) {
+    // With the process: programs of a rank that follow each other have one line.
+    id_ = c10::str(::getpid(), ".", line.next_++);
+    line.open_[id_] = &question;
+  }
+  ~Entry() {
+    const std::lock_guard<std::mutex> lock(line_.mutex_);
+    line_.open_.erase(id_);
+  }
+  Entry(const Entry&) = delete;
+  Entry& operator=(const Entry&) = delete;
+
+  const std::string& id() const { return id_; }
+
+ private:
+  LauncherLine& line_;
+  std::string id_;
+};
+
+std::optional<channel::Message> LauncherLine::ask(const Message& question, Clock::time_point deadline,
+                                                  const std::atomic<bool>* ended) {
   home_.require("rendezvous");
-  Question mine;
-  std::unique_lock<std::mutex> lock(mutex_);
-  // With the process: programs of a rank that follow each other have one line.
-  const std::string id = c10::str(::getpid(), ".", next_++);
-  open_[id] = &mine;
-  lock.unlock();
-  Message message = {"ask", id};
+  Question mine{.ended = ended, .answer = {}, .answered = {}};
+  std::optional<Entry> entry;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (ended != nullptr && *ended) return Message{"over"};
+    if (closed_) raise_gone();
+    entry.emplace(*this, mine);
+  }
+  Message message = {"ask", entry->id()};
   message.insert(message.end(), question.begin(), question.end());
   send(message, deadline);
-  lock.lock();
+  std::unique_lock<std::mutex> lock(mutex_);
   const auto is_done = [&] { return mine.answer || closed_; };
   // Not wait_until with a time that clocks cannot add to.
   deadline == kNever ? mine.answered.wait(lock, is_done)
                      : static_cast<void>(mine.answered.wait_until(lock, deadline, is_done));
-  open_.erase(id);
-  if (mine.answer) return std::move(mine.answer);
-  if (closed_) raise_gone();
+  const bool is_open =
+      !mine.answer || mine.answer->front() == "over";  // by the launcher; "over" may be of this process
+  if (!mine.answer && closed_) raise_gone();
   lock.unlock();
-  send({"forget", id}, Clock::now() + std::chrono::seconds(1));
-  return std::nullopt;
+  if (is_open) send({"forget", entry->id()}, Clock::now() + std::chrono::seconds(1));
+  entry.reset();
+  return std::move(mine.answer);
 }
 
 void LauncherLine::say_elastic() {
@@ -180,8 +206,17 @@ void LauncherLine::on_over(std::function<void(const Over&)> callback) {
   if (callback_ && over) callback_(*over);
 }
 
+void LauncherLine::on_table(std::function<void(const RankTable&)> callback) {
+  const std::lock_guard<std::mutex> lock(calling_);
+  table_callback_ = std::move(callback);
+  const std::optional<RankTable> table = newest_table();
+  if (table_callback_ && table) table_callback_(*table);
+}
+
 void LauncherLine::silence() {
-  if (home_.is_here()) on_over({});
+  if (!home_.is_here()) return;
+  on_over({});
+  on_table({});
 }
 
 void LauncherLine::take(const Message& message) {
@@ -199,9 +234,13 @@ void LauncherLine::take_table(const Message& message) {
                         .local_world_size = number(5),
                         .node_rank = number(6),
                         .num_nodes = number(7)};
-  const std::lock_guard<std::mutex> lock(mutex_);
-  table_ = table;
-  table_came_.notify_all();
+  const std::lock_guard<std::mutex> calling(calling_);
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    table_ = table;
+    table_came_.notify_all();
+  }
+  if (table_callback_) table_callback_(table);
 }
 
 void LauncherLine::take_over(const Message& message) {
@@ -213,6 +252,15 @@ void LauncherLine::take_over(const Message& message) {
     over_ = over;
   }
   if (callback_) callback_(over);
+}
+
+void LauncherLine::tell_ended(const std::atomic<bool>& ended) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& [id, question] : open_) {
+    if (question->ended != &ended) continue;
+    question->answer = Message{"over"};
+    question->answered.notify_one();
+  }
 }
 
 void LauncherLine::take_answer(const Message& message) {

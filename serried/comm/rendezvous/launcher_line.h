@@ -1,6 +1,7 @@
 // The rank's end of the socket to its launcher: questions to the store that the launcher keeps, and tables of ranks.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -55,7 +56,11 @@ class LauncherLine {
 
   /// What the launcher answers to `question` (see launch/keys.h, without the space); nothing at `deadline`, and then it
   /// is forgotten. DistNetworkError if the launcher is gone.
-  std::optional<Message> ask(const Message& question, Clock::time_point deadline);
+  /// {"over"} if `ended` is so, or becomes so and is told.
+  std::optional<Message> ask(const Message& question, Clock::time_point deadline,
+                             const std::atomic<bool>* ended = nullptr);
+  /// `ended` has become so.
+  void tell_ended(const std::atomic<bool>& ended);
 
   /// Asks the launcher to keep this rank when others are lost; once. Tables come only to ranks that have said so.
   void say_elastic();
@@ -66,6 +71,9 @@ class LauncherLine {
   /// DistNetworkError if the launcher is gone.
   std::optional<RankTable> wait_for_table(int newer_than, Clock::time_point deadline);
 
+  /// As on_over, with each table that comes, or has come last.
+  void on_table(std::function<void(const RankTable&)> callback);
+
   /// The last generation that is over; nothing while none is.
   std::optional<Over> newest_over() const;
   /// Called by the listening thread with each generation that is over, at once with one that is already. Takes the
@@ -74,9 +82,12 @@ class LauncherLine {
 
  private:
   struct Question {
+    const std::atomic<bool>* ended;
     std::optional<Message> answer;
     std::condition_variable answered;
   };
+
+  class Entry;
 
   void listen();
   void take(const Message& message);
@@ -92,6 +103,7 @@ class LauncherLine {
   std::mutex sending_;
   std::mutex calling_;
   std::function<void(const Over&)> callback_;
+  std::function<void(const RankTable&)> table_callback_;
   mutable std::mutex mutex_;  // of what follows
   std::optional<RankTable> table_;
   std::optional<Over> over_;

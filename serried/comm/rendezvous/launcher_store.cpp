@@ -110,17 +110,23 @@ Message about(const std::string& op, const std::vector<std::string>& keys) {
 }  // namespace
 
 LauncherStore::LauncherStore(std::shared_ptr<LauncherLine> line, std::string towards)
-    : line_(std::move(line)), towards_(std::move(towards)) {}
+    : line_(std::move(line)), towards_(std::move(towards)), ended_(std::make_shared<std::atomic<bool>>(false)) {}
+
+void LauncherStore::end_waits() {
+  ended_->store(true);
+  line_->tell_ended(*ended_);
+}
 
 c10::intrusive_ptr<c10d::Store> LauncherStore::clone() {
   auto copy = c10::make_intrusive<LauncherStore>(line_, towards_);
   copy->setTimeout(timeout_);
+  copy->ended_ = ended_;
   return copy;
 }
 
 Message LauncherStore::ask(const Message& question, milliseconds timeout) const {
   check_size(question);
-  const std::optional<Message> answer = line_->ask(question, deadline_of(timeout));
+  const std::optional<Message> answer = line_->ask(question, deadline_of(timeout), ended_.get());
   if (!answer) raise_late(question, timeout);
   const bool fine = (*answer)[0] == "ok" || (*answer)[0] == "none";
   if (!fine) raise_refused(question, *answer);

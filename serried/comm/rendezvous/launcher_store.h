@@ -3,6 +3,7 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -23,6 +24,10 @@ class LauncherStore final : public c10d::Store {
   LauncherStore(std::shared_ptr<LauncherLine> line, std::string towards);
 
   const std::string& towards() const { return towards_; }
+
+  /// All that waits in this store, and its clones, raises; so does what is asked of them from now on. For ranks that
+  /// are others by now.
+  void end_waits();
 
   c10::intrusive_ptr<c10d::Store> clone() override;
 
@@ -57,6 +62,7 @@ class LauncherStore final : public c10d::Store {
 
   const std::shared_ptr<LauncherLine> line_;
   const std::string towards_;
+  std::shared_ptr<std::atomic<bool>> ended_;  // also whose questions they are
 };
 
 }  // namespace serried::detail

@@ -128,6 +128,24 @@ TEST_F(LauncherStores, WhoWaitsIsToldThatTheLauncherHasEnded) {
   EXPECT_THROW(store->set("a", "1"), c10::DistNetworkError);
 }
 
+TEST_F(LauncherStores, WaitsThatAreEndedRaiseAndLeaveTheLineToOthers) {
+  const auto store = open(0);
+  const auto same = store->clone();
+  const auto other = c10::make_intrusive<LauncherStore>(std::make_shared<LauncherLine>(launcher_.take_end(1)), "");
+  std::vector<std::future<std::string>> waiting;
+  for (const auto& one : {c10::intrusive_ptr<c10d::Store>(store), same}) {
+    waiting.push_back(std::async(std::launch::async, [one] { return what_of([&] { one->get("a"); }); }));
+  }
+  store->end_waits();
+  for (auto& one : waiting) {
+    EXPECT_THAT(one.get(), HasSubstr("[store] the key \"a\" belongs to ranks that are others by now\n  fix: make the "
+                                     "groups anew with the ranks that there are: see serried::Elastic"));
+  }
+  EXPECT_THROW(same->set("a", "1"), c10::DistStoreError);
+  other->set("a", "1");
+  EXPECT_EQ(other->get_to_str("a"), "1");
+}
+
 TEST_F(LauncherStores, AForkedChildMayNotAsk) {
   const auto store = open(0);
   const pid_t child = fork();
@@ -191,6 +209,22 @@ TEST(LauncherLine, WhatIsOverIsToldToWhoListensNowAndLater) {
   EXPECT_EQ(why, "rank 1 was killed");
   ends.line->on_over({});
   EXPECT_EQ(ends.line->newest_over()->generation, 4);
+}
+
+TEST(LauncherLine, TablesAreToldToWhoListens) {
+  const Line ends;
+  ends.say({"table", "1", "2", "3", "0", "1", "2", "3"});
+  ASSERT_TRUE(ends.line->wait_for_table(0, LauncherLine::Clock::time_point::max()));
+  int last = 0;
+  std::promise<int> told;
+  ends.line->on_table([&](const detail::RankTable& table) {
+    last = table.generation;
+    if (last == 2) told.set_value(last);
+  });
+  EXPECT_EQ(last, 1);
+  ends.say({"table", "2", "1", "2", "0", "1", "1", "2"});
+  EXPECT_EQ(told.get_future().get(), 2);
+  ends.line->on_table({});
 }
 
 TEST(LauncherLine, WhoWaitsForATableIsToldThatTheLauncherHasEnded) {

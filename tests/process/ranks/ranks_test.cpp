@@ -91,6 +91,18 @@ TEST_P(WhenRank0Is, TheOthersMakeGroupsOfThemselves) {
 INSTANTIATE_TEST_SUITE_P(By, WhenRank0Is, ::testing::Values("kill", "stop"),
                          [](const auto& info) { return std::string(info.param); });
 
+TEST(Ranks, OfSeveralLaunchersMeetInTheStoreOfNode0) {
+  const std::string place = "127.0.0.1:" + std::to_string(free_port());
+  const auto node = [&] { return worker({"--nnodes", "2", "--rendezvous", place, "-n", "2"}, {"sum", "gloo"}); };
+  Command first(node());
+  Command second(node());
+  for (Command* command : {&first, &second}) {
+    const Result result = command->finish();
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_EQ(count_of(result.out, "sum 10 on gloo"), 2) << result.out << result.err;
+  }
+}
+
 TEST(Ranks, ProgramsOfARankThatFollowEachOtherMeetAnew) {
   const std::string once = std::string(SERRIED_WORKER) + " sum auto";
   const Result result = serried({"run", "-n", "2", "sh", "-c", once + " && " + once});

@@ -196,7 +196,10 @@ void lose_rank_0(const std::string& how) {
   const Group world = serried::new_group("shm", {.timeout = 20s});
   const Group rest = serried::split_group(world, {{0}, {1, 2}});
   serried::barrier(world);
-  if (world->getRank() == 0) raise(how == "kill" ? SIGKILL : SIGSTOP);
+  if (world->getRank() == 0) {
+    raise(how == "kill" ? SIGKILL : SIGSTOP);
+    _exit(4);  // the launcher lets it go on to end it
+  }
   at::Tensor x = at::ones({3});
   try {
     serried::all_reduce_(x, world, {.timeout = how == "kill" ? 20000ms : 300ms});
@@ -214,10 +217,12 @@ void lose_rank_0(const std::string& how) {
 
 /// Ranks meet at a port, where a stranger can come too.
 serried::GroupOptions at_master_port() {
-  return {.init_method = std::string("tcp://127.0.0.1:") + std::getenv("MASTER_PORT"),
-          .rank = std::stoi(std::getenv("RANK")),
-          .world_size = std::stoi(std::getenv("WORLD_SIZE")),
-          .timeout = 30s};
+  serried::GroupOptions options;
+  options.init_method = std::string("tcp://127.0.0.1:") + std::getenv("MASTER_PORT");
+  options.rank = std::stoi(std::getenv("RANK"));
+  options.world_size = std::stoi(std::getenv("WORLD_SIZE"));
+  options.timeout = 30s;
+  return options;
 }
 
 /// A stranger writes to the store while rank 0 reads `pipe`; then the ranks use what they have and make new groups.
