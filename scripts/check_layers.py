@@ -6,7 +6,7 @@ import re
 import sys
 
 # A layer may include itself and every layer of a smaller number.
-LAYERS = {"base": 0, "tape": 1, "launch": 2, "comm": 2, "mesh": 3, "spmd": 4, "tensor": 5, "parallel": 6, "graph": 6, "optim": 6, "checkpoint": 7}
+LAYERS = {"base": 0, "tape": 1, "launch": 2, "comm": 2, "mesh": 3, "spmd": 4, "tensor": 5, "parallel": 6, "graph": 6, "optim": 6, "checkpoint": 7, "elastic": 8}
 # Within a layer: which rooms a room may include besides itself. A room is a folder, or a file beside the folders by
 # name; all other files beside them lie below every room.
 ROOMS = {"graph": {"text": "", "passes": "text", "record": "text", "replay": "record text",
@@ -17,7 +17,7 @@ SCRIPTS = ["scripts", "cmake"]
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
 TORCH = re.compile(r"^(torch|ATen|c10|caffe2)/")
-TORCH_FREE = ("serried/launch/", "serried/base/traces/")  # what the launcher is made of
+TORCH_FREE = ("serried/launch/", "serried/base/traces/", "serried/base/channel/")  # what the launcher is made of
 
 
 def layer_of(path):

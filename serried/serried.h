@@ -13,6 +13,7 @@
 #include "serried/comm/groups/group.h"
 #include "serried/comm/groups/ranks.h"
 #include "serried/comm/rendezvous/rendezvous.h"
+#include "serried/elastic/elastic.h"
 #include "serried/graph/capture.h"
 #include "serried/graph/error.h"
 #include "serried/graph/graph.h"

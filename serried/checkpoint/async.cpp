@@ -17,6 +17,7 @@
 #include "serried/checkpoint/failure.h"
 #include "serried/checkpoint/keep.h"
 #include "serried/checkpoint/save_job.h"
+#include "serried/comm/groups/named_group.h"
 #include "serried/tape/tape.h"
 
 namespace serried::checkpoint {
@@ -165,11 +166,23 @@ class Backgrounds {
   /// The one that is there by then: another thread may have been faster.
   std::shared_ptr<Background> add(const Group& group, std::shared_ptr<Background> background) {
     const std::lock_guard<std::mutex> lock(mutex_);
+    auto* const ours = dynamic_cast<serried::detail::NamedGroup*>(group.get());
+    if (ours != nullptr) ours->at_end([this, key = group.get()] { forget(key); });
     return by_group_.emplace(group.get(), std::move(background)).first->second;
   }
 
  private:
-  // Another group may get the address of one that is gone.
+  // With the group goes the memory that its saves have used.
+  void forget(const c10d::ProcessGroup* key) {
+    std::shared_ptr<Background> last;  // what is in it has locks of its own to take
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = by_group_.find(key);
+    if (found == by_group_.end()) return;
+    last = std::move(found->second);
+    by_group_.erase(found);
+  }
+
+  // Of groups that do not say when they end: another one may get the address of one that is gone.
   void forget_gone() {
     std::erase_if(by_group_, [](const auto& item) { return item.first != nullptr && item.second->parent.expired(); });
   }

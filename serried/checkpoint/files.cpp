@@ -24,6 +24,8 @@ namespace {
 // Larger calls are cut by the kernel anyway.
 constexpr int64_t kMaxCall = int64_t(1) << 30;
 
+constexpr int64_t kNanoseconds = 1'000'000'000;
+
 const char* fix_for(int error, bool was_there) {
   switch (error) {
     case ENOSPC:
@@ -100,7 +102,6 @@ int64_t File::size() const {
 File::Identity File::identity() const {
   struct stat status = {};
   if (::fstat(fd_, &status) != 0) fail_with_errno("ask for the size of", path_, errno);
-  constexpr int64_t kNanoseconds = 1000000000;
   return {uint64_t(status.st_dev), uint64_t(status.st_ino),
           int64_t(status.st_mtim.tv_sec) * kNanoseconds + int64_t(status.st_mtim.tv_nsec), int64_t(status.st_size)};
 }
@@ -159,9 +160,13 @@ void File::lock() const {
   }
 }
 
-void write_file(const std::string& path, std::string_view content) {
+void write_file(const std::string& path, std::string_view content, std::optional<int64_t> time) {
   const File file = File::create(path);
   file.write(0, content.data(), int64_t(content.size()));
+  if (time) {
+    const timespec times[2] = {{0, UTIME_OMIT}, {*time / kNanoseconds, *time % kNanoseconds}};
+    ::futimens(file.fd(), times);  // a hint; the file says it as well
+  }
   file.sync();
 }
 

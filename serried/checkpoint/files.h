@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -46,8 +47,8 @@ class File {
   std::string path_;
 };
 
-/// A new file that is on the disk when it returns.
-void write_file(const std::string& path, std::string_view content);
+/// A new file that is on the disk when it returns; `time`, in nanoseconds since 1970, is when it was changed last.
+void write_file(const std::string& path, std::string_view content, std::optional<int64_t> time = {});
 /// Of at most `max_bytes`.
 std::string read_file(const std::string& path, int64_t max_bytes);
 

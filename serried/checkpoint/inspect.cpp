@@ -55,9 +55,14 @@ class Findings {
 void check_blocks(const std::string& folder, const std::vector<IndexedFile>& indexed, int64_t block_bytes,
                   const std::vector<BlockToCheck>& blocks, const OnBytes& on_bytes, Findings& findings) {
   std::atomic<size_t> next = 0;
-  std::atomic<int64_t> done = 0;
-  int64_t total = 0;
+  std::mutex mutex;  // of `done`, and of whom it is told
+  int64_t done = 0, total = 0;
   for (const IndexedFile& file : indexed) total += file.num_bytes;
+  const auto tell = [&](int64_t more, const std::string& what) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    done += more;
+    if (on_bytes) on_bytes(done, total, what);
+  };
   const auto work = [&] {
     std::string bytes(size_t(block_bytes), '\0');
     for (size_t i = next++; i < blocks.size(); i = next++) {
@@ -73,16 +78,15 @@ void check_blocks(const std::string& folder, const std::vector<IndexedFile>& ind
       } catch (const Failure& failure) {
         findings.add(failure);
       }
-      done += end - begin;
+      tell(end - begin, file.name);
     }
   };
+  tell(0, "");
   std::vector<std::thread> threads;
   const unsigned count = std::clamp(std::thread::hardware_concurrency(), 1u, 8u);
   for (unsigned i = 1; i < count; ++i) threads.emplace_back(work);
-  if (on_bytes) on_bytes(0, total, "");
   work();
   for (std::thread& thread : threads) thread.join();
-  if (on_bytes) on_bytes(done, total, "");
 }
 
 }  // namespace

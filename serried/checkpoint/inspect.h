@@ -10,7 +10,7 @@
 
 namespace serried::checkpoint::detail {
 
-/// `done` of `total` bytes, and what is looked at.
+/// `done` of `total` bytes, and what is looked at. Called from one thread at a time, not always from the same.
 using OnBytes = std::function<void(int64_t done, int64_t total, const std::string& what)>;
 
 /// A table of what the checkpoint has, with its values.

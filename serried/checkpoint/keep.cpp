@@ -2,8 +2,11 @@
 #include "serried/checkpoint/keep.h"
 
 #include <c10/util/StringUtil.h>
+#include <sys/stat.h>
 
 #include <algorithm>
+#include <chrono>
+#include <cstdint>
 #include <filesystem>
 #include <vector>
 
@@ -69,6 +72,22 @@ void check_keep(const SaveOptions& options) {
   };
   check("keep_last", options.keep_last);
   check("keep_every", options.keep_every);
+}
+
+int64_t time_of_save(const std::string& path) {
+  constexpr int64_t kNanoseconds = 1'000'000'000;
+  constexpr int64_t kMaxSeconds = INT64_MAX / kNanoseconds - 1;
+  int64_t time = std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count();
+  std::error_code error;
+  for (fs::directory_iterator item(parent_of(clean_path(path)), error), end; !error && item != end;
+       item.increment(error)) {
+    struct stat status = {};
+    if (is_partial_name(item->path().filename().string())) continue;
+    // Indices are written with the time that they say: they need not be read for it.
+    if (::stat((item->path() / kIndexName).c_str(), &status) != 0 || status.st_mtim.tv_sec > kMaxSeconds) continue;
+    time = std::max(time, int64_t(status.st_mtim.tv_sec) * kNanoseconds + int64_t(status.st_mtim.tv_nsec) + 1);
+  }
+  return time;
 }
 
 void remove_older(const std::string& path, const SaveOptions& options) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <unordered_map>
 
 #include "serried/base/trace.h"
 #include "serried/checkpoint/checkpoint.h"
@@ -94,15 +95,20 @@ class LoadPlanner {
 };
 
 // Parts in short runs are moved between ranks, so that all ranks of a mesh must read the same DTensors of it: by mesh
-// its ranks, this rank among them, and a hash of the names.
+// its ranks, this rank among them, and a hash of what they read and how that lies here. Two entries may have the same
+// names.
 json orders_of(const LoadPlan& plan) {
   std::map<std::vector<int64_t>, std::pair<int64_t, std::string>> texts;
+  std::unordered_map<const Spec*, std::string> looks;  // specs are interned: of many tensors there are few
   for (const Reading& reading : plan.readings) {
     const SpecPtr spec = spec_of(reading.to);
     if (!spec || !spec->mesh.contains_this_rank()) continue;
     auto& [rank, text] = texts[spec->mesh.rank_list()];
     rank = spec->mesh.get_rank();
-    text += reading.from->name + "\n";
+    std::string& look = looks[spec.get()];
+    if (look.empty()) look = spec->to_string();
+    const std::string& path = reading.file->path();
+    text.append(path, path.rfind('/') + 1).append("/").append(reading.from->name).append(" ").append(look) += '\n';
   }
   json orders = json::array();
   for (const auto& [list, text] : texts) {

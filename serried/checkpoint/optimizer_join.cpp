@@ -101,12 +101,13 @@ std::optional<json> joined_samplers(const std::vector<std::pair<int, json>>& of_
   const json& first = of_ranks[0].second;
   if (std::all_of(of_ranks.begin(), of_ranks.end(), [&](const auto& each) { return each.second == first; })) return {};
   std::optional<int64_t> goes_on;  // what ranks that are not at their end say
-  int64_t last = 0, samples = 0;
+  int64_t last = 0;
   for (const auto& [rank, values] : of_ranks) {
     if (!values.is_object() || !values.contains("sampler_epoch")) return std::nullopt;
-    if (values.at("sampler_epoch") != first.at("sampler_epoch")) return std::nullopt;
+    for (const char* key : {"sampler_epoch", "samples", "seed"}) {
+      if (values.at(key) != first.at(key)) return std::nullopt;
+    }
     const auto consumed = values.at("consumed").get<int64_t>();
-    samples = std::max(samples, values.at("samples").get<int64_t>());
     last = std::max(last, consumed);
     if (values.at("is_at_end").get<bool>()) continue;
     if (goes_on.value_or(consumed) != consumed) return std::nullopt;
@@ -114,7 +115,7 @@ std::optional<json> joined_samplers(const std::vector<std::pair<int, json>>& of_
   }
   if (goes_on && last > *goes_on) return std::nullopt;
   json joined = first;
-  joined["consumed"] = goes_on.value_or(samples);
+  joined["consumed"] = goes_on.value_or(first.at("samples").get<int64_t>());
   joined["is_at_end"] = !goes_on;
   return joined;
 }

@@ -2,6 +2,7 @@
 #include "serried/checkpoint/reader.h"
 
 #include <ATen/ATen.h>
+#include <ATen/MemoryOverlap.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
@@ -289,6 +290,10 @@ void check_looks(const Reading& reading, const ReadOptions& options) {
   if (to.device().is_meta() || to.layout() != at::kStrided) {
     fail(c10::str(name, " is loaded into ", watch::describe_tensor(to), ", which has no memory of its own"),
          "load into a dense tensor on a device");
+  }
+  if (at::has_internal_overlap(part_of(to)) == at::MemOverlap::Yes) {
+    fail(c10::str(name, " is loaded into ", watch::describe_tensor(to), ", elements of which share memory"),
+         "clone() it first");
   }
   for (const Placement& placement : spec_of(to) ? spec_of(to)->placements : Placements()) {
     if (!placement.is_partial()) continue;

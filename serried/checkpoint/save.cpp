@@ -1,8 +1,6 @@
 // save: plan, write, compare, commit; every step ends with all ranks knowing how the others fared.
 #include <c10/util/StringUtil.h>
 
-#include <chrono>
-
 #include "serried/base/error.h"
 #include "serried/base/log.h"
 #include "serried/base/trace.h"
@@ -150,8 +148,8 @@ void write_checkpoint(const std::string& path, WriteOrder order, const Ranks& ra
   ranks.together([&] {
     if (!ranks.is_first()) return std::string();
     write_weight_maps(folder, plan);
-    plan.index.saved_at = std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count();
-    write_file(folder + "/" + kIndexName, index_text(plan.index));
+    plan.index.saved_at = time_of_save(path);
+    write_file(folder + "/" + kIndexName, index_text(plan.index), plan.index.saved_at);
     partial->commit();
     log::line(log::Topic::checkpoint, "saved ", plan.tensors.size(), " tensors in ", plan.files.size(), " files to ",
               path);

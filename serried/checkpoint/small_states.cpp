@@ -101,16 +101,35 @@ class SamplerSource final : public Source {
     return part_with({{"sampler_epoch", sampler_.epoch()},
                       {"consumed", consumed_.value_or(sampler_.consumed())},
                       {"samples", sampler_.size()},
+                      {"seed", seed()},
                       {"is_at_end", !consumed_ && sampler_.is_at_end()}});
   }
-  Wanted want(const SavedPart& saved, const LoadOptions&, const CallContext&) override {
+  Wanted want(const SavedPart& saved, const LoadOptions& options, const CallContext&) override {
     const json values = values_in(saved, "sampler_epoch", "sampler");
     const auto epoch = values.at("sampler_epoch").get<int64_t>();
     const auto consumed = values.at("consumed").get<size_t>();
+    if (options.strict && consumed > 0) check_order(values);
     return {.apply = [this, epoch, consumed] { sampler_.go_on(epoch, consumed); }};
   }
 
  private:
+  json seed() const { return sampler_.order_seed() ? json(*sampler_.order_seed()) : json(); }
+
+  // In another order what comes behind the first samples is not what they have left.
+  void check_order(const json& saved) const {
+    const auto text = [](const json& samples, const json& seed) {
+      return c10::str(samples.dump(), " samples, ",
+                      seed.is_null() ? "not shuffled" : "shuffled with seed " + seed.dump());
+    };
+    const json samples = sampler_.size(), saved_seed = saved.value("seed", seed());  // older checkpoints lack it
+    if (saved.at("samples") == samples && saved_seed == seed()) return;
+    fail(c10::str("a sampler is in the middle of an epoch of ", text(saved.at("samples"), saved_seed),
+                  " in the checkpoint, and has ", text(samples, seed()), " here"),
+         "make it of the same dataset with the same seed, or pass {.strict = false}: the samples that were used are "
+         "then "
+         "others than those that are left out");
+  }
+
   DistributedSampler& sampler_;
   const std::optional<size_t> consumed_;
 };

@@ -5,6 +5,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <map>
+#include <set>
 #include <unordered_map>
 
 #include "serried/checkpoint/blocks.h"
@@ -134,6 +135,15 @@ class StateGetter {
   StateDict result_;
 };
 
+// Names are made of paths: those of two tensors inside of one value may read the same.
+void check_names_in_value(const std::string& entry, const Part& part) {
+  std::set<std::string> seen;
+  for (const Item& item : part.items) {
+    if (seen.insert(item.name).second) continue;
+    fail(c10::str("two tensors of \"", entry, "\" have the name \"", item.name, "\""), "give them different names");
+  }
+}
+
 // Stages of a pipeline would each get a part and take it for the whole.
 void check_same_names(const std::vector<std::pair<std::string, Part>>& parts, const Ranks& ranks) {
   std::string text;
@@ -156,13 +166,18 @@ StateDict collect_state(const Contents& contents, const Ranks& ranks, const GetS
   const ParameterNames names = parameter_names(contents);
   const CallContext call{&names, ranks.rank(), ranks.size()};
   std::vector<std::pair<std::string, Part>> parts;
+  std::set<std::string> entries;
   for (const Entry& entry : contents) {
+    if (!entries.insert(entry.name).second) {
+      fail(c10::str("the name \"", entry.name, "\" is there twice"), "give each thing a name of its own");
+    }
     if (Source* source = source_of(entry.value)) {
       parts.emplace_back(entry.name, source->collect(call));
       continue;
     }
     Part part;
     part.values = std::make_shared<json>(json{{kValue, json_of(entry.value, entry.name, part.items)}});
+    check_names_in_value(entry.name, part);
     parts.emplace_back(entry.name, std::move(part));
   }
   if (options.full) check_same_names(parts, ranks);
@@ -298,7 +313,8 @@ class StateSetter {
   }
 
   Wanted wanted(const Entry& entry, const SavedPart& saved, const CallContext& call) const {
-    if (Source* source = source_of(entry.value)) return source->want(saved, {.rename = options_.rename}, call);
+    if (Source* source = source_of(entry.value))
+      return source->want(saved, {.strict = options_.strict, .rename = options_.rename}, call);
     Wanted wanted;
     want_value(entry.value, entry.name, saved.values->at(kValue), wanted);
     return wanted;

@@ -37,6 +37,8 @@ std::string rank_report(const Cause& cause, int world_size, int num_nodes) {
   text += " (pid " + std::to_string(cause.pid) + ") " + how_it_ended(cause) + "\n";
   if (!cause.tail.empty()) text += "  its last lines of stderr:\n";
   for (const std::string& line : cause.tail) text += "    " + line + "\n";
+  if (!cause.note.empty()) text += "  " + cause.note + "\n";
+  if (cause.goes_on && !cause.note.empty()) return text;
   if (!cause.text.empty()) {
     return text + "  before that " + cause.text +
            "\n  fix: see whether all ranks make the same calls and end together; --log-dir keeps all output\n";
@@ -47,6 +49,7 @@ std::string rank_report(const Cause& cause, int world_size, int num_nodes) {
 std::string loss_text(const Cause& cause, const std::string& ended) {
   const std::string text = (cause.text.empty() ? "" : ": " + cause.text) + ended + "\n";
   if (cause.goes_on) return text;
+  if (!cause.note.empty()) return text + "  " + cause.note + "\n";
   return text +
          "  fix: see whether that machine or its launcher died; then start the job again on all nodes, with --nnodes "
          "min:max and --max-restarts if it is to go on without one\n";
@@ -68,8 +71,10 @@ bool only_suffers(const Cause& cause) {
 }
 
 std::string describe(const Cause& cause, int world_size, int num_nodes) {
-  const std::string ended =
-      world_size == 0 ? " before any rank started" : "; its " + std::to_string(world_size) + " ranks are ended";
+  const bool keeps_going = cause.goes_on && !cause.note.empty();
+  const std::string ended = keeps_going       ? "; " + cause.note
+                            : world_size == 0 ? " before any rank started"
+                                              : "; its " + std::to_string(world_size) + " ranks are ended";
   switch (cause.kind) {
     case Cause::Kind::rank_failed: return rank_report(cause, world_size, num_nodes);
     case Cause::Kind::interrupted: {
@@ -98,13 +103,14 @@ std::vector<std::string> to_fields(const Cause& cause) {
                                      std::to_string(cause.exit_code),
                                      std::to_string(cause.signal),
                                      cause.text,
-                                     std::to_string(static_cast<int>(cause.goes_on))};
+                                     std::to_string(static_cast<int>(cause.goes_on)),
+                                     cause.note};
   fields.insert(fields.end(), cause.tail.begin(), cause.tail.end());
   return fields;
 }
 
 Cause cause_from_fields(const std::vector<std::string>& fields, size_t first) {
-  if (fields.size() < first + 9) throw std::runtime_error("message too short");
+  if (fields.size() < first + 10) throw std::runtime_error("message too short");
   const auto number = [&](size_t i) { return number_in(fields[first + i]); };
   const int kind = number(0);
   if (kind < 0 || kind > static_cast<int>(Cause::Kind::changed)) throw std::runtime_error("unknown failure");
@@ -117,9 +123,10 @@ Cause cause_from_fields(const std::vector<std::string>& fields, size_t first) {
               .pid = number(4),
               .exit_code = number(5),
               .signal = signal,
-              .tail = {fields.begin() + static_cast<std::ptrdiff_t>(first) + 9, fields.end()},
+              .tail = {fields.begin() + static_cast<std::ptrdiff_t>(first) + 10, fields.end()},
               .text = fields[first + 7],
-              .goes_on = number(8) != 0};
+              .goes_on = number(8) != 0,
+              .note = fields[first + 9]};
   return cause;
 }
 

@@ -19,6 +19,7 @@ struct Cause {
   std::vector<std::string> tail = {};  // rank_failed: its last lines of stderr
   std::string text = {};  // launch_failed: the error; rank_failed: what else may be the reason; node_lost: its symptom
   bool goes_on = false;   // without that node, or with those hosts
+  std::string note = {};  // --keep-going: who goes on, or why nobody does
 };
 
 /// Whether the last words of a failed rank say that another one was first to fail.

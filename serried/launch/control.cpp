@@ -24,7 +24,7 @@ Seconds seconds_in(const std::string& field) {
   return Seconds(std::strtod(field.c_str(), nullptr));
 }
 
-constexpr size_t kFixedFields = 19;
+constexpr size_t kFixedFields = 21;
 
 }  // namespace
 
@@ -74,6 +74,8 @@ Message to_message(const NodeSetup& setup) {
                      std::to_string(static_cast<int>(o.says_who_is_late)),
                      std::to_string(static_cast<int>(o.reports)),
                      exact(o.slow_after),
+                     std::to_string(static_cast<int>(o.keep_going)),
+                     std::to_string(static_cast<int>(o.numa)),
                      std::to_string(setup.environment.size()),
                      std::to_string(o.command.size())};
   message.insert(message.end(), setup.environment.begin(), setup.environment.end());
@@ -85,8 +87,8 @@ Message to_message(const NodeSetup& setup) {
 NodeSetup node_setup_from(const Message& message) {
   if (message.size() < kFixedFields || message[0] != "node") throw std::runtime_error("no setup of a node");
   const auto number = [&](size_t i) { return number_in(message[i]); };
-  const int num_variables = number(17);
-  const int num_words = number(18);
+  const int num_variables = number(19);
+  const int num_words = number(20);
   const size_t num_fixed = kFixedFields + size_t(std::max(num_variables, 0)) + size_t(std::max(num_words, 0));
   if (num_variables < 0 || num_words < 1 || num_fixed > message.size()) {
     throw std::runtime_error("a setup of a node with a wrong number of fields");
@@ -111,7 +113,9 @@ NodeSetup node_setup_from(const Message& message) {
                       .lost_after = seconds_in(message[12]),
                       .last_call = seconds_in(message[11]),
                       .reports = number(15) != 0,
-                      .only_ranks = only_ranks},
+                      .only_ranks = only_ranks,
+                      .numa = number(18) != 0,
+                      .keep_going = number(17) != 0},
           .environment = {message.begin() + kFixedFields, words}};
 }
 

@@ -114,9 +114,9 @@ std::vector<std::string> stacks_of(const std::vector<int>& pids, Seconds patienc
   return texts;
 }
 
-void add_calls(HostSeen& seen, const std::map<int, BlackBox>& boxes) {
+void add_calls(HostSeen& seen, const std::map<int, const BlackBox*>& boxes) {
   for (const auto& [rank, box] : boxes) {
-    const std::optional<ClockEstimate> clock = box.clock();
+    const std::optional<ClockEstimate> clock = box->clock();
     if (!clock || seen.has_clock) continue;
     seen.has_clock = true;
     seen.clock_offset_ns = clock->offset_ns;
@@ -125,8 +125,8 @@ void add_calls(HostSeen& seen, const std::map<int, BlackBox>& boxes) {
   for (RankSeen& rank : seen.ranks) {
     const auto box = boxes.find(rank.rank);
     if (box == boxes.end()) continue;
-    rank.num_calls = box->second.num_calls();
-    rank.calls = box->second.calls();
+    rank.num_calls = box->second->num_calls();
+    rank.calls = box->second->calls();
   }
 }
 

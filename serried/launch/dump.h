@@ -12,7 +12,7 @@
 namespace serried::launch {
 
 /// Adds to `seen` all calls that the boxes hold, and what is known of the clock.
-void add_calls(HostSeen& seen, const std::map<int, BlackBox>& boxes);
+void add_calls(HostSeen& seen, const std::map<int, const BlackBox*>& boxes);
 
 /// Adds stacks of the processes that live, where eu-stack or gdb is there and may look at them, for as long as
 /// `patience`.

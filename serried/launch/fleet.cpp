@@ -42,7 +42,8 @@ std::string command_there() {
 
 // What is this job's, or a secret, goes another way or nowhere.
 bool is_forwarded(const std::string& name, const std::vector<std::string>& exports) {
-  static const std::set<std::string> kept = {"SERRIED_BLACK_BOX_FD", "SERRIED_JOB_SECRET", "SERRIED_LAUNCHER",
+  static const std::set<std::string> kept = {"SERRIED_BLACK_BOX_FD",    "SERRIED_JOB_SECRET",    "SERRIED_LAUNCHER",
+                                             "SERRIED_LAUNCHER_FD",     "SERRIED_LAUNCHER_MARK", "SERRIED_GENERATION",
                                              "SERRIED_MASTER_LISTEN_FD"};
   if (std::find(exports.begin(), exports.end(), name) != exports.end()) return true;
   const std::vector<std::string>& tokens = token_variables();

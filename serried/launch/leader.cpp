@@ -46,6 +46,8 @@ Leader::Leader(const Options& options, Screen& screen, Fd listener)
                    .max_nodes = options.max_nodes,
                    .max_restarts = options.max_restarts,
                    .last_call = options.last_call,
+                   .keep_going = options.keep_going,
+                   .join_timeout = options.join_timeout,
                    .run_id = make_run_id(),
                    .job_secret = make_token(),
                    .new_master_port = [this] { return new_master_port(); }}),
@@ -94,8 +96,9 @@ void Leader::greet(Stranger& stranger) {
   const State state = stranger.handshake.advance(stranger.socket);
   if (state == State::open) return;
   if (state == State::agreed) {
-    peers_.push_back(std::make_unique<Peer>(
-        Peer{.connection = Connection(std::move(stranger.socket)), .pulse = Pulse(options_.lost_after, Clock::now())}));
+    peers_.push_back(
+        std::make_unique<Peer>(Peer{.connection = Connection(std::move(stranger.socket), channel::kMostBytes),
+                                    .pulse = Pulse(options_.lost_after, Clock::now())}));
     return;
   }
   if (state == State::closed_early) return stranger.socket.reset();
@@ -116,10 +119,11 @@ void Leader::refuse_stranger(Stranger& stranger, const std::string& why) {
 void Leader::hear(Peer& peer) {
   peer.connection.flush();
   try {
-    for (const Message& message : peer.connection.receive()) {
-      peer.pulse.heard(Clock::now());
-      answer(peer, message);
-    }
+    const std::vector<Message> messages = peer.connection.receive();
+    // Part of a long message is a sign of life too.
+    if (peer.connection.num_received() != peer.num_received) peer.pulse.heard(Clock::now());
+    peer.num_received = peer.connection.num_received();
+    for (const Message& message : messages) answer(peer, message);
   } catch (const LaunchError&) {
     throw;  // of this node: what the peer said made the job start, and there was no port
   } catch (const std::exception&) {
@@ -139,6 +143,15 @@ void Leader::answer(Peer& peer, const Message& message) {
   if (message[0] == "done") membership_.done(peer.member);
   if (message[0] == "failed") membership_.failed(peer.member, cause_from_fields(message, 1));
   if (message[0] == "ended") membership_.ended(peer.member);
+  if (message.size() >= 2 && message[0] == "elastic") membership_.rank_is_elastic(peer.member, number_in(message[1]));
+  if (message.size() >= 2 && message[0] == "rank_done") membership_.rank_done(peer.member, number_in(message[1]));
+  if (message.size() >= 2 && message[0] == "rank_lost") {
+    membership_.rank_lost(peer.member, number_in(message[1]), cause_from_fields(message, 2));
+  }
+  if (message[0] == "ask") {
+    keys_.ask({peer.member, question_number(message)}, Message(message.begin() + 2, message.end()));
+  }
+  if (message[0] == "forget") keys_.forget({peer.member, question_number(message)});
 }
 
 std::string Leader::why_refused(const Hello& hello) const {
@@ -151,7 +164,7 @@ void Leader::drop_who_came_again(const Peer& peer) {
   if (membership_.started()) return;
   for (const auto& other : peers_) {
     if (other.get() == &peer || other->id != peer.id || other->member < 0) continue;
-    membership_.lost(std::exchange(other->member, -1));
+    lose(*other, "");
     other->connection.close();
   }
 }
@@ -213,12 +226,17 @@ void Leader::keep_pulses() {
   }
 }
 
+void Leader::lose(Peer& peer, const std::string& why) {
+  keys_.forget_node(peer.member);
+  membership_.lost(std::exchange(peer.member, -1), why);
+}
+
 // It is told in case that it wakes up, or that the network heals.
 void Leader::give_up(Peer& peer) {
   if (peer.member >= 0 && !peer.connection.closed()) {
     const std::string why = "it said nothing for " + to_text(options_.lost_after) + ", so it is frozen, off or cut off";
     peer.connection.send({"lost", options_.rendezvous + " heard nothing from it for " + to_text(options_.lost_after)});
-    membership_.lost(std::exchange(peer.member, -1), why);
+    lose(peer, why);
   }
   peer.connection.close();
 }
@@ -229,7 +247,7 @@ void Leader::drop_closed() {
   }
   std::erase_if(strangers_, [](const auto& stranger) { return !stranger->socket; });
   for (const auto& peer : peers_) {
-    if (peer->connection.closed() && peer->member >= 0) membership_.lost(std::exchange(peer->member, -1));
+    if (peer->connection.closed() && peer->member >= 0) lose(*peer, "");
   }
   std::erase_if(peers_, [](const auto& peer) { return peer->connection.closed(); });
 }
@@ -276,14 +294,39 @@ void Leader::give_up_on_silent_nodes() {
   const std::vector<int> late = membership_.still_ending();
   for (const auto& peer : peers_) {
     if (std::find(late.begin(), late.end(), peer->member) == late.end()) continue;
-    membership_.lost(std::exchange(peer->member, -1), "it did not end its ranks in time");
+    lose(*peer, "it did not end its ranks in time");
     peer->connection.close();
   }
   stop_deadline_ = after(kSlack);
 }
 
+std::vector<Relay::Answer> Leader::take_answers() {
+  deliver_answers();
+  return std::exchange(own_answers_, {});
+}
+
+void Leader::deliver_answers() {
+  for (const auto& [who, answer] : keys_.take_answers()) {
+    if (who.node == kSelf) own_answers_.emplace_back(who.number, answer);
+    for (const auto& peer : peers_) {
+      if (who.node == kSelf || peer->member != who.node) continue;
+      Message message = {"answer", std::to_string(who.number)};
+      message.insert(message.end(), answer.begin(), answer.end());
+      peer->connection.send(message);
+    }
+  }
+}
+
 void Leader::deliver() {
   for (const auto& [member, order] : membership_.take_orders()) {
+    // No rank of the generation before is left.
+    if (order.kind == Order::Kind::start && generation_ != order.assignment.attempt) {
+      generation_ = order.assignment.attempt;
+      keys_.clear();
+    }
+    if (order.kind == Order::Kind::over) keys_.end_generations_before(order.assignment.attempt + 1);
+    // Where nodes join, those before go on in their old table for a while.
+    if (order.kind == Order::Kind::table) generation_ = order.assignment.attempt;
     if (member == kSelf) own_orders_.push_back(order);
     for (const auto& peer : peers_) {
       if (member != kSelf && peer->member == member) peer->connection.send(to_message(order));

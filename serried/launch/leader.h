@@ -10,12 +10,14 @@
 
 #include "serried/launch/fd.h"
 #include "serried/launch/handshake.h"
+#include "serried/launch/keys.h"
 #include "serried/launch/lookout.h"
 #include "serried/launch/loop.h"
 #include "serried/launch/membership.h"
 #include "serried/launch/options.h"
 #include "serried/launch/output.h"
 #include "serried/launch/pulse.h"
+#include "serried/launch/relay.h"
 #include "serried/launch/wire.h"
 
 namespace serried::launch {
@@ -35,12 +37,22 @@ class Leader {
   /// What node 0 itself is to do.
   std::vector<Order> take_orders();
 
+  /// A rank of node 0 asks the store (see Keys) under a number that is used once, or wants no answer any more.
+  void ask(uint64_t number, const Message& question) { keys_.ask({kSelf, number}, question); }
+  void forget(uint64_t number) { keys_.forget({kSelf, number}); }
+  std::vector<Relay::Answer> take_answers();
+
   /// Rank 0 has inherited the master socket.
   void started() { master_.reset(); }
 
   void done() { membership_.done(kSelf); }
   void failed(const Cause& cause) { membership_.failed(kSelf, cause); }
   void ended() { membership_.ended(kSelf); }
+
+  /// --keep-going: of one rank of this node.
+  void rank_is_elastic(int seat) { membership_.rank_is_elastic(kSelf, seat); }
+  void rank_done(int seat) { membership_.rank_done(kSelf, seat); }
+  void rank_lost(int seat, const Cause& cause) { membership_.rank_lost(kSelf, seat, cause); }
 
   /// This node goes without being asked: the job ends.
   void leave() { failed({.kind = Cause::Kind::interrupted, .signal = SIGHUP}); }
@@ -67,6 +79,7 @@ class Leader {
     Pulse pulse;
     int member = -1;      // until it has said hello
     std::string id = {};  // of its launcher
+    size_t num_received = 0;
   };
 
   // A connection that has not shown that it has the token.
@@ -87,11 +100,13 @@ class Leader {
   void drop_who_came_again(const Peer& peer);
   void drop_closed();
   void keep_pulses();
+  void lose(Peer& peer, const std::string& why);
   void give_up(Peer& peer);
   void give_up_on_silent_nodes();
   void check_joined();
   std::string who_is_missing() const;
   void deliver();
+  void deliver_answers();
 
   Options options_;
   Screen& screen_;
@@ -99,6 +114,8 @@ class Leader {
   Fd listener_;
   Fd master_;
   Membership membership_;
+  Keys keys_;  // of the generation that runs
+  std::vector<Relay::Answer> own_answers_;
   std::vector<std::unique_ptr<Stranger>> strangers_;
   Time next_word_of_strangers_{};
   std::vector<std::unique_ptr<Peer>> peers_;
@@ -107,6 +124,7 @@ class Leader {
   Time join_deadline_;
   Time notice_at_;
   Time stop_deadline_ = kNever;
+  int generation_ = -1;  // of the keys
 };
 
 }  // namespace serried::launch

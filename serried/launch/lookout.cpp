@@ -44,8 +44,8 @@ HostSeen Lookout::seen(const LocalRanks& ranks) const {
 
 bool Lookout::any_waits(const LocalRanks& ranks) const {
   const int64_t now = monotonic_ns();
-  return std::any_of(ranks.boxes().begin(), ranks.boxes().end(),
-                     [&](const auto& box) { return box.second.may_wait(now, slow_ns()); });
+  const std::map<int, const BlackBox*> boxes = ranks.boxes();
+  return std::any_of(boxes.begin(), boxes.end(), [&](const auto& box) { return box.second->may_wait(now, slow_ns()); });
 }
 
 // "" where it is longer than launchers tell each other: of so many groups nobody wants to hear.

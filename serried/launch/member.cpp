@@ -88,7 +88,8 @@ void Member::greet() {
                       "install the same one on every node: serried --version");
   }
   if (state != State::agreed) return try_later(kNotNode0);
-  connection_.emplace(std::move(greeting_->socket));
+  connection_.emplace(std::move(greeting_->socket), channel::kMostBytes);
+  num_received_ = 0;
   greeting_.reset();
   pulse_.emplace(options_.lost_after, Clock::now());
   connection_->send(to_message(Hello{.version = version_text(),
@@ -104,10 +105,11 @@ void Member::greet() {
 void Member::hear() {
   connection_->flush();
   try {
-    for (const Message& message : connection_->receive()) {
-      pulse_->heard(Clock::now());
-      answer(message);
-    }
+    const std::vector<Message> messages = connection_->receive();
+    // Part of a long message is a sign of life too.
+    if (connection_->num_received() != num_received_) pulse_->heard(Clock::now());
+    num_received_ = connection_->num_received();
+    for (const Message& message : messages) answer(message);
   } catch (const LaunchError&) {
     throw;
   } catch (const std::exception&) {
@@ -121,6 +123,7 @@ void Member::answer(const Message& message) {
   if (message[0] == "clock" && message.size() == 3) {
     return clock_.add(nanoseconds_in(message[1]), nanoseconds_in(message[2]), monotonic_ns());
   }
+  if (message[0] == "answer") return relay_.hear(message);
   if (message[0] == "look") {
     places_.asked = true;
     return;
@@ -135,8 +138,8 @@ void Member::answer(const Message& message) {
   if (message[0] == "refuse" && message.size() == 4) throw LaunchError(number_in(message[1]), message[2], message[3]);
   Order order = order_from(message);
   order.assignment.master_host = address_.host;  // it has just been proved to reach node 0
-  working_ = working_ || order.kind == Order::Kind::start;
-  answer_by_ = kNever;
+  working_ = working_ || order.kind == Order::Kind::start || order.kind == Order::Kind::table;
+  if (order.kind != Order::Kind::over && order.kind != Order::Kind::table) answer_by_ = kNever;
   orders_.push_back(std::move(order));
 }
 
@@ -224,13 +227,44 @@ void Member::failed(const Cause& cause) {
   answer_by_ = after(options_.grace + kAnswerSlack);
 }
 
+void Member::ask(uint64_t number, const Message& question) {
+  relay_.ask(number, question);
+  send_questions();
+}
+
+void Member::forget(uint64_t number) {
+  relay_.forget(number);
+  send_questions();
+}
+
+void Member::send_questions() {
+  for (const Message& message : relay_.take_messages()) {
+    if (connection_) connection_->send(message);
+  }
+}
+
 void Member::ended() {
+  relay_.clear();
   if (lost_) {
     orders_.push_back({.kind = Order::Kind::exit, .exit_code = kExitFailure});
     return;
   }
   if (connection_) connection_->send({"ended"});
   answer_by_ = after(options_.grace + kAnswerSlack);
+}
+
+void Member::rank_is_elastic(int seat) {
+  if (connection_) connection_->send({"elastic", std::to_string(seat)});
+}
+
+void Member::rank_done(int seat) {
+  if (connection_) connection_->send({"rank_done", std::to_string(seat)});
+}
+
+void Member::rank_lost(int seat, const Cause& cause) {
+  Message message = to_fields(cause);
+  message.insert(message.begin(), {"rank_lost", std::to_string(seat)});
+  if (connection_) connection_->send(message);
 }
 
 void Member::leave() {

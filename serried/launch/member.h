@@ -13,6 +13,7 @@
 #include "serried/launch/order.h"
 #include "serried/launch/output.h"
 #include "serried/launch/pulse.h"
+#include "serried/launch/relay.h"
 #include "serried/launch/socket.h"
 #include "serried/launch/wire.h"
 
@@ -31,9 +32,17 @@ class Member {
   std::vector<Order> take_orders();
   void started() {}
 
+  /// As the leader's, which is asked.
+  void ask(uint64_t number, const Message& question);
+  void forget(uint64_t number);
+  std::vector<Relay::Answer> take_answers() { return relay_.take_answers(); }
+
   void done();
   void failed(const Cause& cause);
   void ended();
+  void rank_is_elastic(int seat);
+  void rank_done(int seat);
+  void rank_lost(int seat, const Cause& cause);
 
   /// This node goes without being asked; node 0 sees that it is lost.
   void leave();
@@ -68,6 +77,7 @@ class Member {
   void check_join_deadline();
   void lose_node_0(const std::string& why);
   void keep_pulse();
+  void send_questions();
   std::string where() const;
 
   Options options_;
@@ -77,7 +87,9 @@ class Member {
   std::optional<Greeting> greeting_;
   std::optional<Connection> connection_;
   std::optional<Pulse> pulse_;  // as long as there is a connection
+  size_t num_received_ = 0;     // of it
   std::vector<Order> orders_;
+  Relay relay_;
   PlacesMail places_;
   ClockOffset clock_;
   std::string nonce_;

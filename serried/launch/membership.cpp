@@ -92,11 +92,13 @@ void Membership::plan_change(Time now) {
 }
 
 void Membership::tick(Time now) {
+  give_up_on_nodes(now);
   if (now < change_at_ || cause_ || concluded_) return;
   change_at_ = kNever;
   if (!started()) return start("");
   // Who has finished would have to do it all again: a job that ends is left to its end.
-  if (any(State::done)) return;
+  if (any(State::done) || any_rank_done_) return;
+  if (options_.keep_going) return grow();
   std::string hosts;
   for (const auto& [number, member] : members_) {
     if (member.state == State::waiting) hosts += (hosts.empty() ? "" : ", ") + member.host;
@@ -107,14 +109,16 @@ void Membership::tick(Time now) {
 Assignment Membership::assignment_of_all(const std::string& news) {
   int world_size = 0;
   for (const auto& [number, member] : members_) world_size += member.num_local;
+  master_port_ = options_.new_master_port();
   return {.attempt = generation_,
           .max_restarts = options_.max_restarts,
           .world_size = world_size,
           .num_nodes = num_members(),
-          .master_port = options_.new_master_port(),
+          .master_port = master_port_,
           .run_id = options_.run_id,
           .job_secret = options_.job_secret,
-          .news = news};
+          .news = news,
+          .keep_going = options_.keep_going};
 }
 
 void Membership::start(const std::string& news) {
@@ -126,12 +130,17 @@ void Membership::start(const std::string& news) {
   for (const auto& [number, member] : members_) by_place[member.place] = number;
   int node_rank = 0;
   int first_rank = 0;
+  std::vector<Seats::Node> nodes;
+  for (const auto& [place, number] : by_place) nodes.push_back({number, members_.at(number).num_local});
+  if (options_.keep_going) seats_.begin(nodes);
+  any_rank_done_ = wants_to_grow_ = short_of_nodes_ = false;
   for (const auto& [place, number] : by_place) {
     Member& member = members_.at(number);
     member.state = State::running;
     member.node_rank = node_rank++;
     order.assignment.node_rank = member.node_rank;
     order.assignment.num_local = member.num_local;
+    order.assignment.seats = seats_.of(number);
     order.assignment.first_rank = std::exchange(first_rank, first_rank + member.num_local);
     orders_.push_back({number, order});
   }
@@ -181,7 +190,10 @@ void Membership::lost(int member, const std::string& why) {
   old_places_[gone.place] = gone.machine;
   if (!started() && num_members() < options_.min_nodes) change_at_ = kNever;
   if (gone.state == State::waiting) return;
-  stop({.kind = Cause::Kind::node_lost, .node = gone.node_rank, .host = gone.host, .text = why});
+  const Cause cause{.kind = Cause::Kind::node_lost, .node = gone.node_rank, .host = gone.host, .text = why};
+  seats_.remove_member(member);
+  if (keeps_going()) return go_on_without(cause, -1);
+  stop(cause);
   conclude_if_all_ended();
 }
 
@@ -202,7 +214,7 @@ void Membership::conclude_if_all_ended() {
 
 void Membership::conclude(int exit_code) {
   concluded_ = true;
-  change_at_ = kNever;
+  change_at_ = enough_by_ = kNever;
   for (const auto& [number, member] : members_) {
     orders_.push_back({number, {.kind = Order::Kind::exit, .exit_code = exit_code}});
   }

@@ -1,6 +1,7 @@
 // Who is in a job, and what its launchers are told: one table of nodes after another. Pure: no sockets, no clock.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <optional>
@@ -11,6 +12,7 @@
 #include "serried/launch/loop.h"
 #include "serried/launch/options.h"
 #include "serried/launch/order.h"
+#include "serried/launch/seats.h"
 
 namespace serried::launch {
 
@@ -18,7 +20,9 @@ struct MembershipOptions {
   int min_nodes = 1;
   int max_nodes = 1;
   int max_restarts = 0;
-  Seconds last_call{3};  // from the moment that there are enough nodes; for those that come a little later
+  Seconds last_call{3};       // from the moment that there are enough nodes; for those that come a little later
+  bool keep_going = false;    // ranks that use Elastic live on when others are lost
+  Seconds join_timeout{300};  // then: how long they wait while there are fewer than min_nodes
   std::string run_id = {};
   std::string job_secret = {};
   std::function<int()> new_master_port;  // called once per generation
@@ -43,6 +47,9 @@ struct MemberOrder {
 /// join. A generation is one table of ranks: the members that start together. Numbers of both are used once. Each call
 /// may add orders, which `take_orders` hands out.
 ///     gathering → running → stopping → running again, or the end
+/// With `keep_going` a rank or node that is lost makes a generation of those that are left, in their old order, and of
+/// a rank in its place while restarts are left; they are told that the old one is over. Nodes that join make one
+/// without that. All stop only if a rank that lives does not use Elastic, or none is left.
 class Membership {
  public:
   explicit Membership(MembershipOptions options);
@@ -57,13 +64,17 @@ class Membership {
   void done(int member);
   /// The member's ranks cannot go on; the first cause of a generation counts.
   void failed(int member, Cause cause);
+  /// --keep-going, of one rank of the member: it has said that it uses Elastic, has ended with 0, or otherwise.
+  void rank_is_elastic(int member, int seat);
+  void rank_done(int member, int seat);
+  void rank_lost(int member, int seat, Cause cause);
   /// The member was ordered to stop and has no rank left.
   void ended(int member);
   /// The member's launcher is gone; `why` says how that was noticed, where it did not simply end.
   void lost(int member, const std::string& why = {});
   /// Call it at `deadline`.
   void tick(Time now);
-  Time deadline() const { return change_at_; }
+  Time deadline() const { return std::min(change_at_, enough_by_); }
 
   std::vector<MemberOrder> take_orders();
 
@@ -96,6 +107,11 @@ class Membership {
   void conclude_if_all_ended();
   void conclude(int exit_code);
   Assignment assignment_of_all(const std::string& news);
+  bool keeps_going() const { return options_.keep_going && started() && !cause_ && !concluded_; }
+  void go_on_without(Cause cause, int member_with_room);
+  void grow();
+  void publish(const std::string& news);
+  void give_up_on_nodes(Time now);
 
   MembershipOptions options_;
   std::map<int, Member> members_;
@@ -107,6 +123,14 @@ class Membership {
   int generation_ = -1;
   int restarts_ = 0;
   bool concluded_ = false;
+
+  // --keep-going
+  Seats seats_;
+  bool any_rank_done_ = false;
+  bool wants_to_grow_ = false;  // as soon as all ranks have said that they use Elastic
+  bool short_of_nodes_ = false;
+  Time enough_by_ = kNever;
+  int master_port_ = 0;
 };
 
 }  // namespace serried::launch

@@ -107,6 +107,15 @@ void check_one_node(const Options& options) {
   if (options.max_restarts < 0) {
     usage("--max-restarts is " + std::to_string(options.max_restarts), "pass 0 or more");
   }
+  if (options.keep_going && options.num_ranks == 1 && options.max_nodes == 1) {
+    usage("--keep-going with one rank: nobody is left when it is lost", "pass -n 2 or more, or --max-restarts alone");
+  }
+  if (options.keep_going && options.master_port != 0) {
+    usage(
+        "--keep-going and --master-port do not go together: that port is for programs that do not use serried, and "
+        "only ranks that use serried::Elastic are kept",
+        "leave one of them out");
+  }
   check_times(options);
   if (options.master_port < 0 || options.master_port > 65535) {
     usage("--master-port is " + std::to_string(options.master_port),

@@ -41,6 +41,8 @@ struct Options {
   bool reports = true;               // tell what is told on every node, as why the job ends
   std::vector<int> only_ranks = {};  // whose output is shown; none: all
   Control* control = nullptr;        // of a launcher that `serried run --hosts` started
+  bool numa = false;                 // bind ranks to the memory nodes of this machine
+  bool keep_going = false;           // ranks that use Elastic live on when others are lost; node 0's value counts
   int listen_fd = -1;                // already bound to the rendezvous; node 0 takes it over
 };
 

@@ -2,6 +2,7 @@
 #include "serried/launch/order.h"
 
 #include <stdexcept>
+#include <utility>
 
 #include "serried/launch/version.h"
 
@@ -12,8 +13,8 @@ void expect_fields(const Message& message, size_t count) {
   if (message.size() != count) throw std::runtime_error("message " + message[0] + " has a wrong number of fields");
 }
 
-Message start_message(const Assignment& a) {
-  Message message = {"start"};
+Message start_message(const std::string& verb, const Assignment& a) {
+  Message message = {verb};
   for (int number :
        {a.attempt, a.max_restarts, a.num_local, a.first_rank, a.world_size, a.node_rank, a.num_nodes, a.master_port}) {
     message.push_back(std::to_string(number));
@@ -21,12 +22,23 @@ Message start_message(const Assignment& a) {
   message.push_back(a.run_id);
   message.push_back(a.job_secret);
   message.push_back(a.news);
+  message.push_back(std::to_string(static_cast<int>(a.keep_going)));
+  for (const Seat& seat : a.seats) {
+    for (const int number : {seat.number, seat.rank, static_cast<int>(seat.fresh)}) {
+      message.push_back(std::to_string(number));
+    }
+  }
   return message;
 }
 
 Assignment assignment_from(const Message& message) {
-  expect_fields(message, 12);
+  constexpr size_t kFixed = 13;
+  if (message.size() < kFixed || (message.size() - kFixed) % 3 != 0) expect_fields(message, kFixed);
   const auto number = [&](size_t i) { return number_in(message[i]); };
+  std::vector<Seat> seats;
+  for (size_t i = kFixed; i < message.size(); i += 3) {
+    seats.push_back({.number = number(i), .rank = number(i + 1), .fresh = number(i + 2) != 0});
+  }
   return {.attempt = number(1),
           .max_restarts = number(2),
           .num_local = number(3),
@@ -37,21 +49,31 @@ Assignment assignment_from(const Message& message) {
           .master_port = number(8),
           .run_id = message[9],
           .job_secret = message[10],
-          .news = message[11]};
+          .news = message[11],
+          .keep_going = number(12) != 0,
+          .seats = std::move(seats)};
 }
 
 }  // namespace
 
 Message to_message(const Order& order) {
-  if (order.kind == Order::Kind::start) return start_message(order.assignment);
+  if (order.kind == Order::Kind::start) return start_message("start", order.assignment);
+  if (order.kind == Order::Kind::table) return start_message("table", order.assignment);
   if (order.kind == Order::Kind::exit) return {"exit", std::to_string(order.exit_code)};
   Message message = to_fields(order.cause);
-  message.insert(message.begin(), "stop");
+  if (order.kind == Order::Kind::over) message.insert(message.begin(), std::to_string(order.assignment.attempt));
+  message.insert(message.begin(), order.kind == Order::Kind::over ? "over" : "stop");
   return message;
 }
 
 Order order_from(const Message& message) {
   if (message[0] == "start") return {.kind = Order::Kind::start, .assignment = assignment_from(message)};
+  if (message[0] == "table") return {.kind = Order::Kind::table, .assignment = assignment_from(message)};
+  if (message[0] == "over" && message.size() > 1) {
+    return {.kind = Order::Kind::over,
+            .assignment = {.attempt = number_in(message[1])},
+            .cause = cause_from_fields(message, 2)};
+  }
   if (message[0] == "stop") return {.kind = Order::Kind::stop, .cause = cause_from_fields(message, 1)};
   if (message[0] != "exit") throw std::runtime_error("unknown message " + message[0]);
   expect_fields(message, 2);

@@ -12,11 +12,11 @@ namespace serried::launch {
 
 /// What a node's launcher is told to do.
 struct Order {
-  enum class Kind { start, stop, exit };
+  enum class Kind { start, stop, exit, over, table };
 
   Kind kind = Kind::exit;
-  Assignment assignment = {};  // start
-  Cause cause = {};            // stop: end your ranks, say `ended`
+  Assignment assignment = {};  // start; table: the ranks that are there go on with it; over: the generation only
+  Cause cause = {};            // stop: end your ranks, say `ended`; over: tell them that its ranks are not all there
   int exit_code = 0;           // exit
 };
 

@@ -79,6 +79,9 @@ class RankStream {
   /// Passes the last, unfinished line on.
   void finish();
 
+  /// The rank has another number from the next line on.
+  void rename(int rank) { prefix_ = screen_.prefix(stream_, rank); }
+
   /// The last lines, oldest first.
   const std::deque<std::string>& tail() const { return tail_; }
 

@@ -6,7 +6,15 @@
 
 namespace serried::launch {
 
-/// This node's part of one attempt.
+/// Under --keep-going: a process of a node, by a number that is used once, and its place in a table of ranks.
+struct Seat {
+  int number = 0;
+  int rank = 0;
+  bool fresh = true;  // it is to be started
+  bool operator==(const Seat&) const = default;
+};
+
+/// This node's part of one attempt, or of one table of ranks.
 struct Assignment {
   int attempt = 0;  // the generation: 0, then one more each time that all ranks start again
   int max_restarts = 0;
@@ -18,16 +26,19 @@ struct Assignment {
   std::string master_host = "127.0.0.1";
   int master_port = 0;
   std::string run_id = {};
-  std::string job_secret = {};  // known to the job's ranks and launchers only
-  std::string news = {};        // why all ranks start again
-  int listen_fd = -1;           // already bound to master_port; for rank 0 to inherit
+  std::string job_secret = {};   // known to the job's ranks and launchers only
+  std::string news = {};         // why all ranks start again
+  bool keep_going = false;       // ranks that use Elastic live on when others are lost
+  std::vector<Seat> seats = {};  // then: those of this node, by rank
+  std::string mark = {};         // then: of this launcher, in the environments of all its ranks
+  int listen_fd = -1;            // already bound to master_port; for rank 0 to inherit
 };
 
 /// `inherited` ("NAME=value" texts) with the variables of one rank put in: those torchrun sets, so that any
-/// c10d program understands them, SERRIED_JOB_SECRET, and SERRIED_MASTER_LISTEN_FD for rank 0 where the launcher opened
-/// the port.
+/// c10d program understands them, SERRIED_JOB_SECRET, SERRIED_LAUNCHER_FD for the rank's end of its line, and
+/// SERRIED_MASTER_LISTEN_FD for rank 0 where the launcher opened the port.
 std::vector<std::string> rank_environment(const Assignment& assignment, int local_rank,
-                                          const std::vector<std::string>& inherited);
+                                          const std::vector<std::string>& inherited, int line_fd = -1);
 
 /// What the environments of this node's ranks in this attempt have in common and no other process has, save those that
 /// ranks start.

@@ -12,6 +12,7 @@
 #include <filesystem>
 
 #include "serried/launch/error.h"
+#include "serried/launch/numa.h"
 #include "serried/launch/spawn.h"
 
 namespace serried::launch {
@@ -28,12 +29,14 @@ RankStreamOptions stream_options(const Options& options, int rank, const std::st
 
 class LocalRank {
  public:
-  LocalRank(const Surroundings& surroundings, int rank, const std::string& log, const SpawnRequest& request)
+  LocalRank(const Surroundings& surroundings, int rank, int line, const std::string& log, const SpawnRequest& request)
       : rank(rank),
+        line(line),
         out(surroundings.screen, Stream::out, rank, stream_options(surroundings.options, rank, log, ".out")),
         err(surroundings.screen, Stream::err, rank, stream_options(surroundings.options, rank, log, ".err")),
         child(spawn(request)),
-        guard_(surroundings.guard) {
+        guard_(surroundings.guard),
+        lines_(surroundings.lines) {
     guard_.add(child.pid);
   }
 
@@ -41,6 +44,7 @@ class LocalRank {
     ::kill(-child.pid, SIGKILL);
     guard_.remove(child.pid);
     reap_group();
+    lines_.close(line);
     pump();
     out.finish();
     err.finish();
@@ -60,6 +64,7 @@ class LocalRank {
     ended = true;
     by_signal = info.si_code != CLD_EXITED;
     status = info.si_status;
+    lines_.close(line);
     pump();
     // Its last words are often cut off in the middle of a line: they belong to the report.
     out.finish();
@@ -78,7 +83,18 @@ class LocalRank {
             .tail = {err.tail().begin(), err.tail().end()}};
   }
 
+  /// It has another number from now on.
+  void rename(int new_rank) {
+    rank = new_rank;
+    out.rename(rank);
+    err.rename(rank);
+    lines_.rename(line, rank);
+  }
+
   int rank;
+  int line;
+  int seat = -1;
+  std::optional<BlackBox> box;
   RankStream out;
   RankStream err;
   Child child;
@@ -100,6 +116,7 @@ class LocalRank {
   }
 
   Guard& guard_;
+  Lines& lines_;
 };
 
 namespace {
@@ -127,21 +144,76 @@ std::string attempt_folder(const Options& options, int attempt) {
 
 }  // namespace
 
-LocalRanks::LocalRanks(const Surroundings& surroundings, const Assignment& assignment) : screen_(surroundings.screen) {
+LocalRanks::LocalRanks(const Surroundings& surroundings, const Assignment& assignment)
+    : screen_(surroundings.screen), lines_(surroundings.lines), keep_going_(assignment.keep_going) {
+  for (int local_rank = 0; local_rank < assignment.num_local; ++local_rank) start(surroundings, assignment, local_rank);
+}
+
+void LocalRanks::start(const Surroundings& surroundings, const Assignment& assignment, int local_rank) {
+  const auto& seats = assignment.seats;
+  const int rank = keep_going_ ? seats.at(size_t(local_rank)).rank : assignment.first_rank + local_rank;
   const std::string folder = attempt_folder(surroundings.options, assignment.attempt);
-  const std::vector<std::string> inherited = inherited_environment();
-  for (int local_rank = 0; local_rank < assignment.num_local; ++local_rank) {
-    const int rank = assignment.first_rank + local_rank;
-    const std::string log = folder.empty() ? "" : folder + "/rank_" + std::to_string(rank);
-    SpawnRequest request{.path = surroundings.program,
-                         .arguments = surroundings.options.command,
-                         .environment = rank_environment(assignment, local_rank, inherited)};
-    if (rank == 0 && assignment.listen_fd >= 0) request.keep_fds.push_back(assignment.listen_fd);
-    const BlackBox& box = boxes_.emplace(rank, BlackBox::make(rank, assignment.run_id)).first->second;
-    if (box.fd() >= 0) request.keep_fds.push_back(box.fd());
-    if (box.fd() >= 0) request.environment.push_back(black_box::kVariable + ("=" + std::to_string(box.fd())));
-    ranks_.push_back(std::make_unique<LocalRank>(surroundings, rank, log, request));
+  const std::string log = folder.empty() ? "" : folder + "/rank_" + std::to_string(rank);
+  const Lines::Opened line = surroundings.lines.open(rank);
+  const int line_fd = line.rank_end.get();
+  SpawnRequest request{.path = surroundings.program,
+                       .arguments = surroundings.options.command,
+                       .environment = rank_environment(assignment, local_rank, inherited_environment(), line_fd),
+                       .keep_fds = {line_fd}};
+  if (surroundings.options.numa) {
+    request.cores = cores_of_rank(numa_nodes(allowed_cores()), local_rank, assignment.num_local);
   }
+  if (rank == 0 && assignment.listen_fd >= 0) request.keep_fds.push_back(assignment.listen_fd);
+  BlackBox box = BlackBox::make(rank, assignment.run_id);
+  if (box.fd() >= 0) request.keep_fds.push_back(box.fd());
+  if (box.fd() >= 0) request.environment.push_back(black_box::kVariable + ("=" + std::to_string(box.fd())));
+  ranks_.push_back(std::make_unique<LocalRank>(surroundings, rank, line.line, log, request));
+  ranks_.back()->box = std::move(box);
+  if (keep_going_) ranks_.back()->seat = seats.at(size_t(local_rank)).number;
+}
+
+void LocalRanks::change(const Surroundings& surroundings, const Assignment& assignment) {
+  for (size_t local_rank = 0; local_rank < assignment.seats.size(); ++local_rank) {
+    const Seat& seat = assignment.seats[local_rank];
+    const auto found =
+        std::find_if(ranks_.begin(), ranks_.end(), [&](const auto& r) { return r->seat == seat.number; });
+    if (found == ranks_.end()) {
+      // One that has just ended, of which the leader does not know yet, is not started again by this table.
+      if (seat.fresh) start(surroundings, assignment, static_cast<int>(local_rank));
+      continue;
+    }
+    (*found)->rename(seat.rank);
+    Message table = {"table"};
+    for (const int number : {assignment.attempt, seat.rank, assignment.world_size, static_cast<int>(local_rank),
+                             static_cast<int>(assignment.seats.size()), assignment.node_rank, assignment.num_nodes}) {
+      table.push_back(std::to_string(number));
+    }
+    lines_.tell((*found)->line, table);
+  }
+}
+
+void LocalRanks::say_over(int generation, const std::string& why) {
+  for (const auto& rank : ranks_) lines_.tell(rank->line, {"over", std::to_string(generation), why});
+}
+
+std::vector<LocalRanks::Ended> LocalRanks::take_ended() {
+  std::vector<Ended> result;
+  for (const auto& rank : ranks_) {
+    if (!rank->ended) continue;
+    result.push_back({rank->seat, rank->failed() ? std::optional(rank->cause()) : std::nullopt});
+  }
+  std::erase_if(ranks_, [](const auto& rank) { return rank->ended; });
+  return result;
+}
+
+std::vector<int> LocalRanks::take_elastic() {
+  std::vector<int> result;
+  for (const int line : lines_.take_elastic()) {
+    for (const auto& rank : ranks_) {
+      if (rank->line == line) result.push_back(rank->seat);
+    }
+  }
+  return result;
 }
 
 LocalRanks::~LocalRanks() {
@@ -160,7 +232,7 @@ void LocalRanks::watch(std::vector<Watch>& watches) {
 
 void LocalRanks::look() {
   for (const auto& rank : ranks_) {
-    if (!rank->look() || !rank->failed()) continue;
+    if (!rank->look() || !rank->failed() || keep_going_) continue;
     Cause cause = rank->cause();
     if (!suspect_ || blame(cause) > blame(*suspect_)) suspect_ = std::move(cause);
   }
@@ -203,10 +275,16 @@ std::map<int, pid_t> LocalRanks::pids() const {
   return result;
 }
 
+std::map<int, const BlackBox*> LocalRanks::boxes() const {
+  std::map<int, const BlackBox*> result;
+  for (const auto& rank : ranks_) result[rank->rank] = &*rank->box;
+  return result;
+}
+
 std::vector<RankSeen> LocalRanks::seen(int64_t now_ns, int64_t longest_wait_ns) const {
   std::vector<RankSeen> result;
   for (const auto& rank : ranks_) {
-    const BlackBox& box = boxes_.at(rank->rank);
+    const BlackBox& box = *rank->box;
     // A shell or a debugger may stand between: who writes is the one to look at.
     const pid_t pid = box.pid() != 0 ? box.pid() : rank->child.pid;
     result.push_back({.rank = rank->rank,
@@ -215,14 +293,19 @@ std::vector<RankSeen> LocalRanks::seen(int64_t now_ns, int64_t longest_wait_ns) 
                       .groups = box.groups(now_ns, longest_wait_ns),
                       .num_calls = box.num_calls(),
                       .problem = box.problem()});
+    if (!keep_going_) continue;
+    // What a rank has written of itself is the number that it began with.
+    for (GroupSeen& group : result.back().groups) group.job_rank = -1;
   }
   return result;
 }
 
 void LocalRanks::tell_clock(const std::optional<ClockEstimate>& clock) {
-  if (!clock || (told_clock_ && told_clock_->offset_ns == clock->offset_ns)) return;
-  told_clock_ = clock;
-  for (auto& [rank, box] : boxes_) box.tell_clock(*clock);
+  if (!clock) return;
+  for (const auto& rank : ranks_) {
+    const std::optional<ClockEstimate> told = rank->box->clock();
+    if (!told || told->offset_ns != clock->offset_ns) rank->box->tell_clock(*clock);
+  }
 }
 
 bool LocalRanks::has(pid_t pid) const {

@@ -12,6 +12,7 @@
 #include "serried/launch/black_box.h"
 #include "serried/launch/cause.h"
 #include "serried/launch/guard.h"
+#include "serried/launch/lines.h"
 #include "serried/launch/loop.h"
 #include "serried/launch/options.h"
 #include "serried/launch/output.h"
@@ -27,6 +28,7 @@ struct Surroundings {
   std::string program;  // its path
   Screen& screen;
   Guard& guard;
+  Lines& lines;
 };
 
 class LocalRanks {
@@ -58,7 +60,7 @@ class LocalRanks {
 
   /// What they do in their groups, by rank, and what the kernel says of them; see BlackBox::groups.
   std::vector<RankSeen> seen(int64_t now_ns, int64_t longest_wait_ns) const;
-  const std::map<int, BlackBox>& boxes() const { return boxes_; }
+  std::map<int, const BlackBox*> boxes() const;
 
   /// How far this host's clock is from node 0's, for traces and dumps.
   void tell_clock(const std::optional<ClockEstimate>& clock);
@@ -69,13 +71,30 @@ class LocalRanks {
   /// Sends `signal` to every rank that runs and to its children.
   void send(int signal);
 
+  /// --keep-going: another table of ranks. Tells those that are there their places, and starts the fresh ones;
+  /// LaunchError if one cannot start.
+  void change(const Surroundings& surroundings, const Assignment& assignment);
+  /// --keep-going: tells them that the ranks of `generation` are no longer all there.
+  void say_over(int generation, const std::string& why);
+
+  /// --keep-going: a rank that has ended, by the number of its seat, with 0 or by a failure. Each is told once, and is
+  /// gone then.
+  struct Ended {
+    int seat;
+    std::optional<Cause> failure;
+  };
+  std::vector<Ended> take_ended();
+  /// --keep-going: the seats whose ranks have said that they use Elastic.
+  std::vector<int> take_elastic();
+
  private:
   std::string who_ended_well() const;
+  void start(const Surroundings& surroundings, const Assignment& assignment, int local_rank);
 
-  std::map<int, BlackBox> boxes_;  // by rank
-  std::optional<ClockEstimate> told_clock_;
   std::vector<std::unique_ptr<LocalRank>> ranks_;
   Screen& screen_;
+  Lines& lines_;
+  bool keep_going_;
   std::optional<Cause> suspect_;  // of those that have failed so far
   Time decide_at_ = kNever;
   std::optional<Cause> failure_;

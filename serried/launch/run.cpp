@@ -26,6 +26,7 @@
 #include "serried/launch/ranks.h"
 #include "serried/launch/signals.h"
 #include "serried/launch/socket.h"
+#include "serried/launch/token.h"
 
 namespace serried::launch {
 namespace {
@@ -50,7 +51,9 @@ class Job {
       : options_(options),
         signals_(signals),
         screen_(screen),
+        lines_(screen),
         program_(find_program(options.command[0])),
+        mark_(make_token()),
         link_(make_link(options, screen)),
         lookout_(options.slow_after) {}
 
@@ -67,9 +70,13 @@ class Job {
   }
 
   void turn();
+  void carry_questions();
   bool advance();
   void obey(const Order& order);
-  void start(const Assignment& assignment);
+  void start(Assignment assignment);
+  void change(const Order& order);
+  bool tell_of_ranks();
+  bool keeps_going() const { return assignment_.keep_going && !ending_; }
   void watch_over(const Assignment& assignment);
   void on_signal(const Caught& caught);
   void hear_control(const std::vector<Message>& messages);
@@ -88,7 +95,9 @@ class Job {
   const Options& options_;
   Signals& signals_;
   Screen& screen_;
+  Lines lines_;
   std::string program_;
+  const std::string mark_;  // in the environments of all that ranks start
   Link link_;
   std::optional<Orphans> orphans_;  // of the last attempt, as the guard
   std::optional<Guard> guard_;
@@ -96,6 +105,7 @@ class Job {
   Assignment assignment_{.world_size = 0};  // no ranks until the first start
   std::optional<Cause> stop_ordered_;
   std::optional<int> exit_code_;
+  std::optional<int> exit_after_;  // what ranks have left behind
   int num_interrupts_ = 0;
   bool ending_ = false;  // the ranks have been told to end
   Time kill_at_ = kNever;
@@ -120,6 +130,7 @@ int Job::run() {
   if (options_.control != nullptr) hear_control(options_.control->rest());  // came with the options
   while (!exit_code_) {
     with_link([](auto& link) { link.tick(); });
+    carry_questions();
     const std::vector<Order> orders = with_link([](auto& link) { return link.take_orders(); });
     for (const Order& order : orders) obey(order);
     if (orders.empty() && !advance()) turn();
@@ -127,6 +138,16 @@ int Job::run() {
   ranks_.reset();
   show_rest();
   return *exit_code_;
+}
+
+// Between the ranks and who keeps the store.
+void Job::carry_questions() {
+  with_link([this](auto& link) {
+    for (const Asked& asked : lines_.take_asked()) {
+      asked.question.empty() ? link.forget(asked.number) : link.ask(asked.number, asked.question);
+    }
+    for (const auto& [number, answer] : link.take_answers()) lines_.answer(number, answer);
+  });
 }
 
 void Job::turn() {
@@ -139,6 +160,7 @@ void Job::turn() {
     watches.push_back({options_.control->fd(), POLLIN, [this] { hear_control(options_.control->take()); }});
   }
   if (ranks_) ranks_->watch(watches);
+  lines_.watch(watches);
   with_link([&](auto& link) { link.watch(watches); });
   const Time deadline = with_link([](auto& link) { return link.deadline(); });
   poll_once(watches,
@@ -152,6 +174,11 @@ void Job::turn() {
 
 // Draws the conclusions from the ranks' state; true if something was told to the link.
 bool Job::advance() {
+  if (exit_after_ && !ranks_) {
+    exit_code_ = exit_after_;
+    return true;
+  }
+  if (ranks_ && keeps_going()) return tell_of_ranks();
   if (ranks_ && ranks_->failure() && !ending_) {
     std::optional<HostSeen> dump = take_dump(*ranks_->failure());
     with_link([&](auto& link) {
@@ -181,6 +208,12 @@ bool Job::advance() {
 
 void Job::obey(const Order& order) {
   if (order.kind == Order::Kind::start) return start(order.assignment);
+  if (order.kind == Order::Kind::over || order.kind == Order::Kind::table) return change(order);
+  if (order.kind == Order::Kind::exit && ranks_ && assignment_.keep_going) {
+    exit_after_ = order.exit_code;
+    if (!ending_) end_ranks(SIGTERM);
+    return;
+  }
   if (order.kind == Order::Kind::exit) {
     if (stop_ordered_) report();
     exit_code_ = order.exit_code;
@@ -194,8 +227,9 @@ void Job::obey(const Order& order) {
   keep(dump);
 }
 
-void Job::start(const Assignment& assignment) {
+void Job::start(Assignment assignment) {
   if (num_interrupts_ > 0) return;  // node 0 has been told and will order the stop
+  if (assignment.keep_going) assignment.mark = mark_;
   assignment_ = assignment;
   ending_ = false;
   grace_is_over_ = false;
@@ -204,13 +238,48 @@ void Job::start(const Assignment& assignment) {
   if (!assignment.news.empty() && options_.reports) screen_.write(Stream::err, "[run] " + assignment.news + "\n");
   try {
     watch_over(assignment);
-    ranks_.emplace(Surroundings{options_, program_, screen_, *guard_}, assignment);
+    ranks_.emplace(Surroundings{options_, program_, screen_, *guard_, lines_}, assignment);
     lookout_.begin(assignment);
   } catch (const LaunchError& error) {
     const Cause cause{.kind = Cause::Kind::launch_failed, .exit_code = error.exit_code(), .text = error.what()};
     with_link([&](auto& link) { link.failed(cause); });
   }
   with_link([](auto& link) { link.started(); });
+}
+
+// --keep-going: ranks come and go while the others live on.
+void Job::change(const Order& order) {
+  if (ending_) return;
+  if (order.kind == Order::Kind::over) {
+    const std::string report = describe(order.cause, assignment_.world_size, options_.max_nodes);
+    if (options_.reports) screen_.write(Stream::err, report);
+    constexpr size_t kHead = 6;  // "[run] "
+    if (ranks_) ranks_->say_over(order.assignment.attempt, report.substr(kHead, report.find('\n') - kHead));
+    return;
+  }
+  if (!ranks_) return start(order.assignment);
+  assignment_ = order.assignment;
+  assignment_.mark = mark_;
+  if (!assignment_.news.empty() && options_.reports) screen_.write(Stream::err, "[run] " + assignment_.news + "\n");
+  try {
+    ranks_->change(Surroundings{options_, program_, screen_, *guard_, lines_}, assignment_);
+    lookout_.begin(assignment_);
+  } catch (const LaunchError& error) {
+    const Cause cause{.kind = Cause::Kind::launch_failed, .exit_code = error.exit_code(), .text = error.what()};
+    with_link([&](auto& link) { link.failed(cause); });
+  }
+}
+
+bool Job::tell_of_ranks() {
+  const std::vector<int> elastic = ranks_->take_elastic();
+  for (const int seat : elastic) with_link([&](auto& link) { link.rank_is_elastic(seat); });
+  const std::vector<LocalRanks::Ended> ended = ranks_->take_ended();
+  for (const auto& [seat, failure] : ended) {
+    with_link([&, seat = seat, &failure = failure](auto& link) {
+      failure ? link.rank_lost(seat, *failure) : link.rank_done(seat);
+    });
+  }
+  return !elastic.empty() || !ended.empty();
 }
 
 // Of the attempt before nothing is left by now.

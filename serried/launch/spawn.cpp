@@ -2,6 +2,7 @@
 #include "serried/launch/spawn.h"
 
 #include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -45,6 +46,7 @@ struct ChildSetup {
   char* const* arguments;
   char* const* environment;
   const std::vector<int>& keep_fds;
+  const cpu_set_t* cores;
   int in_fd;
   int out_fd;
   int err_fd;
@@ -70,6 +72,7 @@ int become_program(const ChildSetup& setup) {
       ::dup2(setup.err_fd, STDERR_FILENO) < 0) {
     return errno;
   }
+  if (setup.cores != nullptr && ::sched_setaffinity(0, sizeof *setup.cores, setup.cores) != 0) return errno;
   for (const int fd : setup.keep_fds) {
     if (::fcntl(fd, F_SETFD, 0) != 0) return errno;
   }
@@ -109,10 +112,16 @@ Child spawn(const SpawnRequest& request) {
   if (!null) system_error("opening /dev/null", errno);
   const std::vector<char*> arguments = pointers(request.arguments);
   const std::vector<char*> environment = pointers(request.environment);
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  for (const int core : request.cores) {
+    if (core < CPU_SETSIZE) CPU_SET(core, &cores);
+  }
   const ChildSetup setup{.path = request.path.c_str(),
                          .arguments = arguments.data(),
                          .environment = environment.data(),
                          .keep_fds = request.keep_fds,
+                         .cores = request.cores.empty() ? nullptr : &cores,
                          .in_fd = request.stdin_fd >= 0 ? request.stdin_fd : null.get(),
                          .out_fd = out.write.get(),
                          .err_fd = err.write.get(),

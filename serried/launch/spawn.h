@@ -14,7 +14,8 @@ struct SpawnRequest {
   std::string path;
   std::vector<std::string> arguments;    // the first is the program's name
   std::vector<std::string> environment;  // "NAME=value"
-  std::vector<int> keep_fds = {};        // descriptors of the launcher that the program inherits
+  std::vector<int> keep_fds = {};        // the descriptors of the launcher that the program inherits
+  std::vector<int> cores = {};           // the program may run on; empty: as the launcher
   int stdin_fd = -1;                     // -1: /dev/null
 };
 

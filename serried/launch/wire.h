@@ -1,31 +1,26 @@
-// Messages between launchers over one TCP connection.
+// Messages between launchers, and between a launcher and its ranks, over one socket.
 // A protocol of our own because the launcher starts without LibTorch, and a socket closes when its host dies.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
+#include "serried/base/channel/message.h"
 #include "serried/launch/fd.h"
 #include "serried/launch/loop.h"
 
 namespace serried::launch {
 
-/// A verb and its fields; fields may hold any bytes.
-using Message = std::vector<std::string>;
-
-std::string encode(const Message& message);
-
-/// Takes the first whole message off the front of `bytes`; empty if there is none yet.
-/// std::runtime_error if the bytes are no message: another program speaks.
-Message decode(std::string& bytes);
-
-/// A field as std::to_string wrote it; std::runtime_error if it is no such number.
-int number_in(const std::string& field);
+using channel::decode;
+using channel::encode;
+using channel::Message;
+using channel::number_in;
 
 /// Sends and receives messages without blocking.
 class Connection {
  public:
-  explicit Connection(Fd socket);
+  explicit Connection(Fd socket, size_t most_bytes = channel::kMostBytesOfStrangers);
 
   /// Queues; what the socket does not take now goes out in later turns.
   void send(const Message& message);
@@ -41,10 +36,17 @@ class Connection {
   short events() const;
   void flush();
 
+  /// What waits for the peer to read.
+  size_t num_unsent() const { return out_.size(); }
+  /// What has come, for those who want to know whether the peer lives: a long message takes its time.
+  size_t num_received() const { return num_received_; }
+
  private:
   Fd socket_;
   std::string in_;
   std::string out_;
+  size_t most_bytes_;
+  size_t num_received_ = 0;
 };
 
 }  // namespace serried::launch

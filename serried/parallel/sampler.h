@@ -60,6 +60,9 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   /// Of the dataset.
   size_t size() const { return size_; }
 
+  /// The seed of the order; none where samples come as they lie.
+  std::optional<uint64_t> order_seed() const { return shuffle_ ? std::optional(seed_) : std::nullopt; }
+
   /// Goes on behind the first `consumed` samples of an epoch, whoever had those: another number of ranks, maybe. What
   /// is left is dealt out round by round, also by copies that are reset in this epoch before the first next(). Where
   /// nothing is left that epoch is empty, once.

@@ -10,6 +10,7 @@
 #include "serried/comm/groups/ranks.h"
 #include "serried/tensor/dtensor.h"
 #include "tests/checkpoint/folder.h"
+#include "tests/checkpoint/tensor_bytes.h"
 #include "tests/support/close.h"
 #include "tests/support/errors.h"
 #include "tests/support/on_mesh.h"
@@ -51,6 +52,63 @@ TEST(AsyncSave, RanksSaveTogetherManyTimes) {
       expect_equal(full(loaded), iota({7, 5}) + 3);
     });
   }
+}
+
+TEST(AsyncSave, StagingIsOneRanksPartAndIsUsedAgain) {
+  const Folder folder;
+  constexpr int64_t kRows = 64, kColumns = 4096, kPart = kRows / 2 * kColumns * 4, kLittle = 4096;
+  const SmallLimits limits({.file_bytes = 1 << 30, .block_bytes = kPart / 8, .short_run = 1 << 10});
+  for (const Placement& placement : {Placement(Shard(0)), Placement(Replicate())}) {
+    on_mesh({2}, [&](const DeviceMesh& mesh) {
+      const DTensor x = distribute_tensor(torch::ones({kRows, kColumns}), mesh, {placement});
+      const auto bytes = std::make_shared<TensorBytes>();
+      const c10::DebugInfoGuard counting(c10::DebugInfoKind::PROFILER_STATE, bytes);
+      checkpoint::async_save(folder / "c", {{"x", x}}).wait();
+      EXPECT_GE(bytes->most, kPart - kLittle) << to_string(placement);
+      EXPECT_LE(bytes->most, kPart + kPart / 8 + kLittle) << to_string(placement);
+      const int64_t kept = bytes->now;
+      bytes->most = kept;
+      for (int i = 0; i < 3; ++i) checkpoint::async_save(folder / "c", {{"x", x}}).wait();
+      EXPECT_EQ(bytes->now, kept);
+      EXPECT_LE(bytes->most, kept + kLittle);
+    });
+  }
+}
+
+TEST(AsyncSave, WhatItKeepsGoesWithTheGroup) {
+  const Folder folder;
+  const SmallLimits limits({.file_bytes = 1 << 20, .block_bytes = 64, .short_run = 16});
+  run_ranks(2, [&](const Group& world) {
+    c10::weak_intrusive_ptr<c10d::ProcessGroup> gone{Group()};
+    const auto bytes = std::make_shared<TensorBytes>();
+    const c10::DebugInfoGuard counting(c10::DebugInfoKind::PROFILER_STATE, bytes);
+    {
+      const Group group = split_group(world, {{0, 1}});
+      gone = c10::weak_intrusive_ptr<c10d::ProcessGroup>(group);
+      checkpoint::async_save(folder / "c", {{"x", torch::ones({100000})}}, {.process_group = group}).wait();
+      EXPECT_GE(bytes->now, 190000);
+    }
+    EXPECT_TRUE(gone.expired());
+    EXPECT_LT(bytes->now, 1000);
+  });
+}
+
+TEST(AsyncSave, TheNextSaveWaitsAlsoOneThatIsNone) {
+  const Folder folder;
+  run_ranks(2, [&](const Group&) {
+    for (int64_t step = 0; step < 20; step += 2) {
+      const auto saving = checkpoint::async_save(folder / "c", {{"x", torch::full({30000}, step)}, {"step", step}});
+      checkpoint::save(folder / "c", {{"x", torch::full({30000}, step + 1)}, {"step", step + 1}});
+      EXPECT_TRUE(saving.done());
+      saving.wait();
+      const at::Tensor x = torch::zeros({30000}, at::kLong);
+      int64_t found = 0;
+      checkpoint::load(folder / "c", {{"x", x}, {"step", &found}});
+      EXPECT_EQ(found, step + 1);
+      EXPECT_TRUE(x.eq(step + 1).all().item<bool>());
+    }
+  });
+  EXPECT_EQ(folder.names(), std::set<std::string>{"c"});
 }
 
 TEST(AsyncSave, AnErrorSurfacesInWaitOnAllRanks) {

@@ -324,6 +324,35 @@ TEST(CheckpointErrors, NamesAreUtf8) {
             "a tensor of uint64");
 }
 
+TEST(CheckpointErrors, AnyNameThatIsUtf8ComesBack) {
+  const Folder folder;
+  const std::vector<std::string> names = {"größe",      "a/b",     "/up",      "\"quoted\"", "back\\slash",
+                                          "line\nfeed", "$tensor", "__meta__", "层",         std::string("nul\0nul", 7),
+                                          " ",          "{}"};
+  torch::nn::Module saved, loaded, plain;
+  for (size_t i = 0; i < names.size(); ++i) {
+    saved.register_parameter(names[i], torch::full({3}, double(i + 1)));
+    for (torch::nn::Module* each : {&loaded, &plain}) each->register_parameter(names[i], torch::zeros({3}));
+  }
+  const auto optimizer_of = [](torch::nn::Module& module) {
+    return torch::optim::SGD(module.parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+  };
+  torch::optim::SGD first = optimizer_of(saved), second = optimizer_of(loaded);
+  for (at::Tensor& p : saved.parameters()) p.mutable_grad() = p.detach().clone();
+  first.step();
+  checkpoint::save(folder / "c", {{"model", state_of(saved)}, {"optim", state_of(first)}});
+  checkpoint::load(folder / "c", {{"model", state_of(loaded)}, {"optim", state_of(second)}});
+  save_safetensors(folder / "f", saved);
+  load_safetensors(folder / "f", plain);
+  for (size_t i = 0; i < names.size(); ++i) {
+    const at::Tensor value = loaded.named_parameters()[names[i]];
+    EXPECT_NEAR(value[0].item<double>(), 0.9 * double(i + 1), 1e-6) << names[i];
+    expect_equal(plain.named_parameters()[names[i]].detach(), value.detach());
+    const auto& state = static_cast<torch::optim::SGDParamState&>(*second.state().at(value.unsafeGetTensorImpl()));
+    EXPECT_EQ(state.momentum_buffer()[0].item<double>(), double(i + 1)) << names[i];
+  }
+}
+
 TEST(CheckpointErrors, ValuesThatAreTooDeepToBeReadAreNotSaved) {
   const Folder folder;
   const auto nested = [](int depth) {

@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "serried/checkpoint/checkpoint.h"
+#include "serried/checkpoint/index.h"
 #include "serried/comm/groups/ranks.h"
 #include "tests/checkpoint/folder.h"
 #include "tests/checkpoint/renames.h"
@@ -87,6 +88,25 @@ TEST(CheckpointFolders, TheLastOnesAreThoseThatWereSavedLast) {
   save_step(5, 1);
   EXPECT_EQ(folder.names(), Names{"step5"});
   EXPECT_EQ(checkpoint::latest(folder.path().string()), folder / "step5");
+}
+
+// As one that was saved before the clock was set back, or while rank 0 was on another host.
+TEST(CheckpointFolders, TheLastOneIsTheLastAlsoAfterTheClockWasSetBack) {
+  const Folder folder;
+  save(folder / "step1", 1);
+  const std::string index = folder / "step1/index.json";
+  std::string text = content_of(index);
+  const size_t at = text.find("\"saved_at\": ") + 12;
+  ASSERT_EQ(text.substr(at, 1), "1") << text.substr(at, 19);  // until the year 2033
+  text[at] = '2';
+  write_content(index, checkpoint::detail::with_checksum("{" + text.substr(text.find(',') + 1)));
+  fs::last_write_time(index, fs::last_write_time(index) + std::chrono::nanoseconds(1'000'000'000'000'000'000));
+  EXPECT_EQ(value_in(folder / "step1"), 1);
+  for (int64_t step : {2, 3, 4}) {
+    save(folder / ("step" + std::to_string(step)), step, {.keep_last = 2});
+    EXPECT_EQ(checkpoint::latest(folder.path().string()), folder / ("step" + std::to_string(step)));
+  }
+  EXPECT_EQ(folder.names(), (Names{"step3", "step4"}));
 }
 
 TEST(CheckpointFolders, WhatElseIsInsideIsNotLost) {

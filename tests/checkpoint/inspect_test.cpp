@@ -57,6 +57,27 @@ TEST(CheckpointInspect, VerifiesEveryByte) {
   EXPECT_EQ(verify(folder / "c"), Lines{c10::str("cannot open ", path, ": No such file or directory")});
 }
 
+// What a progress bar is drawn from.
+TEST(CheckpointInspect, VerifyTellsHowFarItIsBlockByBlock) {
+  const Folder folder;
+  const SmallLimits limits({.file_bytes = 1 << 20, .block_bytes = 64, .short_run = 16});
+  checkpoint::save(folder / "c", {{"x", torch::zeros({160})}});
+  std::vector<int64_t> steps;
+  int64_t total = 0;
+  verify(folder / "c", [&](int64_t done, int64_t of, const std::string& file) {
+    if (done > 0) EXPECT_TRUE(file.starts_with("values")) << file;
+    steps.push_back(done);
+    total = of;
+  });
+  ASSERT_GT(steps.size(), 640u / 64);
+  EXPECT_EQ(steps.front(), 0);
+  EXPECT_EQ(steps.back(), total);
+  for (size_t i = 1; i < steps.size(); ++i) {
+    EXPECT_GT(steps[i], steps[i - 1]);
+    EXPECT_LE(steps[i] - steps[i - 1], 64);
+  }
+}
+
 TEST(CheckpointInspect, ShowsDifferences) {
   const Folder folder;
   checkpoint::save(folder / "a",

@@ -269,6 +269,18 @@ TEST(StateInMemory, ValuesOfAllKindsAreSetAgain) {
   });
 }
 
+TEST(StateInMemory, NamesThatReadTheSameAreRefused) {
+  const at::Tensor one = torch::ones({1}), two = one + 1;
+  EXPECT_EQ(error_text<c10::ValueError>([&] {
+              checkpoint::get_state({{"a", {{"b.c", one}, {"b", {{"c", two}}}}}});
+            }),
+            "[checkpoint::get_state] two tensors of \"a\" have the name \"a.b.c\"\n  fix: give them different names");
+  EXPECT_EQ(error_text<c10::ValueError>([&] {
+              checkpoint::get_state({{"a", one}, {"a", two}});
+            }),
+            "[checkpoint::get_state] the name \"a\" is there twice\n  fix: give each thing a name of its own");
+}
+
 TEST(StateInMemory, BuffersAreThoseOfRankZero) {
   run_ranks(3, [&](const Group& world) {
     torch::nn::Module net;
@@ -311,6 +323,42 @@ TEST(CheckpointLoad, ASamplerThatRepeatsNothingIsSavedAnywhere) {
   EXPECT_EQ(alone.next(100), (std::vector<size_t>{20, 21, 22}));
   checkpoint::load(folder / "end", {{"sampler", state_of(alone)}});
   EXPECT_EQ(alone.next(100), std::nullopt);
+}
+
+// What comes behind the first samples of another order are not those that are left.
+TEST(CheckpointLoad, ASamplerOfAnotherOrderDoesNotGoOnInTheMiddle) {
+  const Folder folder;
+  const auto sampler_of = [](size_t size, uint64_t seed, bool shuffle = true) {
+    return DistributedSampler(size, {.shuffle = shuffle, .seed = seed, .num_replicas = 1, .rank = 0});
+  };
+  DistributedSampler saved = sampler_of(23, 5);
+  checkpoint::save(folder / "begin", {{"sampler", state_of(saved)}});
+  saved.next(4);
+  checkpoint::save(folder / "middle", {{"sampler", state_of(saved)}});
+  const auto load_into = [&](DistributedSampler sampler, const char* name, bool strict = true) {
+    return error_of_load(folder / name, {{"sampler", state_of(sampler)}}, {.strict = strict});
+  };
+  const std::string start =
+      "[checkpoint::load] a sampler is in the middle of an epoch of 23 samples, shuffled with seed 5 in the "
+      "checkpoint, "
+      "and has ";
+  const std::string fix =
+      " here\n  fix: make it of the same dataset with the same seed, or pass {.strict = false}: the samples that were "
+      "used are then others than those that are left out";
+  EXPECT_EQ(load_into(sampler_of(24, 5), "middle"), start + "24 samples, shuffled with seed 5" + fix);
+  EXPECT_EQ(load_into(sampler_of(23, 6), "middle"), start + "23 samples, shuffled with seed 6" + fix);
+  EXPECT_EQ(load_into(sampler_of(23, 5, false), "middle"), start + "23 samples, not shuffled" + fix);
+  EXPECT_EQ(load_into(sampler_of(24, 6), "middle", false), "no error");
+  EXPECT_EQ(load_into(sampler_of(24, 6), "begin"), "no error");
+  EXPECT_EQ(load_into(sampler_of(23, 5), "middle"), "no error");
+  DistributedSampler other = sampler_of(24, 5);
+  const checkpoint::StateDict state = checkpoint::get_state({{"sampler", state_of(saved)}});
+  EXPECT_NE(error_text<c10::ValueError>([&] {
+              checkpoint::set_state({{"sampler", state_of(other)}}, state);
+            }),
+            "no error");
+  checkpoint::set_state({{"sampler", state_of(other)}}, state, {.strict = false});
+  EXPECT_EQ(other.consumed(), 4u);
 }
 
 TEST(CheckpointLoad, PathsOfOtherThingsAreNamed) {

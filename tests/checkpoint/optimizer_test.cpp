@@ -454,6 +454,42 @@ TEST(CheckpointOptimizer, CapturedStepsGoOnFromWhatWasLoaded) {
   EXPECT_GE(step.replays(), 8);
 }
 
+// State that was not there yet, other options, and state that is there again.
+TEST(CheckpointOptimizer, CapturedStepsSeeOptionsAndStateThatALoadChanges) {
+  const Folder folder;
+  const NetPtr nets[2] = {make_mlp(), make_mlp()};
+  std::vector<std::unique_ptr<serried::AdamW>> optimizers;
+  for (const NetPtr& net : nets) {
+    optimizers.push_back(std::make_unique<serried::AdamW>(net->parameters(), torch::optim::AdamWOptions(0.02)));
+  }
+  const auto contents = [&](size_t i) {
+    return checkpoint::Contents{{"model", state_of(*nets[i])}, {"optim", state_of(*optimizers[i])}};
+  };
+  const auto step_of = [&](size_t i, const at::Tensor& x) {
+    optimizers[i]->zero_grad();
+    const at::Tensor loss = static_cast<Mlp&>(*nets[i]).forward(x).square().mean();
+    loss.backward();
+    optimizers[i]->step();
+    return loss;
+  };
+  auto step = capture([&](const at::Tensor& x) { return step_of(0, x); });
+  const auto train_both = [&](const char* when) {
+    for (int i = 0; i < 5; ++i) {
+      const at::Tensor x = models::values({6, 5}, i).to(at::kDouble);
+      expect_equal(step(x), step_of(1, x), c10::str(when, ", step ", i));
+    }
+  };
+  checkpoint::save(folder / "begin", contents(1));
+  train_both("at first");
+  optimizers[1]->param_groups()[0].options().set_lr(0.3);
+  checkpoint::save(folder / "later", contents(1));
+  for (const char* name : {"begin", "later", "begin"}) {
+    for (size_t i : {0, 1}) checkpoint::load(folder / name, contents(i));
+    train_both(name);
+  }
+  EXPECT_GT(step.replays(), 0);
+}
+
 // Each layer has the other's name in the second module.
 TEST(CheckpointOptimizer, ModulesMayShareParametersUnderCrossingNames) {
   const Folder folder;

@@ -91,6 +91,22 @@ void shard_blocks(gpt::Gpt& net, const DeviceMesh& mesh) {
   fully_shard(*net, {.mesh = mesh});
 }
 
+enum class Halves { plain, in_ddp, sharded };
+
+void use_pipeline(Training& t, const Group& group, Halves how) {
+  const DeviceMesh mesh = init_device_mesh("cpu", {2, group->getSize() / 2}, {"pp", "dp"}, {.group = group});
+  t.half = Half(t.net, int(mesh.get_local_rank("pp")));
+  PipelineStage stage = t.half;
+  if (how == Halves::in_ddp) {
+    stage = std::make_shared<DistributedDataParallel<Half>>(
+        t.half, DistributedDataParallelOptions{.process_group = mesh.get_group("dp")});
+  }
+  if (how == Halves::sharded) fully_shard(*t.half, {.mesh = mesh["dp"]});
+  t.pipe = std::make_unique<Pipeline>(
+      stage, PipelineOptions{.group = mesh.get_group("pp"), .microbatches = 2, .loss = gpt::loss_of});
+  t.optimizer = std::make_unique<torch::optim::AdamW>(t.half->parameters(), AdamWOptions(kRate));
+}
+
 std::vector<Strategy> strategies() {
   const auto ddp = [](Training& t, const Group& group) {
     t.ddp = std::make_shared<DistributedDataParallel<gpt::Gpt>>(t.net,
@@ -127,12 +143,9 @@ std::vector<Strategy> strategies() {
              shard_blocks(t.net, mesh["dp"]);
              use_adamw(t);
            }},
-          {"PP", 2, [](Training& t, const Group& group) {
-             t.half = Half(t.net, group->getRank());
-             t.pipe = std::make_unique<Pipeline>(
-                 t.half, PipelineOptions{.group = group, .microbatches = 2, .loss = gpt::loss_of});
-             t.optimizer = std::make_unique<torch::optim::AdamW>(t.half->parameters(), AdamWOptions(kRate));
-           }}};
+          {"PP", 2, [](Training& t, const Group& group) { use_pipeline(t, group, Halves::plain); }},
+          {"PP x DDP", 4, [](Training& t, const Group& group) { use_pipeline(t, group, Halves::in_ddp); }},
+          {"PP x FSDP", 4, [](Training& t, const Group& group) { use_pipeline(t, group, Halves::sharded); }}};
 }
 
 void on(const Strategy& strategy, const std::function<void(Training&)>& fn) {
@@ -171,7 +184,7 @@ TEST_P(CheckpointStrategies, GoOnUnderEachOtherAsIfTheyHadNotStopped) {
     training.train(3, 10);
     expected.add(training.values());
   });
-  ASSERT_EQ(strategies().size(), 8u);
+  ASSERT_EQ(strategies().size(), 10u);
   for (const Strategy& other : strategies()) {
     on(other, [&](Training& training) {
       training.train(50, 1);  // has other values and states, and whole ones in use

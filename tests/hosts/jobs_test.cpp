@@ -181,5 +181,13 @@ TEST(JobOverHosts, TrainsAsOneProcess) {
   expect_said({"ddp"}, "trained alike");
 }
 
+TEST(JobOverHosts, SavesAndLoadsTogether) {
+  const TemporaryFolder folder;
+  for (const char* backend : {"auto", "gloo"}) {
+    expect_said({"checkpoint", backend, {"FOLDER=" + folder.path()}}, "came back");
+    EXPECT_EQ(serried({"checkpoint", "verify", folder.path() + "/c"}).exit_code, 0);
+  }
+}
+
 }  // namespace
 }  // namespace serried::testing

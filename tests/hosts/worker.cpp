@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 
 #include <ATen/ATen.h>
@@ -11,9 +12,12 @@
 #include <ATen/Parallel.h>
 #include <torch/torch.h>
 
+#include "serried/checkpoint/checkpoint.h"
 #include "serried/comm/collectives/collectives.h"
 #include "serried/comm/groups/group.h"
+#include "serried/mesh/mesh.h"
 #include "serried/parallel/ddp/ddp.h"
+#include "serried/tensor/dtensor.h"
 #include "tests/process/ranks/worker_output.h"
 
 namespace {
@@ -109,6 +113,23 @@ void ddp(const Group& group) {
   say(close ? "trained alike" : "trained otherwise");
 }
 
+/// Columns over all ranks of both hosts, saved twice and read as rows, from a folder that both see.
+void checkpoint_of(const Group& group) {
+  namespace checkpoint = serried::checkpoint;
+  const serried::ProcessGroupGuard current(group);
+  const std::string path = std::string(std::getenv("FOLDER")) + "/c";
+  const auto mesh = serried::init_device_mesh("cpu", {group->getSize()}, {"x"}, {.group = group});
+  const at::Tensor value = at::arange(1000 * 30).view({1000, 30});
+  const auto columns = serried::distribute_tensor(value, mesh, {serried::Shard(1)});
+  checkpoint::save(path, {{"x", columns}, {"step", 1}});
+  checkpoint::async_save(path, {{"x", columns}, {"step", 2}}).wait();
+  const auto rows = serried::distribute_tensor(at::zeros_like(value), mesh, {serried::Shard(0)});
+  int64_t step = 0;
+  checkpoint::load(path, {{"x", rows}, {"step", &step}});
+  const bool is_good = step == 2 && at::equal(rows.full_tensor(), value);
+  say(is_good ? "came back" : "came back otherwise");
+}
+
 }  // namespace
 
 int main(int, char** argv) {
@@ -126,6 +147,7 @@ int main(int, char** argv) {
     if (mode == "absent") absent(group);
     if (mode == "bits") bits(group);
     if (mode == "ddp") ddp(group);
+    if (mode == "checkpoint") checkpoint_of(group);
   } catch (const c10::Error& error) {
     std::fprintf(stderr, "%s\n", error.msg().c_str());
     return 4;

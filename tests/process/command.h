@@ -35,8 +35,8 @@ class Command {
   /// Reads stdout and stderr until `text` stands in either `count` times. Fails the test after 20 s.
   void wait_for(const std::string& text, int count = 1);
 
-  /// What it has printed to stdout so far.
-  const std::string& out() const { return result_.out; }
+  /// What it has printed to stdout, as far as it has been read.
+  const std::string& so_far() const { return result_.out; }
 
   /// Reads until the command ends. Fails the test after 20 s.
   Result finish();

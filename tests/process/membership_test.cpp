@@ -7,18 +7,14 @@
 #include <random>
 #include <set>
 
+#include "tests/process/membership_tools.h"
+
 namespace serried::launch {
 namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-
-constexpr Time kBegin{};
-
-Time at(double seconds) {
-  return kBegin + std::chrono::duration_cast<Clock::duration>(Seconds(seconds));
-}
 
 // Orders as short texts: "1:start@2/5" is member 1, first rank 2 of 5.
 std::vector<std::string> orders(Membership& membership) {
@@ -34,23 +30,6 @@ std::vector<std::string> orders(Membership& membership) {
     result.push_back(text);
   }
   return result;
-}
-
-MembershipOptions options_for(int min_nodes, int max_nodes, int max_restarts = 0) {
-  return {.min_nodes = min_nodes,
-          .max_nodes = max_nodes,
-          .max_restarts = max_restarts,
-          .run_id = "id",
-          .new_master_port = [] { return 1; }};
-}
-
-Joiner joiner(const std::string& host, int min_nodes, int max_nodes, int num_local, int node_rank = -1) {
-  return {.host = host,
-          .machine = "machine of " + host,
-          .node_rank = node_rank,
-          .min_nodes = min_nodes,
-          .max_nodes = max_nodes,
-          .num_local = num_local};
 }
 
 Membership two_nodes(int max_restarts = 0) {
@@ -70,10 +49,6 @@ Membership two_of_four(int max_restarts = 0) {
   membership.tick(at(4));
   EXPECT_THAT(orders(membership), ElementsAre("0:start@0/2", "1:start@1/2"));
   return membership;
-}
-
-Cause exit_3() {
-  return {.rank = 4, .exit_code = 3};
 }
 
 TEST(LaunchMembership, EndsWithZeroWhenAllNodesAreDone) {

@@ -56,6 +56,12 @@ TEST(LaunchPlan, OnlyRankZeroIsToldOfTheListeningSocket) {
   EXPECT_THAT(rank_environment(assignment, 1, outer), Not(Contains(StartsWith("SERRIED_MASTER_LISTEN_FD"))));
 }
 
+TEST(LaunchPlan, ALineOfALauncherOutsideIsNotHandedOn) {
+  const std::vector<std::string> outer = {"SERRIED_LAUNCHER_FD=5"};
+  EXPECT_THAT(rank_environment({}, 0, outer, 7), Contains("SERRIED_LAUNCHER_FD=7"));
+  EXPECT_THAT(rank_environment({}, 0, outer), Not(Contains(StartsWith("SERRIED_LAUNCHER_FD"))));
+}
+
 TEST(LaunchPlan, RanksGetTheJobsSecretAndNoOtherJobs) {
   const std::vector<std::string> outer = {"SERRIED_JOB_SECRET=of the launcher outside"};
   EXPECT_THAT(rank_environment({.job_secret = "s3cret"}, 0, outer),
@@ -167,7 +173,7 @@ TEST(LaunchWire, NumbersAreWholeFields) {
 
 TEST(LaunchWire, FailuresOfNoKindAndSignalsOfNoNameAreRefused) {
   const auto stop = [](const char* kind, const char* signal) {
-    return Message{"stop", kind, "1", "host", "3", "4711", "0", signal, "", "0"};
+    return Message{"stop", kind, "1", "host", "3", "4711", "0", signal, "", "0", ""};
   };
   EXPECT_EQ(order_from(stop("3", "64")).cause.signal, 64);
   for (const char* kind : {"-1", "5", "100"}) EXPECT_THROW(order_from(stop(kind, "9")), std::runtime_error) << kind;

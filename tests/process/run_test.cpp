@@ -35,7 +35,15 @@ TEST(LaunchRun, RankZeroAloneInheritsTheListeningSocketOfTheMasterPort) {
     inode=$(readlink /proc/$$/fd/$fd | tr -dc 0-9)
     hex=$(printf ':%04X' $MASTER_PORT)
     grep -q "0100007F$hex .* 0A .* $inode " /proc/net/tcp && echo listening)sh"));
-  EXPECT_THAT(lines_of(result.out), UnorderedElementsAre("[rank 0] listening", "[rank 1] fd='' sockets=0"));
+  // Its line to the launcher is one.
+  EXPECT_THAT(lines_of(result.out), UnorderedElementsAre("[rank 0] listening", "[rank 1] fd='' sockets=1"));
+}
+
+TEST(LaunchRun, EveryRankHasALineToTheLauncherAndNoOtherRanks) {
+  const Result result = serried(shell({"-n", "2", "--master-port", std::to_string(free_port())}, R"sh(
+    grep -c "$(readlink /proc/$$/fd/$SERRIED_LAUNCHER_FD | tr -dc 0-9)" /proc/net/unix
+    ls -l /proc/$$/fd | grep -c socket)sh"));
+  EXPECT_THAT(lines_of(result.out), UnorderedElementsAre("[rank 0] 1", "[rank 0] 1", "[rank 1] 1", "[rank 1] 1"));
 }
 
 TEST(LaunchRun, EachJobHasASecretOfItsOwn) {

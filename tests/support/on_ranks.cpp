@@ -41,6 +41,12 @@ std::vector<Setting> settings(const std::vector<int>& world_sizes) {
   return all;
 }
 
+std::vector<Setting> settings_on_hosts(const std::vector<int>& world_sizes) {
+  std::vector<Setting> all = settings(world_sizes);
+  std::erase_if(all, [](const Setting& setting) { return !setting.backend.starts_with("hierarchical"); });
+  return all;
+}
+
 std::string name_of(const ::testing::TestParamInfo<Setting>& info) {
   return info.param.backend + "_" + std::to_string(info.param.world_size);
 }

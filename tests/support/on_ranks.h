@@ -26,6 +26,9 @@ struct Setting {
 /// out over hosts. Under mpirun the mpi backend, where its world is of one of these sizes.
 std::vector<Setting> settings(const std::vector<int>& world_sizes);
 
+/// Those of them with hosts.
+std::vector<Setting> settings_on_hosts(const std::vector<int>& world_sizes);
+
 /// "shm_3"
 std::string name_of(const ::testing::TestParamInfo<Setting>& info);
 

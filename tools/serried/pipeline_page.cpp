@@ -12,7 +12,7 @@ namespace {
 constexpr const char* kPageStyle = R"(
 :root{color-scheme:light dark}
 body{margin:0;padding:16px;background:#ffffff;color:#1f2328;font:14px/1.45 ui-sans-serif,system-ui,"Segoe UI",Helvetica,Arial,sans-serif}
-.scroll{overflow-x:auto;border:1px solid #d1d9e0;border-radius:6px}
+.scroll{overflow-x:auto;margin-bottom:14px;border:1px solid #d1d9e0;border-radius:6px}
 svg{display:block}
 table{border-collapse:collapse;margin:20px 0} td,th{padding:3px 14px;text-align:right;border-bottom:1px solid #d1d9e0}
 pre{overflow-x:auto;padding:10px;border:1px solid #d1d9e0;border-radius:6px}
@@ -45,7 +45,7 @@ std::string ranks_table(const PipelineTable& table, const PipelineSimulation& si
 
 std::string lateness_table(const PipelineTrace& trace, const PipelineSimulation& simulation) {
   std::string text =
-      "<table><tr><th>rank</th><th>action</th><th>took us</th><th>began</th><th>simulated</th><th>late</th>"
+      "<table><tr><th>rank</th><th>action</th><th>took</th><th>began</th><th>simulated</th><th>late</th>"
       "<th>lost here</th></tr>\n";
   for (const LateAction& one : late_actions(trace, simulation)) {
     text += "<tr><td>" + std::to_string(one.rank) + "</td><td>" + to_cell(one.action) + "</td>";
@@ -79,11 +79,14 @@ std::string pipeline_page(const PipelineTrace& trace, const std::string& title) 
   const PipelineSimulation measured = trace.measured();
   const PipelineSimulation simulated = simulate(trace.table, trace.costs());
   return page(trace.table, title,
-              scrolled(pipeline_svg(trace.table, measured, title + ", as it ran")) +
-                  scrolled(pipeline_svg(trace.table, simulated, title + ", simulated", &measured)) + "<p>" +
-                  lateness_line(measured, simulated) + "</p>\n" + ranks_table(trace.table, measured) +
-                  "<details open><summary>How late every action began</summary>\n" + lateness_table(trace, simulated) +
-                  "</details>\n");
+              scrolled(pipeline_svg(trace.table, measured, title + ", in us, as it ran")) +
+                  scrolled(pipeline_svg(trace.table, simulated, title + ", in us, simulated", &measured)) + "<p>" +
+                  lateness_line(measured, simulated) + "; bubble " + percent(measured.bubble) + ", simulated " +
+                  percent(simulated.bubble) + "</p>\n" + ranks_table(trace.table, measured) +
+                  "<details open><summary>How late every action began</summary>\n<p>All times in microseconds. Late: "
+                  "began so much after its simulated beginning. Lost here: so much more than the action before it on "
+                  "the rank; less than 0: caught up.</p>\n" +
+                  lateness_table(trace, simulated) + "</details>\n");
 }
 
 }  // namespace serried::tools

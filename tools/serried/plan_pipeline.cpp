@@ -148,7 +148,7 @@ void show_table(const PipelineWords& words, const PipelineTable& table, const st
 void show_trace(const PipelineWords& words, const PipelineTrace& trace, const std::string& title) {
   const PipelineSimulation measured = trace.measured();
   const PipelineSimulation simulated = simulate(trace.table, trace.costs());
-  if (!words.svg_file.empty()) write_picture(words.svg_file, pipeline_svg(trace.table, measured, title));
+  if (!words.svg_file.empty()) write_picture(words.svg_file, pipeline_svg(trace.table, measured, title + ", in us"));
   if (!words.html_file.empty()) write_picture(words.html_file, pipeline_page(trace, title));
   std::cout << title << ", in us\n\n"
             << rank_list(trace.table, measured) << "\n"

@@ -68,6 +68,9 @@ RunCommand::RunCommand(CLI::App& app)
   run.add_option("--max-restarts,--max_restarts", options_.max_restarts,
                  "How often all ranks start again after one failed; node 0's value counts")
       ->capture_default_str();
+  run.add_flag("--keep-going", options_.keep_going,
+               "Ranks that use serried::Elastic live on when others are lost; node 0's value counts");
+  run.add_flag("--numa", options_.numa, "Bind ranks to memory nodes of this machine, neighbours to the same one");
   run.add_option("--log-dir,--log_dir", options_.log_dir, "Also write attempt_<k>/rank_<r>.out and .err there");
   run.add_option("--only-ranks", only_ranks_,
                  "Show output of these alone, for example 0,4-6; a failed rank is told anyway");

@@ -45,7 +45,8 @@ void wait_for(const StoreRanks& ranks, std::string_view where, const std::string
   for (int rank : senders) keys.push_back(rank_key(key, rank));
   try {
     return ranks.store->wait(keys, ranks.timeout);
-  } catch (const c10::DistNetworkError&) {
+  } catch (const c10::DistNetworkError& error) {
+    if (error.msg().starts_with('[')) throw;  // of the launcher, which says so
     raise<c10::DistBackendError>(
         {where,
          c10::str("the store at ", place_of(ranks.store), " is gone: the process that served it, rank 0's, has ended"),

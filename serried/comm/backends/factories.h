@@ -31,8 +31,9 @@ std::string why_nccl_unavailable();
 Group make_shm_group(const FactoryArgs& args);
 std::string why_shm_unavailable();
 
-/// Ranks of one host talk as in shm, hosts through messages (net/make_wire.h); what ranks of one host reduce has the
-/// same bits as what ranks of several do. Options: those of shm; "wire" (text, "auto"): "gloo" where UCX is not wanted;
+/// Ranks of one host talk as in shm, hosts through messages (net/make_wire.h). All ranks get the same bits, whatever
+/// the size. Options: those of shm; "order" (text, SERRIED_ORDER): "ranks" adds as ranks of one host do, "hosts" the
+/// sums of hosts, with fewer bytes between more than two hosts; "wire" (text, "auto"): "gloo" where UCX is not wanted;
 /// "host" (text), for tests: ranks that name different ones do as if they could not share memory.
 Group make_hierarchical_group(const FactoryArgs& args);
 /// Every rank has a part of each host's memory, and a link to every rank of other hosts.

@@ -16,6 +16,7 @@
 #include "serried/comm/agree/says_that_it_meets.h"
 #include "serried/comm/groups/live_groups.h"
 #include "serried/comm/groups/named_group.h"
+#include "serried/comm/rendezvous/launch_environment.h"
 #include "serried/comm/rendezvous/rendezvous.h"
 #include "serried/comm/rendezvous/world_store.h"
 
@@ -80,7 +81,7 @@ struct Place {
 
 Place agree_on_place(const std::string& backend, const Meeting& meeting) {
   // A restarted job, or one that goes on with fewer ranks, may find the keys of the former one.
-  const std::string root = c10::str("serried/", env::integer("TORCHELASTIC_RESTART_COUNT"), "/", meeting.world_size);
+  const std::string root = c10::str("serried/", detail::attempt_of_all(), "/", meeting.world_size);
   c10d::Store& store = *meeting.store;
   const int64_t index = store.add(c10::str(root, "/groups/", meeting.rank), 1);
   const std::string id = detail::first_text(store, root + "/id", random_id());

@@ -80,7 +80,21 @@ NamedGroup::NamedGroup(const FactoryArgs& args, std::string backend_name)
     : c10d::ProcessGroup(args.store, args.rank, args.world_size), backend_name_(std::move(backend_name)) {}
 
 NamedGroup::~NamedGroup() {
+  run_actions();
   if (home_.is_here() && !name_.empty()) forget_group(name_);
+}
+
+void NamedGroup::at_end(std::function<void()> action) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  actions_.push_back(std::move(action));
+}
+
+void NamedGroup::run_actions() noexcept {
+  if (!home_.is_here()) return;
+  try {
+    for (const auto& action : std::exchange(actions_, {})) action();
+  } catch (...) {  // what an action would have let go of stays
+  }
 }
 
 void NamedGroup::setGroupName(const std::string& name) {
@@ -97,6 +111,7 @@ void NamedGroup::setTimeout(std::chrono::milliseconds timeout) {
 
 // c10 calls this, not the destructor, when the last owner goes while a registry still holds a weak pointer.
 void NamedGroup::release_resources() {
+  run_actions();
   // The name stays the parent's: a forked child may have got the locks of the registry in any state.
   if (home_.is_here() && !name_.empty()) forget_group(std::exchange(name_, ""));
   c10d::ProcessGroup::release_resources();

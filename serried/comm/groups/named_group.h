@@ -5,9 +5,12 @@
 #include "serried/base/fork.h"
 #include "serried/comm/groups/group.h"
 
+#include <functional>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace serried::detail {
 
@@ -46,6 +49,10 @@ class NamedGroup final : public c10d::ProcessGroup {
   void setSequenceNumberForGroup() override { getDefaultBackend()->setSequenceNumberForGroup(); }
   uint64_t getSequenceNumberForGroup() override { return getDefaultBackend()->getSequenceNumberForGroup(); }
   void release_resources() override;
+
+  /// Runs `action` when the last owner goes, in the process that has made the group.
+  void at_end(std::function<void()> action);
+
   Group splitGroup(const std::vector<int>& ranks, const std::optional<std::chrono::milliseconds>& timeout,
                    const std::optional<c10::intrusive_ptr<c10d::Backend::Options>>& options,
                    const std::optional<std::string>& name, const std::optional<std::string>& desc,
@@ -53,8 +60,12 @@ class NamedGroup final : public c10d::ProcessGroup {
 
  private:
   const HomeProcess home_;
+  void run_actions() noexcept;
+
   const std::string backend_name_;
   std::string name_;
+  std::mutex mutex_;
+  std::vector<std::function<void()>> actions_;  // under the mutex
 };
 
 /// The factory of `name`, built in or added by users; ValueError that lists the known names. `where` is the call that

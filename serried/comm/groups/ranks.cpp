@@ -5,14 +5,15 @@
 #include <ATen/ThreadLocalState.h>
 #include <c10/util/thread_name.h>
 #include <dlfcn.h>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <optional>
 #include <string_view>
 #include <thread>
 
 #include "serried/base/error.h"
+#include "serried/comm/groups/communication_error.h"
 #include "serried/comm/groups/live_groups.h"
+#include "serried/comm/groups/ranks_store.h"
 
 namespace serried {
 namespace {
@@ -33,58 +34,6 @@ void use_one_thread() {
   if (set_mkl) set_mkl(1);
 }
 
-/// A HashStore whose waits end when the run fails.
-class RanksStore final : public c10d::HashStore {
- public:
-  explicit RanksStore(std::chrono::milliseconds timeout) { timeout_ = timeout; }
-
-  using HashStore::wait;
-  void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) override;
-  std::vector<uint8_t> get(const std::string& key) override;
-  std::vector<std::vector<uint8_t>> multiGet(const std::vector<std::string>& keys) override;
-
-  /// Every wait that runs or comes later raises a DistStoreError, unless its keys are there.
-  void abort();
-
- private:
-  bool aborted_ = false;
-};
-
-void RanksStore::wait(const std::vector<std::string>& keys, const std::chrono::milliseconds& timeout) {
-  std::unique_lock<std::mutex> lock(m_);
-  const auto arrived = [&] { return checkLocked(lock, keys); };
-  const auto done = [&] { return aborted_ || arrived(); };
-  if (timeout == kNoTimeout) {
-    cv_.wait(lock, done);
-  } else {
-    cv_.wait_for(lock, timeout, done);
-  }
-  if (arrived()) return;
-  if (aborted_) {
-    raise<c10::DistStoreError>({"run_ranks", "another rank failed while this one waited for " + c10::Join(", ", keys),
-                                "see the first failure"});
-  }
-  raise<c10::DistStoreError>(
-      {"run_ranks", c10::str("waited ", timeout.count(), " ms for ", c10::Join(", ", keys), ": not every rank came"),
-       "make the same groups in the same order on every rank, or pass a longer {.timeout}"});
-}
-
-std::vector<uint8_t> RanksStore::get(const std::string& key) {
-  wait({key}, timeout_);
-  return HashStore::get(key);
-}
-
-std::vector<std::vector<uint8_t>> RanksStore::multiGet(const std::vector<std::string>& keys) {
-  wait(keys, timeout_);
-  return HashStore::multiGet(keys);
-}
-
-void RanksStore::abort() {
-  std::lock_guard<std::mutex> lock(m_);
-  aborted_ = true;
-  cv_.notify_all();
-}
-
 std::string prefixed(int rank, const std::string& text) {
   return c10::str("rank ", rank, ": ", text);
 }
@@ -100,21 +49,6 @@ template <class... Exceptions>
 [[noreturn]] void rethrow_same_type(const c10::Error& error, int rank) {
   (rethrow_if<Exceptions>(error, rank), ...);
   throw c10::Error(prefixed(rank, error.what_without_backtrace()), error.backtrace());
-}
-
-/// Whether `error` may be the consequence of another rank's failure: a collective or a store that broke off.
-bool is_communication_error(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const c10::DistError&) {
-    return true;
-  } catch (const std::exception& other) {
-    // Gloo's own exceptions are runtime_errors that begin with the file they come from.
-    const std::string_view text = other.what();
-    return text.starts_with("[") && text.substr(0, text.find(']')).find("gloo/") != std::string_view::npos;
-  } catch (...) {
-    return false;
-  }
 }
 
 /// Throws `error` again with "rank 2: " before its text. c10's types are kept, any other becomes a c10::Error.
@@ -147,7 +81,7 @@ class Run {
         fn_(fn),
         options_(options),
         groups_(std::make_shared<detail::LiveGroups>(detail::live_groups_of_thread())),
-        store_(c10::make_intrusive<RanksStore>(options.timeout)) {}
+        store_(c10::make_intrusive<detail::RanksStore>(options.timeout)) {}
 
   void run() {
     std::vector<std::thread> threads;
@@ -197,10 +131,10 @@ class Run {
   std::optional<RankFailure> root_failure() const {
     if (failures_.empty()) return std::nullopt;
     const RankFailure& first = failures_.front();
-    if (!is_communication_error(first.error)) return first;
+    if (!detail::is_communication_error(first.error)) return first;
     for (const RankFailure& later : failures_) {
       if (later.time - first.time > kUnwindTime) break;
-      if (!is_communication_error(later.error)) return later;
+      if (!detail::is_communication_error(later.error)) return later;
     }
     return first;
   }
@@ -210,7 +144,7 @@ class Run {
   const RunRanksOptions& options_;
   const at::ThreadLocalState caller_state_;
   const std::shared_ptr<detail::LiveGroups> groups_;
-  const c10::intrusive_ptr<RanksStore> store_;
+  const c10::intrusive_ptr<detail::RanksStore> store_;
   std::mutex mutex_;
   std::vector<RankFailure> failures_;  // in order of time
 };

@@ -139,6 +139,10 @@ LaunchEnvironment read_launch_environment(GivenRanks given) {
   return EnvironmentReader().read(given);
 }
 
+int64_t attempt_of_all() {
+  return env::maybe_integer("SERRIED_GENERATION") ? 0 : env::integer("TORCHELASTIC_RESTART_COUNT");
+}
+
 int take_listen_fd() {
   const auto fd = env::maybe_integer("SERRIED_MASTER_LISTEN_FD");
   ::unsetenv("SERRIED_MASTER_LISTEN_FD");

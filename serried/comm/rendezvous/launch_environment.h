@@ -28,6 +28,10 @@ struct GivenRanks {
 /// srun.
 LaunchEnvironment read_launch_environment(GivenRanks given);
 
+/// How often all ranks of this job have started again; 0 where ranks that began at different times meet
+/// (serried run --keep-going).
+int64_t attempt_of_all();
+
 /// The socket of SERRIED_MASTER_LISTEN_FD, -1 if there is none. Unsets the variable: child processes must not use it
 /// again.
 int take_listen_fd();

@@ -117,6 +117,9 @@ Meeting meet_env(const std::string& text, const RendezvousOptions& options) {
   reader.check("env:// or env://?rank=0&world_size=2");
   const detail::LaunchEnvironment job = detail::read_launch_environment(given);
   check_ranks(text, job.rank, job.world_size);
+  if (const auto store = detail::open_launcher_store(job.master_addr, job.master_port, options.timeout)) {
+    return {store, job.rank, job.world_size};
+  }
   const bool serve = job.rank == 0 && !job.agent_keeps_store;
   const detail::TcpPlace place{.host = job.master_addr,
                                .port = job.master_port,

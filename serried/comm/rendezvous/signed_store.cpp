@@ -16,6 +16,7 @@
 
 #include "serried/base/env.h"
 #include "serried/base/error.h"
+#include "serried/comm/rendezvous/launch_environment.h"
 #include "serried/comm/rendezvous/world_store.h"
 
 namespace serried::detail {
@@ -103,8 +104,7 @@ std::shared_ptr<const Signer> job_signer() {
                                      kMinSecretBytes, " cannot be guessed"),
                             "set it to what openssl rand -hex 32 prints, the same on all ranks, or unset it"});
   }
-  return std::make_shared<const Signer>(
-      secret, c10::str(env::text("TORCHELASTIC_RUN_ID"), "/", env::integer("TORCHELASTIC_RESTART_COUNT")));
+  return std::make_shared<const Signer>(secret, c10::str(env::text("TORCHELASTIC_RUN_ID"), "/", attempt_of_all()));
 }
 
 SignedStore::SignedStore(c10::intrusive_ptr<c10d::Store> store, std::shared_ptr<const Signer> signer)

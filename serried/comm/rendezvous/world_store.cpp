@@ -28,6 +28,7 @@
 #include "serried/base/fork.h"
 #include "serried/base/listen.h"
 #include "serried/comm/agree/host.h"
+#include "serried/comm/rendezvous/launcher_store.h"
 #include "serried/comm/rendezvous/signed_store.h"
 
 C10_DECLARE_int(caffe2_log_level);
@@ -290,6 +291,25 @@ c10::intrusive_ptr<c10d::Store> open_tcp_store(const TcpPlace& place, millisecon
   return signed_for_job(store);
 }
 
+c10::intrusive_ptr<c10d::Store> open_generation_store(int generation, milliseconds timeout) {
+  const std::shared_ptr<LauncherLine> line = LauncherLine::of_process();
+  if (line == nullptr) return {};
+  const auto store = c10::make_intrusive<LauncherStore>(line, env::text("MASTER_ADDR"));
+  store->setTimeout(timeout);
+  return c10::make_intrusive<c10d::PrefixStore>(c10::str("generation/", generation), signed_for_job(store));
+}
+
+c10::intrusive_ptr<c10d::Store> open_launcher_store(const std::string& master_addr, uint16_t master_port,
+                                                    milliseconds timeout) {
+  const std::shared_ptr<LauncherLine> line = LauncherLine::of_process();
+  if (line == nullptr) return {};
+  const auto store = c10::make_intrusive<LauncherStore>(line, master_addr);
+  store->setTimeout(timeout);
+  const std::string generation = env::text("SERRIED_GENERATION");
+  const std::string place = generation.empty() ? "" : c10::str("generation/", generation, "/");
+  return c10::make_intrusive<c10d::PrefixStore>(c10::str(place, "port/", master_port), signed_for_job(store));
+}
+
 c10::intrusive_ptr<c10d::Store> open_file_store(const std::string& path, int rank, int world_size) {
   OpenStores& stores = open_stores();
   std::lock_guard<std::mutex> lock(stores.mutex);
@@ -313,11 +333,14 @@ std::string place_of(const c10::intrusive_ptr<c10d::Store>& store) {
   const c10::intrusive_ptr<c10d::Store> inner = innermost_store(store);
   if (auto* world = dynamic_cast<WorldStore*>(inner.get())) return world->place_text();
   if (auto* file = dynamic_cast<c10d::FileStore*>(inner.get())) return "file://" + file->getPath();
+  if (dynamic_cast<LauncherStore*>(inner.get()) != nullptr) return "serried run";
   return "";
 }
 
 std::string address_towards_store(const c10::intrusive_ptr<c10d::Store>& store) {
-  auto* tcp = dynamic_cast<c10d::TCPStore*>(innermost_store(store).get());
+  const c10::intrusive_ptr<c10d::Store> inner = innermost_store(store);
+  if (auto* kept = dynamic_cast<LauncherStore*>(inner.get())) return address_towards(kept->towards());
+  auto* tcp = dynamic_cast<c10d::TCPStore*>(inner.get());
   return tcp == nullptr ? "" : address_towards(tcp->getHost());
 }
 

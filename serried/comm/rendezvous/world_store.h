@@ -30,6 +30,16 @@ struct TcpPlace {
 /// where it is not reachable or taken.
 c10::intrusive_ptr<c10d::Store> open_tcp_store(const TcpPlace& place, std::chrono::milliseconds timeout);
 
+/// The store that serried run keeps for this process, signed if the job has a secret; null where it was started by
+/// something else. Ranks that took other ports meet apart, as at a port, and so do ranks that began in other
+/// generations.
+c10::intrusive_ptr<c10d::Store> open_launcher_store(const std::string& master_addr, uint16_t master_port,
+                                                    std::chrono::milliseconds timeout);
+
+/// The part of it in which the ranks of `generation` meet, signed if the job has a secret; null where it was started by
+/// something else. Where a later table of ranks counts, what is asked of it raises DistStoreError.
+c10::intrusive_ptr<c10d::Store> open_generation_store(int generation, std::chrono::milliseconds timeout);
+
 /// The store in the file at `path`, shared in the same way. The last rank to leave removes the file.
 c10::intrusive_ptr<c10d::Store> open_file_store(const std::string& path, int rank, int world_size);
 
@@ -40,10 +50,10 @@ void abandon(const c10::intrusive_ptr<c10d::Store>& store);
 /// other ranks have left, at most SERRIED_SHUTDOWN_TIMEOUT seconds. Never throws.
 void leave_stores() noexcept;
 
-/// "127.0.0.1:29500" or "file:///tmp/meet", for messages; "" for a store that rendezvous did not make.
+/// "serried run", "127.0.0.1:29500" or "file:///tmp/meet", for messages; "" for a store that rendezvous did not make.
 std::string place_of(const c10::intrusive_ptr<c10d::Store>& store);
 
-/// The address of this machine from which it reaches `store`; "" for one that is not reached by TCP.
+/// The address of this machine from which it reaches `store`; "" for one of which that is not known.
 std::string address_towards_store(const c10::intrusive_ptr<c10d::Store>& store);
 
 /// The store under all prefixes and signatures.

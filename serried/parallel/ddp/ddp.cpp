@@ -356,6 +356,7 @@ void DataParallelBase::set_process_group(Group group) {
   if (low_precision_) low_precision_->restore();
   if (delayed_) delayed_->set_group(group_);
   reducer_->set_group(group_);
+  sync_->buffers_next = true;  // whatever the last forward of each rank was
 }
 
 void DataParallelBase::set_static_graph() {

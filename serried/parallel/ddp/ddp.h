@@ -55,7 +55,9 @@ class DataParallelBase : public torch::nn::Module, public Joinable {
 
   void register_buffer_hook(BufferHook hook, BufferHookLocation location = BufferHookLocation::post_forward);
 
-  /// Goes on with the ranks of `group`, after a loss or with newcomers. Parameters stay as they are.
+  /// Goes on with the ranks of `group`, after a loss or with newcomers, whose wrappers may be just made. Communicates
+  /// nothing: parameters stay as they are, and have to be the same on all ranks. Buckets are laid out as at
+  /// construction; what a backward that failed has left is dropped, the gradients it touched included.
   void set_process_group(Group group);
   const Group& process_group() const { return group_; }
   int rank() const { return group_->getRank(); }

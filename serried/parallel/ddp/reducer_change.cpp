@@ -137,15 +137,18 @@ void Reducer::set_static_graph() {
   options_.static_graph = true;
 }
 
+// Ranks that are new there have seen no backward: all begin as at construction, with the same buckets.
 void Reducer::set_group(Group group) {
   reset();
-  BucketAssignment assignment;
-  for (const Bucket& bucket : buckets_) assignment.push_back(bucket.members);
   group_ = std::move(group);
   memory_ = BucketMemory(parameters_, group_, options_.reduce_dtype);
-  replace_buckets(assignment);
+  if (!parameters_.empty()) replace_buckets(initial_buckets(parts_of(parameters_), options_.limits));
+  has_rebuilt_ = false;
+  last_arrival_.clear();
   expected_fires_.clear();
   static_used_anywhere_.clear();
+  awaited_at_end_.clear();
+  sparse_rows_.clear();
 }
 
 std::string Reducer::bucket_sizes() const {

@@ -2,6 +2,7 @@
 #include "serried/parallel/expert_parallel/expert_linear.h"
 
 #include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
@@ -83,6 +84,9 @@ at::Tensor multiply_across(const at::Tensor& a, const at::Tensor& b, const Count
   return result;
 }
 
+// autocast would cast products of equal groups, and not those of unequal ones.
+using NoAutocast = c10::impl::ExcludeDispatchKeyGuard;
+
 // What `mm` is for one expert; `weight` may be cut over ranks. A bias is a matrix of one row.
 struct ByGroups : torch::autograd::Function<ByGroups> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& rows, const at::Tensor& weight,
@@ -90,6 +94,7 @@ struct ByGroups : torch::autograd::Function<ByGroups> {
     ctx->save_for_backward({rows, weight});
     ctx->saved_data["counts"] = counts;
     ctx->saved_data["transposed"] = transposed;
+    const NoAutocast guard(c10::autocast_dispatch_keyset);
     const at::Tensor value = local_value(weight);
     const at::Tensor matrices = value.dim() == 2 ? value.unsqueeze(1) : value;
     return multiply_groups(rows, transposed ? matrices.transpose(1, 2) : matrices, counts);
@@ -102,6 +107,7 @@ struct AcrossRows : torch::autograd::Function<AcrossRows> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& a, const at::Tensor& b, const Counts& counts) {
     ctx->save_for_backward({a, b});
     ctx->saved_data["counts"] = counts;
+    const NoAutocast guard(c10::autocast_dispatch_keyset);
     return multiply_across(a, b, counts);
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
@@ -169,11 +175,12 @@ void check_fit(const at::Tensor& rows, const DispatchedTokens& dispatched, const
                           "pass rows [rows, in], weight [experts, in, out] and bias [experts, out]"});
 }
 
-// As beside a Linear whose parameters compute in a lower dtype.
+// As beside a Linear whose parameters compute in a lower dtype. Under autocast rows may come in a lower one than the
+// weights have.
 at::Tensor cast_like(const at::Tensor& rows, const at::Tensor& weight) {
   const detail::GatherOnUse* gather = detail::gather_of(weight);
-  if (gather == nullptr || !gather->casts_inputs()) return rows;
-  return rows.to(gather->other_dtype().value_or(rows.scalar_type()));
+  if (gather != nullptr && gather->casts_inputs() && gather->other_dtype()) return rows.to(*gather->other_dtype());
+  return at::autocast::is_autocast_enabled(rows.device().type()) ? rows.to(weight.scalar_type()) : rows;
 }
 
 }  // namespace

@@ -237,6 +237,14 @@ void Inbox::poll() {
     ask_for_data();
 }
 
+void Inbox::discard() {
+  while (header_ || !coming_.empty()) {
+    if (coming_.empty()) ask_for_data();
+    complete();
+    is_here_.clear();
+  }
+}
+
 Message Inbox::take(int64_t microbatch) {
   auto found = is_here_.find(microbatch);
   while (found == is_here_.end()) {
@@ -381,16 +389,32 @@ Message Messages::failure_of(const PipelineAction& failed_at, const std::excepti
   return failure;
 }
 
+std::set<int> Messages::peers_that_wait() const {
+  std::set<int> peers;
+  for (const auto& [way, out] : outgoing_) {
+    if (out.num_left > 0) peers.insert(out.peer);
+  }
+  return peers;
+}
+
 void Messages::tell_failure(const PipelineAction& failed_at, const std::exception& error) {
   const tape::Pause no_part_of_a_step;
   failure_ = failure_of(failed_at, error);
   note_failed_step(group_, c10::str("at ", to_string(failed_at), " on rank ", group_->getRank()));
+  // Who has had all messages of this step meets the failure where the first one of the next step should be.
   for (auto& [way, out] : outgoing_) {
-    if (out.num_left == 0) continue;
     try {
       post(failure_->header, failure_->data, out.peer, tag_of(way));
-      out.num_left = 0;
     } catch (const std::exception&) {  // NOLINT: a rank that cannot be reached knows already
+    }
+  }
+  // Such a rank goes on with its step, and could not end it if nobody took what it sends.
+  const std::set<int> told = peers_that_wait();
+  for (auto& [way, inbox] : incoming_) {
+    if (told.contains(inbox.peer())) continue;
+    try {
+      inbox.discard();
+    } catch (const std::exception&) {  // NOLINT: it has failed, too, or is gone
     }
   }
 }

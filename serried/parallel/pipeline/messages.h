@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -72,6 +73,9 @@ class Inbox {
   void poll();
   /// Blocks until that of `microbatch` is there.
   Message take(int64_t microbatch);
+  /// Takes what is left of this step, or until the peer fails, for nobody.
+  void discard();
+  int peer() const { return peer_; }
 
  private:
   void ask_for_header();
@@ -107,7 +111,8 @@ class Messages {
   Received receive(const PipelineAction& made_by, const std::optional<DeviceMesh>& mesh);
   /// All that was sent has been taken.
   void end_step();
-  /// Tells all neighbours that still wait for this rank in this step.
+  /// Tells all neighbours: in this step, if they still wait for this rank, else in their next one. Returns when these
+  /// have sent what they had for it.
   void tell_failure(const PipelineAction& failed_at, const std::exception& error);
 
   /// Whether this stage and the next one are on one rank.
@@ -123,6 +128,7 @@ class Messages {
   void post(const MessageHeader& header, const at::Tensor& data, int peer, int tag);
   int tag_of(const Way& way) const;
   void add_ways();
+  std::set<int> peers_that_wait() const;
   Message failure_of(const PipelineAction& failed_at, const std::exception& error) const;
 
   const Group group_;

@@ -13,6 +13,7 @@
 #include "serried/comm/collectives/watch.h"
 #include "serried/tape/facts.h"
 #include "serried/tape/module_options.h"
+#include "serried/tape/recorder.h"
 #include "serried/tape/tape.h"
 #include "serried/tensor/dtensor.h"
 
@@ -83,6 +84,11 @@ std::vector<at::Tensor> Runner::parameters() const {
 }
 
 void Runner::check_usable() {
+  if (options_.group->getSize() > 1 && options_.group->getBackendName() == "fake") {
+    raise<c10::NotImplementedError>({"Pipeline",
+                                     "a step needs the messages of other ranks, and a fake group brings none",
+                                     "make stages and tables there, and run steps on ranks that exist"});
+  }
   if (broken_.empty()) return;
   const ErrorText text{"Pipeline", "an earlier step failed: " + broken_,
                        "make a new group and a new Pipeline, on every rank"};
@@ -155,6 +161,10 @@ void Runner::begin(const at::Tensor& input, const at::Tensor& target, bool train
 // A replay runs the ops of the step and nothing of this.
 void Runner::rely_on_stages() const {
   if (!tape::is_recording()) return;
+  if (trains_ && options_.keep_outputs && tape::is_replayed()) {
+    raise<c10::NotImplementedError>({"Pipeline::step", "a replay of a captured step would not keep outputs",
+                                     "leave out .keep_outputs, or call step() outside of the captured function"});
+  }
   for (const StageRun& run : stages_) {
     const std::string name = c10::str("stage ", run.index(), " of a pipeline");
     tape::rely_on(tape::training_mode(name, run.stage().module()));
@@ -199,16 +209,27 @@ std::vector<at::Tensor> Runner::eval(const at::Tensor& input) {
 
 void Runner::run_row(bool trains) {
   for (size_t place = 0; place < row_.size(); ++place) run(place, trains);
+  end_row(trains);
+  inputs_.clear();
+  targets_.clear();
+}
+
+// Others may be gone by now, or find out that they cannot go on.
+void Runner::end_row(bool trains) {
   const PipelineAction& last = row_.back();
+  needs_ = ", while its last messages were on their way";
   try {
     messages_.end_step();
+    needs_ = ", while gradients of tied parameters were added up";
     if (trains) tied_.sum_gradients();
+  } catch (c10::Error& error) {
+    error.add_context("after" + context_of(last).substr(2));
+    abandon(last, error);
+    throw;
   } catch (const std::exception& error) {
     abandon(last, error);
     throw;
   }
-  inputs_.clear();
-  targets_.clear();
 }
 
 void Runner::run(size_t place, bool trains) {

@@ -50,6 +50,7 @@ class Runner {
   void check_target_rows() const;
   void begin(const at::Tensor& input, const at::Tensor& target, bool trains);
   void run_row(bool trains);
+  void end_row(bool trains);
   void run(size_t place, bool trains);
   void do_action(size_t place);
   void forward(const PipelineAction& action, bool is_last_microbatch);

@@ -76,6 +76,27 @@ struct PartAttention : torch::autograd::Function<PartAttention> {
        "scope"});
 }
 
+// LibTorch broadcasts a batch of one; its kernel reads past the end where nobody has compared them.
+void check_batches(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
+  if (key.size(0) == query.size(0) && value.size(0) == query.size(0)) return;
+  raise<c10::ValueError>(
+      {kAttention,
+       c10::str("inside ContextParallel queries, keys and values have one batch size, and these have ", query.size(0),
+                ", ", key.size(0), " and ", value.size(0)),
+       "expand() those of one to the size of the others"});
+}
+
+void check_dtypes(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
+  const at::ScalarType dtype = query.scalar_type();
+  if (query.is_floating_point() && key.scalar_type() == dtype && value.scalar_type() == dtype) return;
+  raise<c10::ValueError>(
+      {kAttention,
+       c10::str("inside ContextParallel queries, keys and values have one floating dtype, and these are ",
+                watch::dtype_name(dtype), ", ", watch::dtype_name(key.scalar_type()), " and ",
+                watch::dtype_name(value.scalar_type())),
+       "convert them by to(dtype)"});
+}
+
 void check_tensors(const SequenceScope& scope, const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                    bool enable_gqa) {
   if (query.dim() != 4 || key.dim() != 4 || value.dim() != 4) {
@@ -84,6 +105,7 @@ void check_tensors(const SequenceScope& scope, const at::Tensor& query, const at
                                      query.dim(), ", ", key.dim(), " and ", value.dim()),
                             "pass [batch, heads, length, size]"});
   }
+  check_batches(query, key, value);
   const int64_t due = scope.cut->size(scope.mesh.get_local_rank(int64_t(0)));
   if (query.size(kLengthDim) != due) raise_wrong_length(scope, "queries", query);
   if (key.size(kLengthDim) != due) raise_wrong_length(scope, "keys", key);
@@ -118,6 +140,10 @@ void check_options(const SequenceScope& scope, const at::Tensor& mask, double dr
     raise<c10::NotImplementedError>({kAttention, "there is a mask, and ContextParallel was given documents, too",
                                      "put the documents into the mask and leave .documents out"});
   }
+  if (mask.scalar_type() != at::kBool && !mask.is_floating_point()) {
+    raise<c10::ValueError>({kAttention, c10::str("the mask is ", watch::describe_tensor(mask)),
+                            "pass bool, true where a query attends to a key, or floats that are added"});
+  }
   if (mask.requires_grad()) {
     raise<c10::NotImplementedError>(
         {kAttention, "inside ContextParallel a mask has no gradient", "pass mask.detach()"});
@@ -127,13 +153,15 @@ void check_options(const SequenceScope& scope, const at::Tensor& mask, double dr
 // This rank's rows of a mask, [..., rows or 1, all keys or 1], to be added to the weights.
 at::Tensor own_rows(const SequenceScope& scope, const at::Tensor& mask, const at::Tensor& query) {
   const int64_t rank = scope.mesh.get_local_rank(int64_t(0)), all = scope.cut->length(), own = scope.cut->size(rank);
-  const bool has_dims = mask.dim() == 2 || mask.dim() == 4;
+  const auto fits = [&](int64_t dim) { return mask.size(dim) == 1 || mask.size(dim) == query.size(dim); };
+  const bool has_dims = mask.dim() == 2 || (mask.dim() == 4 && fits(0) && fits(kHeadsDim));
   const bool rows_fit = has_dims && (mask.size(-2) == 1 || mask.size(-2) == own || mask.size(-2) == all);
   if (!rows_fit || (mask.size(-1) != 1 && mask.size(-1) != all)) {
     raise<c10::ValueError>(
         {kAttention,
          c10::str("the mask is ", watch::describe_tensor(mask), ", and inside ContextParallel rank ", rank, " of ",
-                  scope.mesh.to_string(), " has ", own, " rows of ", all, " keys"),
+                  scope.mesh.to_string(), " has ", own, " rows of ", all, " keys, for queries ",
+                  watch::describe_tensor(query)),
          "pass [rows, keys] or [batch, heads, rows, keys] with this rank's rows, all rows or one row, and all keys"});
   }
   at::Tensor rows = mask;
@@ -163,6 +191,7 @@ struct PlainCall {
 
 at::Tensor attend_parts(const SequenceScope& scope, const PlainCall& given) {
   const at::Tensor query = autocast(given.query), key = autocast(given.key), value = autocast(given.value);
+  check_dtypes(query, key, value);
   const at::Tensor mask = given.mask.defined() ? own_rows(scope, given.mask, query) : at::Tensor();
   SequenceAttention call{.group = scope.mesh.get_group(int64_t(0)),
                          .queries = *scope.cut,
@@ -180,6 +209,15 @@ bool is_cut_along_sequence(const at::Tensor& t) {
   if (meta == nullptr) return false;
   const Placements& placements = meta->spec->placements;
   return std::any_of(placements.begin(), placements.end(), [](const Placement& p) { return p.is_shard(kLengthDim); });
+}
+
+// A placement says nothing of documents: queries would attend to all of them.
+void refuse_documents(const SequenceScope& scope) {
+  if (!scope.has_documents) return;
+  raise<c10::NotImplementedError>(
+      {kAttention, "queries are a DTensor cut along its sequence, and ContextParallel was given documents",
+       "pass plain tensors, cut as .buffers or by context_parallel_shard with the documents, or leave .documents out "
+       "and pass a mask"});
 }
 
 // How tensor parallel may leave queries: cut along batch or heads, which attention keeps apart. Grouped heads are cut
@@ -228,7 +266,11 @@ at::Tensor scaled_dot_product_attention(c10::DispatchKeySet keys, const at::Tens
     return at::_ops::scaled_dot_product_attention::redispatch(keys & kBelowAttention, query, key, value, attn_mask,
                                                               dropout_p, is_causal, scale, enable_gqa);
   };
-  if (scope == nullptr || is_cut_along_sequence(query)) return go_on();
+  if (scope == nullptr) return go_on();
+  if (is_cut_along_sequence(query)) {
+    refuse_documents(*scope);
+    return go_on();
+  }
   detail::rely_on_sequence_scope();
   if (!scope->cut.has_value()) {
     raise<c10::ValueError>({kAttention, "inside ContextParallel nobody said how long the sequence is",

@@ -108,9 +108,11 @@ AttentionWay chosen_way(AttentionWay asked, const AttentionSizes& sizes, const S
   return bytes_of_keys(sizes, call.keys.length()) <= kGatheredKeysLimit ? AttentionWay::gather : AttentionWay::ring;
 }
 
+// The kernel reads the last dim as if it were dense. Keys and values are copied on every way.
 AttentionResult attend(const SequenceAttention& call, const at::Tensor& query, const at::Tensor& key,
                        const at::Tensor& value) {
   if (is_nothing(query)) return MergedAttention(query, call.scale).result();
+  if (query.size(3) > 1 && query.stride(3) != 1) return attend(call, query.contiguous(), key, value);
   if (scale_spoils_mask(call)) return attend(with_positive_scale(call), query * sign_of_scale(call), key, value);
   if (call.way == AttentionWay::heads) return attend_by_heads(call, query, key, value);
   if (call.way == AttentionWay::ring) return attend_by_ring(call, query, key, value);

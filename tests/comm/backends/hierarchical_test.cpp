@@ -1,4 +1,4 @@
-// What is particular to ranks on several hosts: the bits of one host, and failures that all hosts hear of.
+// What is particular to ranks on several hosts: pieces of any size, parts, and failures that all hosts hear of.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -24,7 +24,6 @@ namespace serried {
 namespace {
 
 using namespace std::chrono_literals;
-using c10d::ReduceOp;
 using hierarchical::Topology;
 using ::testing::AnyOf;
 using testing::error_text_of_any_rank;
@@ -34,7 +33,6 @@ using testing::HostLayoutBackends;
 using testing::sample;
 using testing::sibling;
 using Tensors = std::vector<at::Tensor>;
-using RedOpType = ReduceOp::RedOpType;
 
 TEST(HostTopology, KnowsRanksOfHostsOfAnySize) {
   const Topology topology({"a", "a", "b", "a", "c"});
@@ -42,6 +40,24 @@ TEST(HostTopology, KnowsRanksOfHostsOfAnySize) {
   EXPECT_EQ(topology.neighbours(3), (std::vector<int>{0, 1, 3}));
   EXPECT_EQ(topology.host_of(4), 2);
   EXPECT_EQ(topology.text(), "ranks 0, 1, 3 | rank 2 | rank 4");
+}
+
+TEST(HostTopology, EveryLaneHasARankOfEachHost) {
+  const Topology topology({"a", "a", "a", "b", "c", "c"});
+  EXPECT_EQ(topology.num_lanes(), 3);
+  const auto ranks_at = [&](int host) {
+    return std::vector<int>{topology.rank_at(host, 0), topology.rank_at(host, 1), topology.rank_at(host, 2)};
+  };
+  EXPECT_EQ(ranks_at(0), (std::vector<int>{0, 1, 2}));
+  EXPECT_EQ(ranks_at(1), (std::vector<int>{3, 3, 3}));
+  EXPECT_EQ(ranks_at(2), (std::vector<int>{4, 4, 5}));
+  for (int rank = 0; rank < topology.num_ranks(); ++rank) {
+    const Topology::Lanes lanes = topology.lanes_of(rank);
+    for (int lane = 0; lane < 3; ++lane) {
+      const bool has = topology.rank_at(topology.host_of(rank), lane) == rank;
+      EXPECT_EQ(has, lane >= lanes.begin && lane < lanes.end) << rank << " " << lane;
+    }
+  }
 }
 
 TEST(HostTopology, EachHostHearsEachRankOnce) {
@@ -74,110 +90,8 @@ TEST(HostTopology, RunsFollowTheOrderOfRanks) {
 
 class Hierarchical : public testing::OnRanks {};
 
-std::vector<testing::Setting> on_hosts(const std::vector<int>& world_sizes) {
-  std::vector<testing::Setting> all = testing::settings(world_sizes);
-  std::erase_if(all, [](const testing::Setting& setting) { return !setting.backend.starts_with("hierarchical"); });
-  return all;
-}
-
-INSTANTIATE_TEST_SUITE_P(On, Hierarchical, ::testing::ValuesIn(on_hosts({2, 4, 5})), testing::name_of);
-
-// Values of which sums depend on the order of addition; some are NaN or infinite.
-at::Tensor rough(at::IntArrayRef sizes, int rank, at::ScalarType dtype) {
-  at::Generator generator = at::detail::createCPUGenerator(77 + rank);
-  if (at::isIntegralType(dtype, /*includeBool=*/true)) {
-    const at::Tensor whole = at::randint(-100, 100, sizes, generator, at::kLong);
-    return dtype == at::kBool ? whole.gt(0) : whole.to(dtype);
-  }
-  at::Tensor x = at::randn(sizes, generator, at::kDouble).mul_(1000);
-  if (at::isComplexType(dtype)) return at::complex(x, x * 0.3 + rank).to(dtype);
-  if (x.numel() > 3) x.view({-1})[rank % 3] = rank == 1 ? std::numeric_limits<double>::quiet_NaN() : 1e300;
-  return x.to(dtype);
-}
-
-void expect_bits(const at::Tensor& actual, const at::Tensor& expected, const std::string& what) {
-  ASSERT_EQ(actual.nbytes(), expected.nbytes()) << what;
-  if (actual.nbytes() == 0) return;
-  EXPECT_EQ(std::memcmp(actual.const_data_ptr(), expected.const_data_ptr(), actual.nbytes()), 0) << what;
-}
-
-bool means_something(RedOpType op, at::ScalarType dtype) {
-  const bool is_whole = at::isIntegralType(dtype, /*includeBool=*/true);
-  if (op == ReduceOp::AVG) return dtype != at::kBool;
-  if (op == ReduceOp::MIN || op == ReduceOp::MAX) return !at::isComplexType(dtype);
-  return op == ReduceOp::SUM || op == ReduceOp::PRODUCT || is_whole;
-}
-
-const RedOpType kReductions[] = {ReduceOp::SUM, ReduceOp::AVG,  ReduceOp::PRODUCT, ReduceOp::MIN,
-                                 ReduceOp::MAX, ReduceOp::BAND, ReduceOp::BXOR};
-
-void reduce_everywhere(const Group& g, at::Tensor& x, RedOpType op) {
-  Tensors tensors{x};
-  c10d::AllreduceOptions options;
-  options.reduceOp = op;
-  g->allreduce(tensors, options)->wait();
-}
-
-TEST_P(Hierarchical, AllReduceHasTheBitsOfOneHost) {
-  on_ranks([&](const Group& g) {
-    const Group one_host = sibling(g, "shm");
-    for (const at::ScalarType dtype : testing::kAllDtypes) {
-      for (const RedOpType op : kReductions) {
-        if (!means_something(op, dtype)) continue;
-        for (const int64_t size : {1, 17, 9001, 40003}) {
-          at::Tensor x = rough({size}, g->getRank(), dtype), y = x.clone();
-          reduce_everywhere(g, x, op);
-          reduce_everywhere(one_host, y, op);
-          expect_bits(x, y, c10::str(to_string(op), " of ", c10::toString(dtype), " x ", size));
-        }
-      }
-    }
-  });
-}
-
-TEST_P(Hierarchical, LargeAllReduceHasTheBitsOfOneHost) {
-  on_ranks([&](const Group& g) {
-    const Group one_host = sibling(g, "shm");
-    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
-      for (const RedOpType op : {ReduceOp::SUM, ReduceOp::AVG}) {
-        at::Tensor x = rough({3'000'017}, g->getRank(), dtype), y = x.clone();
-        reduce_everywhere(g, x, op);
-        reduce_everywhere(one_host, y, op);
-        expect_bits(x, y, c10::str(to_string(op), " of ", c10::toString(dtype)));
-      }
-    }
-  });
-}
-
-TEST_P(Hierarchical, ReductionsToOwnersHaveTheBitsOfOneHost) {
-  on_ranks([&](const Group& g) {
-    const int n = g->getSize();
-    const Group one_host = sibling(g, "shm");
-    for (const at::ScalarType dtype : {at::kFloat, at::kHalf, at::kInt}) {
-      for (const int64_t size : {3, 20011}) {
-        const auto pieces = [&](const Group& on) {
-          std::vector<Tensors> inputs(1);
-          // Rank r gets r times as much as rank 1, rank 0 nothing.
-          for (int to = 0; to < n; ++to) inputs[0].push_back(rough({size * to}, g->getRank() * n + to, dtype));
-          Tensors outputs{at::zeros({size * g->getRank()}, dtype)};
-          c10d::ReduceScatterOptions options;
-          options.reduceOp = ReduceOp::AVG;
-          on->reduce_scatter(outputs, inputs, options)->wait();
-          return outputs[0];
-        };
-        expect_bits(pieces(g), pieces(one_host), "reduce_scatter");
-        const auto reduced = [&](const Group& on) {
-          Tensors tensors{rough({size}, g->getRank(), dtype)};
-          c10d::ReduceOptions options;
-          options.rootRank = n - 1;
-          on->reduce(tensors, options)->wait();
-          return tensors[0];
-        };
-        expect_bits(reduced(g), reduced(one_host), "reduce");
-      }
-    }
-  });
-}
+INSTANTIATE_TEST_SUITE_P(On, Hierarchical, ::testing::ValuesIn(testing::settings_on_hosts({2, 4, 5})),
+                         testing::name_of);
 
 TEST_P(Hierarchical, PiecesOfAnySizesArrive) {
   on_ranks([&](const Group& g) {
@@ -201,6 +115,18 @@ TEST_P(Hierarchical, PiecesOfAnySizesArrive) {
     for (int peer = 0; peer < n; ++peer) gathered[0].push_back(at::full({length(peer, 1)}, -7.0f));
     g->allgather(gathered, mine)->wait();
     for (int peer = 0; peer < n; ++peer) expect_equal(gathered[0][size_t(peer)], sample({length(peer, 1)}, peer));
+  });
+}
+
+TEST_P(Hierarchical, BroadcastsOfAnySizeComeFromAnyRank) {
+  on_ranks([&](const Group& g) {
+    for (int root = 0; root < g->getSize(); ++root) {
+      for (const int64_t size : {0, 5, 9001, 400'003}) {
+        at::Tensor x = g->getRank() == root ? sample({size}, root) : at::full({size}, -7.0f);
+        broadcast_(x, g, {.src = root});
+        expect_equal(x, sample({size}, root), c10::str(size, " from ", root));
+      }
+    }
   });
 }
 

@@ -6,7 +6,9 @@
 
 #include <thread>
 
+#include "serried/comm/rendezvous/launcher_store.h"
 #include "serried/comm/rendezvous/signed_store.h"
+#include "tests/support/launcher_stand_in.h"
 
 namespace serried {
 namespace {
@@ -18,6 +20,12 @@ StorePtr make_store(const std::string& kind) {
   if (kind.starts_with("signed_")) {
     const auto signer = std::make_shared<const detail::Signer>(std::string(32, 's'), "job/0");
     return c10::make_intrusive<detail::SignedStore>(make_store(kind.substr(7)), signer);
+  }
+  if (kind == "launcher") {
+    static auto* launcher = new testing::LauncherStandIn(1);
+    // Each is a program of its own, with keys of its own.
+    return c10::make_intrusive<detail::LauncherStore>(std::make_shared<detail::LauncherLine>(launcher->take_end(0)),
+                                                      "127.0.0.1");
   }
   if (kind == "hash") return c10::make_intrusive<c10d::HashStore>();
   c10d::TCPStoreOptions options;
@@ -38,7 +46,8 @@ class Stores : public ::testing::TestWithParam<std::string> {
 };
 
 INSTANTIATE_TEST_SUITE_P(On, Stores,
-                         ::testing::Values("hash", "tcp", "prefix", "signed_hash", "signed_tcp", "signed_prefix"),
+                         ::testing::Values("hash", "tcp", "prefix", "launcher", "signed_hash", "signed_tcp",
+                                           "signed_prefix", "signed_launcher"),
                          [](const auto& info) { return info.param; });
 
 TEST_P(Stores, KeepValuesAndCount) {

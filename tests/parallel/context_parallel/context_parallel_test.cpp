@@ -5,10 +5,13 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <set>
+
 #include "serried/comm/collectives/collectives.h"
 #include "serried/parallel/recompute.h"
 #include "serried/tensor/attention/sequence_scope.h"
 #include "serried/tensor/debug/comm_debug.h"
+#include "serried/tensor/saved_tensors.h"
 #include "tests/parallel/context_parallel/long_gpt.h"
 #include "tests/support/close.h"
 #include "tests/support/errors.h"
@@ -185,6 +188,37 @@ TEST(ContextParallel, UnshardUndoesShard) {
   }
 }
 
+// The kernel reads rows as if they were dense: turned by a transposition, or one head for many by expand().
+TEST(ContextParallel, PartsMayLieInAnyOrder) {
+  const at::Tensor queries = iota({2, 4, 13, 6}).sin(), keys = iota({2, 1, 13, 6}).cos(), values = keys.square();
+  at::Tensor q = queries.clone().requires_grad_(), k = keys.clone().requires_grad_(),
+             v = values.clone().requires_grad_();
+  const auto many = [](const at::Tensor& t) { return t.expand({2, 4, t.size(2), 6}); };
+  const at::Tensor mask = at::ones({13, 13}, at::kBool).tril();
+  const at::Tensor expected = at::scaled_dot_product_attention(q, many(k), many(v), mask);
+  (expected * expected.detach().cos()).sum().backward();
+  on_mesh({2}, [&](const DeviceMesh& mesh) {
+    for (const AttentionWay way :
+         {AttentionWay::heads, AttentionWay::gather, AttentionWay::ring, AttentionWay::automatic}) {
+      const ContextParallel scope(mesh, {.rotate = way, .length = 13});
+      const auto turned = [&](const at::Tensor& t) {
+        return context_parallel_shard(mesh, t, {.seq_dim = 2}).transpose(2, 3).contiguous().transpose(2, 3);
+      };
+      const auto whole = [&](const at::Tensor& t) {
+        return context_parallel_unshard(mesh, t.detach().contiguous(), {.seq_dim = 2});
+      };
+      at::Tensor a = turned(queries).requires_grad_(), b = turned(keys).requires_grad_(),
+                 c = turned(values).requires_grad_();
+      const bool masked = way == AttentionWay::automatic;
+      const at::Tensor out = at::scaled_dot_product_attention(
+          a, many(b), many(c), masked ? std::optional(mask) : std::nullopt, 0, /*is_causal=*/!masked);
+      (out * out.detach().cos()).sum().backward();
+      long_gpt::expect_near({whole(out), whole(a.grad()), whole(b.grad()), whole(c.grad())},
+                            {expected.detach(), q.grad(), k.grad(), v.grad()}, std::string(to_string(way)), 1e-12);
+    }
+  });
+}
+
 // One process takes its general formula for queries whose last dim is not dense, and gets numbers.
 TEST(ContextParallel, CausalScalesNeedNotBePositive) {
   for (const double scale : {-0.7, 0.0}) {
@@ -278,6 +312,52 @@ TEST(ContextParallel, ObeysAutocast) {
     at::autocast::set_autocast_enabled(at::kCPU, false);
     EXPECT_EQ(dtype, at::autocast::get_autocast_dtype(at::kCPU));
   });
+}
+
+// Counts bytes that autograd saves, parameters and what is saved twice only once.
+struct SavedBytes final : detail::TensorKeeper {
+  struct Hooks final : torch::autograd::SavedVariableHooks {
+    explicit Hooks(SavedBytes& counts_) : counts(counts_) {}
+    void call_pack_hook(const at::Tensor& t) override {
+      kept = t.tensor_data();
+      if (counts.seen.insert(t.storage().unsafeGetStorageImpl()).second) {
+        counts.bytes += int64_t(t.storage().nbytes());
+        counts.alive.push_back(t.tensor_data());
+      }
+    }
+    at::Tensor call_unpack_hook() override { return kept; }
+    SavedBytes& counts;
+    at::Tensor kept;
+  };
+  detail::SavedHooks make_hooks() override { return std::make_unique<Hooks>(*this); }
+  std::set<const void*> seen;
+  std::vector<at::Tensor> alive;  // so that no memory is seen twice
+  int64_t bytes = 0;
+};
+
+int64_t bytes_saved(LongGpt& net, const Sequence& s) {
+  SavedBytes saved;
+  for (const at::Tensor& p : net->parameters()) saved.seen.insert(p.storage().unsafeGetStorageImpl());
+  const detail::KeeperScope scope("test", &saved);
+  long_gpt::share_of_loss(net(s.ids, s.positions), s.targets, 128);
+  return saved.bytes;
+}
+
+TEST(ContextParallel, KeepsTheActivationsOfItsPart) {
+  LongGpt whole = long_gpt::make_net({.layers = 2}, 64);
+  const int64_t all = bytes_saved(whole, long_gpt::sequence_of(64, 0));
+  EXPECT_GT(all, 100'000);
+  for (const int64_t ranks : {2, 4}) {
+    on_mesh({ranks}, [&](const DeviceMesh& mesh) {
+      LongGpt net = long_gpt::make_net({.layers = 2}, 64);
+      for (const AttentionWay way : {AttentionWay::ring, AttentionWay::gather}) {
+        const Sequence s = long_gpt::sequence_of(64, 0);
+        const ContextParallel scope(mesh,
+                                    {.buffers = {s.ids, s.targets, s.positions}, .seq_dims = {1, 1, 0}, .rotate = way});
+        EXPECT_LE(bytes_saved(net, s), all / ranks + 64) << to_string(way);  // and a number or two for the loss
+      }
+    });
+  }
 }
 
 TEST(ContextParallel, CommunicatesNothingButAttention) {

@@ -139,6 +139,12 @@ TEST(ContextParallelErrors, OfAttention) {
     EXPECT_EQ(error_of_attention<c10::ValueError>(q, iota({1, 1, 5, 4}), iota({1, 1, 5, 4})),
               "[scaled_dot_product_attention] there are 2 heads of queries, 1 of keys and 1 of values\n"
               "  fix: pass as many of each, or enable_gqa = true where those of keys divide those of queries");
+    EXPECT_EQ(error_of_attention<c10::ValueError>(iota({2, 2, 5, 4}), q, q),
+              "[scaled_dot_product_attention] inside ContextParallel queries, keys and values have one batch size, and "
+              "these have 2, 1 and 1\n  fix: expand() those of one to the size of the others");
+    EXPECT_EQ(error_of_attention<c10::ValueError>(q, q, q.to(at::kFloat)),
+              "[scaled_dot_product_attention] inside ContextParallel queries, keys and values have one floating dtype, "
+              "and these are f64, f64 and f32\n  fix: convert them by to(dtype)");
     EXPECT_EQ(error_of_attention<c10::NotImplementedError>(q, q, q, std::optional<at::Tensor>(), 0.25),
               "[scaled_dot_product_attention] inside ContextParallel there is no dropout of weights, and dropout_p is "
               "0.25\n  fix: pass 0 and drop out elements of the result instead");
@@ -152,9 +158,16 @@ TEST(ContextParallelErrors, OfMasks) {
     const ContextParallel scope(mesh, {.length = 10});
     EXPECT_EQ(error_of_attention<c10::ValueError>(q, q, q, std::optional(iota({5, 5}))),
               "[scaled_dot_product_attention] the mask is f64[5,5], and inside ContextParallel rank " + rank +
-                  " of mesh 2 has 5 rows of 10 keys\n"
+                  " of mesh 2 has 5 rows of 10 keys, for queries f64[1,2,5,4]\n"
                   "  fix: pass [rows, keys] or [batch, heads, rows, keys] with this rank's rows, all rows or one row, "
                   "and all keys");
+    for (const at::Tensor& mask : {iota({1, 3, 5, 10}), iota({2, 1, 5, 10})}) {
+      EXPECT_NE(error_of_attention<c10::ValueError>(q, q, q, std::optional(mask)).find("the mask is f64["),
+                std::string::npos);
+    }
+    EXPECT_EQ(error_of_attention<c10::ValueError>(q, q, q, std::optional(at::ones({5, 10}, at::kLong))),
+              "[scaled_dot_product_attention] the mask is i64[5,10]\n"
+              "  fix: pass bool, true where a query attends to a key, or floats that are added");
     EXPECT_EQ(
         error_of_attention<c10::ValueError>(q, q, q, std::optional(iota({5, 10})), 0.0, true),
         "[scaled_dot_product_attention] there is a mask, and is_causal is set, too\n  fix: put both into the mask");
@@ -165,6 +178,19 @@ TEST(ContextParallelErrors, OfMasks) {
     EXPECT_EQ(error_of_attention<c10::NotImplementedError>(q, q, q, std::optional(iota({5, 10}))),
               "[scaled_dot_product_attention] there is a mask, and ContextParallel was given documents, too\n"
               "  fix: put the documents into the mask and leave .documents out");
+  });
+}
+
+TEST(ContextParallelErrors, DTensorsHaveNoDocuments) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const ContextParallel scope(mesh, {.documents = {4, 6}});
+    for (const Placement& placement : {BalancedShard(2), Shard(2)}) {
+      const at::Tensor q = distribute_tensor(iota({1, 2, 10, 4}), mesh, {placement});
+      EXPECT_EQ(error_of_attention<c10::NotImplementedError>(q, q, q),
+                "[scaled_dot_product_attention] queries are a DTensor cut along its sequence, and ContextParallel was "
+                "given documents\n  fix: pass plain tensors, cut as .buffers or by context_parallel_shard with the "
+                "documents, or leave .documents out and pass a mask");
+    }
   });
 }
 

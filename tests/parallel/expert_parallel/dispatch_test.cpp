@@ -1,4 +1,5 @@
 // Routers of one's own, and experts whose weights are one DTensor.
+#include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -130,6 +131,30 @@ TEST(ExpertLinear, WithOneDTensorForAllExpertsIsThatOfModules) {
         }
       });
     }
+  }
+}
+
+// Whether groups of rows are equal, which data decides, changes nothing.
+TEST(ExpertLinear, ComputesInTheDtypeOfItsWeightsUnderAutocast) {
+  for (const std::vector<int64_t>& chosen : {std::vector<int64_t>{0, 1, 0, 1}, {0, 0, 0, 1}}) {
+    run_ranks(1, [&](const Group&) {
+      const at::Tensor w = models::values({2, kWidth, 3}, 1).to(at::kFloat), bias = models::values({2, 3}, 2);
+      const at::Tensor x = models::values({4, kWidth}, 3).to(at::kFloat);
+      const auto gradients = [&](bool is_cast) {
+        const at::Tensor weight = w.clone().requires_grad_(), add = bias.to(at::kFloat).requires_grad_();
+        const DispatchedTokens sent = dispatch_tokens(x, torch::tensor(chosen).unsqueeze(1), 2);
+        const at::Tensor rows = (is_cast ? sent.tokens.to(at::kBFloat16) : sent.tokens).detach().requires_grad_();
+        at::autocast::set_autocast_enabled(at::kCPU, is_cast);
+        const at::Tensor y = expert_linear(rows, sent, weight, add);
+        at::autocast::set_autocast_enabled(at::kCPU, false);
+        EXPECT_EQ(y.scalar_type(), at::kFloat);
+        y.square().sum().backward();
+        EXPECT_EQ(rows.grad().scalar_type(), rows.scalar_type());
+        return std::vector<at::Tensor>{y.detach(), weight.grad(), add.grad()};
+      };
+      const auto actual = gradients(true), expected = gradients(false);
+      for (size_t i = 0; i < 3; ++i) EXPECT_TRUE(at::allclose(actual[i], expected[i], 0.03, 0.03)) << chosen;
+    });
   }
 }
 

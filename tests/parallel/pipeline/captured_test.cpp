@@ -10,6 +10,7 @@
 #include "serried/tensor/dtensor.h"
 #include "serried/tensor/guards.h"
 #include "tests/parallel/pipeline/nets.h"
+#include "tests/support/errors.h"
 
 namespace serried::testing {
 namespace {
@@ -154,6 +155,60 @@ TEST(PipelineCaptured, FullyShardedStagesAreBitwiseEager) {
 
 TEST(PipelineCaptured, FullyShardedTensorParallelStagesAreBitwiseEager) {
   expect_data_parallel_like_eager(DataParallel::sharded_with_tensor_parallel);
+}
+
+TEST(PipelineCaptured, OutputsAreNotKept) {
+  run_ranks(2, [](const Group& group) {
+    Layer layer = staged::make_layers(2)[size_t(group->getRank())];
+    Pipeline pipe(layer, {.group = group, .microbatches = 2, .loss = staged::loss_fn, .keep_outputs = true});
+    auto step = capture([&](const at::Tensor& input, const at::Tensor& target) { return pipe.step(input, target); });
+    const staged::Batch batch = staged::batch_of(4, 2, 0);
+    const std::string text = error_text<c10::NotImplementedError>([&] {
+      for (int i = 0; i < 4; ++i) step(batch.input, batch.target);
+    });
+    EXPECT_NE(text.find("[Pipeline::step] a replay of a captured step would not keep outputs\n  fix: leave out "
+                        ".keep_outputs, or call step() outside of the captured function"),
+              std::string::npos)
+        << text;
+  });
+}
+
+TEST(PipelineCaptured, EvaluatesBetweenReplays) {
+  for (const auto& [schedule, per_rank] : {std::pair(Schedule::OneFOneB, 1), std::pair(Schedule::ZBV, 2)}) {
+    run_ranks(2, [&, schedule = schedule, per_rank = per_rank](const Group& group) {
+      const PipelineTable table =
+          pipeline_table(schedule, {.ranks = 2, .stages_per_rank = per_rank, .microbatches = 4});
+      std::vector<at::Tensor> outputs[2];
+      for (const bool is_captured : {false, true}) {
+        std::vector<Layer> layers = staged::make_layers(table.stages());
+        Pipeline pipe(staged::stages_of(table, group->getRank(), layers),
+                      {.group = group, .schedule = schedule, .microbatches = 4, .loss = staged::loss_fn});
+        serried::SGD optimizer(pipe.parameters(), torch::optim::SGDOptions(0.05));
+        const auto step = [&](const at::Tensor& input, const at::Tensor& target) {
+          optimizer.zero_grad();
+          auto losses = pipe.step(input, target);
+          optimizer.step();
+          return losses;
+        };
+        auto captured_step = capture(step);
+        auto captured_eval = capture([&](const at::Tensor& input) { return pipe.eval(input); });
+        for (int64_t i = 0; i < 8; ++i) {
+          const staged::Batch batch = staged::batch_of(6, 2, i);
+          if (is_captured) captured_step(batch.input, batch.target);
+          if (!is_captured) step(batch.input, batch.target);
+          // Now and then another batch, as it comes.
+          const bool replays = is_captured && i % 3 != 1;
+          for (const at::Tensor& y : replays ? captured_eval(batch.input) : pipe.eval(batch.input)) {
+            outputs[is_captured].push_back(y.clone());
+          }
+        }
+        if (is_captured) EXPECT_GE(captured_step.replays(), 4) << captured_step.last_recapture_reason();
+        if (is_captured) EXPECT_GE(captured_eval.replays(), 1) << captured_eval.last_recapture_reason();
+      }
+      ASSERT_EQ(outputs[0].size(), outputs[1].size());
+      for (size_t i = 0; i < outputs[0].size(); ++i) expect_equal(outputs[1][i], outputs[0][i], c10::str("output ", i));
+    });
+  }
 }
 
 // A rank that does something else in one call of a new shape is not ready when the others are: they wait for it, though

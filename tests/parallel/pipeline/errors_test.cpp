@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <latch>
 #include <mutex>
 
 #include "serried/comm/collectives/collectives.h"
@@ -257,6 +258,87 @@ TEST(PipelineErrors, RanksThatCallDifferentThingsFindOut) {
     if (group->getRank() == 1) throw c10::ValueError("went on");
   });
   EXPECT_THAT(texts[0], HasSubstr("step 2 of this rank meets step 1 of rank 1 at B s1 m0"));
+}
+
+/// Fails in the backward of micro-batch `fails_in`.
+struct FailingImpl : torch::nn::Module {
+  FailingImpl() { weight = register_parameter("weight", torch::ones({staged::kWidth})); }
+  at::Tensor forward(const at::Tensor& x) {
+    at::Tensor y = x * weight;
+    if (num_forwards++ == fails_in) y.register_hook([](const at::Tensor&) { throw c10::ValueError("gave up"); });
+    return y;
+  }
+  at::Tensor weight;
+  int64_t fails_in = -1, num_forwards = 0;
+};
+TORCH_MODULE(Failing);
+
+// It has done all its actions, which another one has not, and waits for what comes behind them.
+TEST(PipelineErrors, ARankThatIsDoneWithItsActionsSaysSo) {
+  std::string text;
+  const std::string first = error_text<c10::Error>([&] {
+    run_ranks(2, [&](const Group& group) {
+      Failing stage;
+      if (group->getRank() == 0) stage->fails_in = 2;
+      Pipeline pipe(stage,
+                    {.group = group, .microbatches = 3, .loss = loss_fn, .tied = {{{0, "weight"}, {1, "weight"}}}});
+      const staged::Batch batch = staged::batch_of(3, 2, 0);
+      if (group->getRank() == 0) pipe.step(batch.input, batch.target);
+      text = error_text<c10::Error>([&] { pipe.step(batch.input, batch.target); });
+    });
+  });
+  EXPECT_THAT(first, HasSubstr("gave up"));
+  EXPECT_THAT(text, HasSubstr("(after B s1 m2 on rank 1 of the pipeline, while gradients of tied parameters were added "
+                              "up)"));
+}
+
+// The first stage sends nothing behind its forwards: nobody waits for it when its backward fails. Messages of 960 KiB
+// are on their way to it until it takes them.
+TEST(PipelineErrors, AFailureAfterTheLastMessageIsToldInTheNextStep) {
+  for (const char* backend : {"threads", "shm", "gloo"}) {
+    for (const int64_t length : {2, 20'000}) {
+      std::vector<std::string> texts(3);
+      std::latch all_know(3);
+      const auto on_rank = [&](const Group& group) {
+        const size_t rank = size_t(group->getRank());
+        Failing stage;
+        if (rank == 0) stage->fails_in = 1;
+        Pipeline pipe(stage, {.group = group, .schedule = Schedule::GPipe, .microbatches = 6, .loss = loss_fn});
+        const staged::Batch batch = staged::batch_of(12, length, 0);
+        if (rank > 0) EXPECT_EQ(pipe.step(batch.input, batch.target).size(), rank == 2 ? 6u : 0u);
+        texts[rank] = error_text<c10::Error>([&] { pipe.step(batch.input, batch.target); });
+        all_know.arrive_and_wait();
+      };
+      run_ranks(3, on_rank, {.backend = backend, .timeout = std::chrono::seconds(20)});
+      EXPECT_THAT(texts[0], AllOf(HasSubstr("gave up"), HasSubstr("at B s0 m1 on rank 0 of the pipeline"))) << backend;
+      for (const size_t rank : {1, 2}) {
+        EXPECT_THAT(texts[rank], AllOf(HasSubstr("[Pipeline] rank 0 failed at B s0 m1: gave up"),
+                                       HasSubstr(c10::str("at F s", rank, " m0 on rank ", rank, " of the pipeline"))))
+            << backend;
+      }
+    }
+  }
+}
+
+// The last stage has no gradients to send then.
+TEST(PipelineErrors, AFailureInEvalIsToldInTheNextCall) {
+  std::vector<std::string> texts(2);
+  std::latch all_know(2);
+  run_ranks(2, [&](const Group& group) {
+    const size_t rank = size_t(group->getRank());
+    torch::nn::Linear fails(7, 7);
+    Pipeline pipe(rank == 0 ? PipelineStage(layer_of(group)) : PipelineStage(fails),
+                  {.group = group, .microbatches = 4, .loss = loss_fn});
+    const staged::Batch batch = staged::batch_of(4, 40'000, 0);
+    if (rank == 0) EXPECT_TRUE(pipe.eval(batch.input).empty());
+    texts[rank] = error_text<c10::Error>([&] {
+      if (rank == 1) pipe.eval();
+      pipe.step(batch.input, batch.target);
+    });
+    all_know.arrive_and_wait();
+  });
+  EXPECT_THAT(texts, Each(HasSubstr("mat1 and mat2 shapes cannot be multiplied")));
+  EXPECT_THAT(texts[0], HasSubstr("[Pipeline] rank 1 failed at F s1 m0: "));
 }
 
 TEST(PipelineErrors, OutputsAndTracesAreKeptWhereAskedFor) {

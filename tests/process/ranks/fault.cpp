@@ -55,6 +55,15 @@ void expect_all_raised(const Fault& fault, const Result& result) {
   if (fault.fault == "kill") EXPECT_THAT(result.err, ::testing::HasSubstr("[run] " + victim + " of "));
 }
 
+/// That the last checkpoint is whole, whatever has come over those who saved it, and that no more is left than one
+/// folder of a save that did not end.
+void expect_whole_checkpoint(const std::string& folder) {
+  const Result verified = serried({"checkpoint", "verify", folder + "/saved"});
+  EXPECT_EQ(verified.exit_code, 0) << verified.out << verified.err;
+  const auto items = std::filesystem::directory_iterator(folder);
+  EXPECT_LE(std::distance(begin(items), end(items)), 2);
+}
+
 }  // namespace
 
 bool waits_in_store(const std::string& call) {
@@ -67,15 +76,18 @@ void check_fault(const Fault& fault) {
   // A stopped rank is found at the timeout, as is one that dies where the others wait for a word of it in the store;
   // other faults must not have to wait for it.
   const bool is_late = fault.fault == "stop" || (fault.fault != "slow" && waits_in_store(fault.call));
+  const TemporaryFolder folder;
   const Result result =
       serried({"run", "-n", std::to_string(fault.num_ranks), "--grace", "10", SERRIED_FAULT_WORKER, fault.call,
                fault.fault, fault.backend, std::to_string(fault.victim), std::to_string(fault.step),
-               std::to_string(fault.delay_us), is_late ? "1500" : "15000"});
+               std::to_string(fault.delay_us), is_late ? "1500" : "15000"},
+              {"FAULT_FOLDER=" + folder.path()});
   if (fault.fault == "slow" || (fault.fault == "memory" && result.exit_code == 0)) {
     expect_all_fine(fault, result);
   } else {
     expect_all_raised(fault, result);
   }
+  if (fault.call.starts_with("checkpoint") && fault.step > 0) expect_whole_checkpoint(folder.path());
   EXPECT_EQ(count_of(result.out, "WRONG"), 0);
   // gloo cannot take back a call that waits for a stopped rank: its connections stay as long as the process.
   if (fault.backend != "gloo") EXPECT_EQ(count_of(result.out, "LEFT OPEN"), 0);

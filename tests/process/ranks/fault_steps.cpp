@@ -1,6 +1,7 @@
 // Every step knows its result beforehand.
 #include "tests/process/ranks/fault_steps.h"
 
+#include <cstdlib>
 #include <map>
 #include <numeric>
 
@@ -292,6 +293,31 @@ FaultStep attention_heads_step(const Group& g) {
 FaultStep attention_ring_step(const Group& g) {
   return attention_step(g, AttentionWay::ring);
 }
+/// Columns, which are brought to rows to be written, over those of the step before; read as rows.
+FaultStep checkpoint_step(const Group& g, bool is_async) {
+  const DeviceMesh mesh = DeviceMesh::from_group(g);
+  const std::string path = std::string(std::getenv("FAULT_FOLDER")) + "/saved";
+  return [g, mesh, path, is_async](int step) {
+    const DTensor columns = distribute_tensor(torch::full({1000, 250}, double(step + 1)), mesh, {Shard(1)});
+    const checkpoint::Contents contents = {{"x", columns}, {"step", step}};
+    if (is_async) {
+      checkpoint::async_save(path, contents, {.process_group = g}).wait();
+    } else {
+      checkpoint::save(path, contents, {.process_group = g});
+    }
+    const DTensor rows = distribute_tensor(torch::zeros({1000, 250}), mesh, {Shard(0)});
+    int64_t found = -1;
+    checkpoint::load(path, {{"x", rows}, {"step", &found}}, {.process_group = g});
+    expect(rows.to_local(), step + 1, "checkpoint");
+    expect(torch::full({1}, double(found)), step, "step of a checkpoint");
+  };
+}
+FaultStep checkpoint_save_step(const Group& g) {
+  return checkpoint_step(g, false);
+}
+FaultStep checkpoint_async_step(const Group& g) {
+  return checkpoint_step(g, true);
+}
 FaultStep zero_step(const Group& g) {
   auto layer = plain_layer();
   const auto zero = std::make_shared<ZeroRedundancyOptimizer<torch::optim::SGD>>(
@@ -360,6 +386,8 @@ FaultStep make_fault_step(const std::string& call, const Group& group) {
       {"barrier", barrier_step},
       {"broadcast", broadcast_step},
       {"capture", capture_step},
+      {"checkpoint_async", checkpoint_async_step},
+      {"checkpoint_save", checkpoint_save_step},
       {"ddp_backward", ddp_backward_step},
       {"ddp_forward", ddp_forward_step},
       {"ddp_making", ddp_making_step},

@@ -79,6 +79,45 @@ TEST(Ranks, TheStoreOutlivesItsUsers) {
   EXPECT_EQ(result.err, "");
 }
 
+class WhenRank0Is : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(WhenRank0Is, TheOthersMakeGroupsOfThemselves) {
+  const Result result = serried(worker({"-n", "3", "--grace", "10"}, {"lose_rank_0", GetParam()}));
+  EXPECT_EQ(count_of(result.out, "lost: "), 2) << result.out << result.err;
+  EXPECT_EQ(count_of(result.out, "sum of the rest 3"), 2) << result.out << result.err;
+  EXPECT_LT(result.seconds, 8);
+}
+
+INSTANTIATE_TEST_SUITE_P(By, WhenRank0Is, ::testing::Values("kill", "stop"),
+                         [](const auto& info) { return std::string(info.param); });
+
+TEST(Ranks, OfSeveralLaunchersMeetInTheStoreOfNode0) {
+  const std::string place = "127.0.0.1:" + std::to_string(free_port());
+  const auto node = [&] { return worker({"--nnodes", "2", "--rendezvous", place, "-n", "2"}, {"sum", "gloo"}); };
+  Command first(node());
+  Command second(node());
+  for (Command* command : {&first, &second}) {
+    const Result result = command->finish();
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_EQ(count_of(result.out, "sum 10 on gloo"), 2) << result.out << result.err;
+  }
+}
+
+TEST(Ranks, ProgramsOfARankThatFollowEachOtherMeetAnew) {
+  const std::string once = std::string(SERRIED_WORKER) + " sum auto";
+  const Result result = serried({"run", "-n", "2", "sh", "-c", once + " && " + once});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(count_of(result.out, "sum 3 on shm"), 4) << result.out << result.err;
+}
+
+TEST(Ranks, ThatWereStartedWithoutTheLaunchersFilesSaySo) {
+  const Result result =
+      serried({"run", "-n", "2", "bash", "-c",
+               "eval \"exec $SERRIED_LAUNCHER_FD>&-\"; exec " + std::string(SERRIED_WORKER) + " sum auto"});
+  EXPECT_NE(result.exit_code, 0);
+  EXPECT_THAT(result.err + result.out, HasSubstr("and this process has no socket of that number"));
+}
+
 TEST(Ranks, ARestartedJobMeetsAnew) {
   const Result result = serried(worker({"-n", "3", "--max-restarts", "1"}, {"fail_once"}));
   EXPECT_EQ(result.exit_code, 0) << result.err;

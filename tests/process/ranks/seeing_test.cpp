@@ -48,7 +48,7 @@ TEST(Seeing, SaysWhoIsStoppedAndWhenItIsOver) {
   Command running({"run", "-n", "3", "--slow-after", "0.3", "--grace", "1", "sh", "-c",
                    "[ $RANK = 1 ] && echo pid of rank 1: $$; exec " SERRIED_WORKER " run_for_ever"});
   running.wait_for("running", 3);
-  const std::string so_far = running.out();
+  const std::string so_far = running.so_far();
   std::smatch match;
   ASSERT_TRUE(std::regex_search(so_far, match, std::regex("pid of rank 1: ([0-9]+)")));
   const pid_t stopped = std::stoi(match[1]);

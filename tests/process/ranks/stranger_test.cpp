@@ -80,7 +80,7 @@ std::vector<std::string> places(const Result& result) {
 
 TEST(Listening, OneMachineListensOnLoopbackOnly) {
   for (const char* backend : {"shm", "gloo"}) {
-    const Result result = serried(rank_program({"-n", "2"}, {"listening", backend}));
+    const Result result = serried(rank_program({"-n", "2"}, {"listening", backend, "launcher"}));
     EXPECT_EQ(result.exit_code, 0) << result.err;
     EXPECT_GE(places(result).size(), 1) << result.out;
     EXPECT_THAT(places(result), Each(EndsWith("listens at 127.0.0.1")));
@@ -89,7 +89,7 @@ TEST(Listening, OneMachineListensOnLoopbackOnly) {
 
 TEST(Listening, AMasterPortIsOpenedOnLoopbackToo) {
   const Result result =
-      serried(rank_program({"-n", "2", "--master-port", std::to_string(free_port())}, {"listening", "shm"}));
+      serried(rank_program({"-n", "2", "--master-port", std::to_string(free_port())}, {"listening", "shm", "port"}));
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(places(result), ::testing::ElementsAre("[rank 0] listens at 127.0.0.1"));
 }

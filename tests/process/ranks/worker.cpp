@@ -15,6 +15,7 @@
 #include <ATen/Parallel.h>
 
 #include "serried/base/trace.h"
+#include "serried/comm/agree/host.h"
 #include "serried/comm/collectives/collectives.h"
 #include "serried/comm/groups/group.h"
 #include "serried/comm/groups/ranks.h"
@@ -103,13 +104,16 @@ void sum(const std::string& backend) {
   say(c10::str("sum ", x[0].item<int64_t>(), " on ", group->getBackendName()));
 }
 
-/// Rank 0 is done first; the others still need its store.
+/// Rank 0 is done first; the others still need the store.
 void leave_early() {
   const Group world = serried::new_group();
   const Group rest = serried::split_group(world, {{0}, {1, 2}});
+  if (world->getRank() == 0) world->getStore()->add("process of 0", getpid());
+  serried::barrier(world);
   if (world->getRank() == 0) return;
-  // Long after rank 0 has returned from main, the store it serves is still there.
-  std::this_thread::sleep_for(300ms);
+  // After rank 0 has returned from main, the store is still there.
+  const int process_of_0 = int(world->getStore()->add("process of 0", 0));
+  while (!serried::detail::process_has_ended(process_of_0)) std::this_thread::sleep_for(1ms);
   const Group again = serried::split_group(rest, {{0, 1}});
   serried::barrier(again);
   say("still met");
@@ -187,9 +191,43 @@ std::string attempt(const std::function<void()>& call) {
   return "fine";
 }
 
+/// Rank 0 dies or stops; the others make groups of themselves.
+void lose_rank_0(const std::string& how) {
+  const Group world = serried::new_group("shm", {.timeout = 20s});
+  const Group rest = serried::split_group(world, {{0}, {1, 2}});
+  serried::barrier(world);
+  if (world->getRank() == 0) {
+    raise(how == "kill" ? SIGKILL : SIGSTOP);
+    _exit(4);  // the launcher lets it go on to end it
+  }
+  at::Tensor x = at::ones({3});
+  try {
+    serried::all_reduce_(x, world, {.timeout = how == "kill" ? 20000ms : 300ms});
+  } catch (const c10::DistBackendError& error) {
+    say(c10::str("lost: ", error.msg()));
+  }
+  const Group again = serried::split_group(rest, {{1, 0}});
+  at::Tensor y = at::full({3}, world->getRank());
+  serried::all_reduce_(y, again);
+  say(c10::str("sum of the rest ", y[0].item<int64_t>()));
+  serried::barrier(again);
+  // Else the launcher would wait for the stopped rank.
+  _exit(4);
+}
+
+/// Ranks meet at a port, where a stranger can come too.
+serried::GroupOptions at_master_port() {
+  serried::GroupOptions options;
+  options.init_method = std::string("tcp://127.0.0.1:") + std::getenv("MASTER_PORT");
+  options.rank = std::stoi(std::getenv("RANK"));
+  options.world_size = std::stoi(std::getenv("WORLD_SIZE"));
+  options.timeout = 30s;
+  return options;
+}
+
 /// A stranger writes to the store while rank 0 reads `pipe`; then the ranks use what they have and make new groups.
 void meet_a_stranger(const std::string& pipe) {
-  const serried::GroupOptions options{.timeout = 30s};
+  const serried::GroupOptions options = at_master_port();
   const Group world = serried::new_group("shm", options);
   const Group gloo = serried::new_group("gloo", options);
   serried::split_group(world, {{0, 1, 2}});
@@ -212,8 +250,8 @@ void meet_a_stranger(const std::string& pipe) {
 }
 
 /// Where this process listens.
-void listening(const std::string& backend) {
-  const Group group = serried::new_group(backend);
+void listening(const std::string& backend, const std::string& where) {
+  const Group group = serried::new_group(backend, where == "port" ? at_master_port() : serried::GroupOptions());
   serried::barrier(group);
   for (const auto& [port, address] : serried::testing::listening_sockets()) say("listens at " + address);
   serried::barrier(group);
@@ -230,12 +268,13 @@ void trace() {
 int main(int argc, char** argv) {
   const std::string mode = argc > 1 ? argv[1] : "";
   // The launcher ends the survivors of a death at once; these tests want to hear them first.
-  if (mode == "die_in" || mode == "stop") signal(SIGTERM, SIG_IGN);
+  if (mode == "die_in" || mode == "stop" || mode == "lose_rank_0") signal(SIGTERM, SIG_IGN);
   at::set_num_threads(1);
   try {
     if (mode == "die_in") die_in(argv[2], argv[3]);
     if (mode == "stop") stop();
     if (mode == "sum") sum(argv[2]);
+    if (mode == "lose_rank_0") lose_rank_0(argv[2]);
     if (mode == "leave_early") leave_early();
     if (mode == "fail_once") fail_once();
     if (mode == "run_for_ever") run_for_ever();
@@ -246,7 +285,7 @@ int main(int argc, char** argv) {
     if (mode == "fail_and_stay") fail_and_stay();
     if (mode == "trace") trace();
     if (mode == "meet_a_stranger") meet_a_stranger(argv[2]);
-    if (mode == "listening") listening(argv[2]);
+    if (mode == "listening") listening(argv[2], argv[3]);
   } catch (const c10::Error& error) {
     std::fprintf(stderr, "%s\n", error.msg().c_str());
     return 4;

@@ -54,7 +54,9 @@ launch::HostSeen collect(top::Proc& proc, const top::Job& job, launch::Seconds p
     }
     seen.ranks.push_back(std::move(of_rank));
   }
-  launch::add_calls(seen, boxes);
+  std::map<int, const BlackBox*> of_ranks;
+  for (const auto& [rank, box] : boxes) of_ranks[rank] = &box;
+  launch::add_calls(seen, of_ranks);
   launch::add_stacks(seen, patience);
   return seen;
 }

@@ -2,6 +2,7 @@
 // the next, and the result comes back.
 #pragma once
 
+#include "serried/comm/backends/hierarchical/cut.h"
 #include "serried/comm/backends/hierarchical/links.h"
 #include "serried/comm/backends/hierarchical/stream.h"
 #include "serried/comm/backends/hierarchical/topology.h"
@@ -11,9 +12,6 @@
 #include <vector>
 
 namespace serried::hierarchical {
-
-/// Parts begin at cache lines, so that ranks do not write to one.
-inline constexpr int64_t kLine = 64;
 
 /// Whether the chain takes as few bytes out of a host as anything in the order of ranks: where a host has several,
 /// which add up before they send. Hosts whose ranks interleave have no such order.

@@ -103,6 +103,20 @@ std::unique_ptr<shm::Engine> make_local(const ConnectArgs& args, Host host, cons
                                        host.members);
 }
 
+/// The one in which all ranks add; with another one a rank would get other bits.
+Order agree_on_order(const ConnectArgs& args, const Options& options, const Topology& topology) {
+  const Order mine = options.order.value_or(default_order(topology.num_hosts()));
+  const std::vector<std::string> orders = exchange(args, "hierarchical/order", order_name(mine));
+  for (int rank = 1; rank < args.world_size; ++rank) {
+    if (orders[size_t(rank)] == orders[0]) continue;
+    raise<c10::ValueError>(
+        {args.backend,
+         c10::str("rank 0 adds in the order of ", orders[0], ", rank ", rank, " in that of ", orders[size_t(rank)]),
+         "pass the same \"order\" to new_group on all ranks, or set SERRIED_ORDER alike for all"});
+  }
+  return mine;
+}
+
 std::unique_ptr<net::Wire> connect_wire(const ConnectArgs& args, const Options& options) {
   std::unique_ptr<net::Wire> wire;
   const std::string failure = failure_of([&] { wire = options.make_wire(args); });
@@ -132,9 +146,11 @@ std::unique_ptr<shm::Runner> connect(const ConnectArgs& args, const Options& opt
   local->meet(args.timeout, detail::place_of(args.store));
   log::line(log::Topic::comm, args.backend, ": hosts of ", topology.text());
   if (topology.num_hosts() == 1) return local;
+  const Order order = agree_on_order(args, options, topology);
   std::unique_ptr<net::Wire> wire = connect_wire(args, options);
-  log::line(log::Topic::comm, args.backend, ": between hosts by ", wire->name());
-  return std::make_unique<HierarchicalEngine>(std::move(local), topology, std::move(wire));
+  log::line(log::Topic::comm, args.backend, ": between hosts by ", wire->name(), ", adding in the order of ",
+            order_name(order));
+  return std::make_unique<HierarchicalEngine>(std::move(local), topology, order, std::move(wire));
 }
 
 }  // namespace serried::hierarchical

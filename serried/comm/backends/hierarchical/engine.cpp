@@ -7,7 +7,7 @@
 
 namespace serried::hierarchical {
 
-HierarchicalEngine::HierarchicalEngine(std::unique_ptr<shm::Engine> local, Topology topology,
+HierarchicalEngine::HierarchicalEngine(std::unique_ptr<shm::Engine> local, Topology topology, Order order,
                                        std::unique_ptr<net::Wire> wire)
     : local_(std::move(local)),
       topology_(std::move(topology)),
@@ -15,6 +15,8 @@ HierarchicalEngine::HierarchicalEngine(std::unique_ptr<shm::Engine> local, Topol
       mail_(links_, topology_, local_->rank()),
       receivers_(topology_.receivers(rank())),
       tellers_(topology_.tellers(rank())),
+      order_(order),
+      takes_sums_(order == Order::hosts || topology_.num_hosts() == world_size()),
       takes_chain_(fits_chain(topology_)) {
   for (const int peer : tellers_) coming_.emplace_back().peer = peer;
   for (const int peer : receivers_) going_.emplace_back().peer = peer;
@@ -26,7 +28,7 @@ HierarchicalEngine::HierarchicalEngine(std::unique_ptr<shm::Engine> local, Topol
   sync().set_background([this] {
     links_.progress();
     const bool all_moved = go_on_with_streams();
-    return is_in_chain_ || !all_moved ||
+    return moves_parts_ || !all_moved ||
            std::any_of(going_.begin(), going_.end(), [](const Post& p) { return !p.transfer.ended(); });
   });
 }

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "serried/comm/backends/hierarchical/links.h"
+#include "serried/comm/backends/hierarchical/order.h"
 #include "serried/comm/backends/hierarchical/stream.h"
 #include "serried/comm/backends/hierarchical/wire_mail.h"
 #include "serried/comm/backends/shm/engine.h"
@@ -40,7 +41,8 @@ struct alignas(64) Arrival {
 
 class HierarchicalEngine final : public shm::Runner {
  public:
-  HierarchicalEngine(std::unique_ptr<shm::Engine> local, Topology topology, std::unique_ptr<net::Wire> wire);
+  HierarchicalEngine(std::unique_ptr<shm::Engine> local, Topology topology, Order order,
+                     std::unique_ptr<net::Wire> wire);
   ~HierarchicalEngine() override;
 
   void arrive(Op& op) override;
@@ -105,11 +107,18 @@ class HierarchicalEngine final : public shm::Runner {
   bool go_on_with_streams();
   void finish_streams();
 
+  // broadcast.cpp
+  std::vector<int> line_from(int root) const;
+  void pass_down_the_line(const Op& op, Piece whole);
+
   // reduce.cpp
   void all_reduce(const Op& op);
+  void reduce_by_sums(const Op& op, OrderedReduction& reduction);
   void all_reduce_by_chain(const Op& op);
+  void reduce_by_chain_to_owners(const Op& op);
   void reduce_to_owners(const Op& op);
-  bool reduce_carried(const Op& op, Piece result);
+  void check_contributions(const Op& op);
+  bool reduce_carried(const Op& op, OrderedReduction& reduction, Piece result);
   void reduce_contributions(const Op& op, const Pieces& offers, Piece result, int64_t largest);
   int64_t largest_piece(const Op& op) const;
 
@@ -122,8 +131,10 @@ class HierarchicalEngine final : public shm::Runner {
   std::deque<Post> coming_;
   std::deque<Post> going_;
   std::deque<Stream> streams_;
+  const Order order_;
+  const bool takes_sums_;
   const bool takes_chain_;
-  bool is_in_chain_ = false;
+  bool moves_parts_ = false;   // the chain, or sums, are under way
   uint64_t num_steps_ = 0;     // of the current collective
   uint64_t disagreement_ = 0;  // the collective in which one was seen that not all know yet
   std::vector<char> scratch_;

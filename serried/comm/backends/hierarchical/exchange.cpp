@@ -97,17 +97,20 @@ void HierarchicalEngine::move_each(const Op& op, const Pieces& offers, const Pie
 
 void HierarchicalEngine::move_shared(const Op& op, Piece mine, const Pieces& sinks, const std::vector<bool>& skip) {
   ++num_steps_;
+  const bool in_a_line =
+      op.record.kind == Kind::broadcast && topology_.num_hosts() > 2 && !skip[size_t(op.record.root)];
   for (const int peer : receivers_) {
-    if (!skip[size_t(rank())]) send(peer, mine);
+    if (!in_a_line && !skip[size_t(rank())]) send(peer, mine);
   }
   for (const int peer : tellers_) {
-    if (!skip[size_t(peer)]) receive(peer, sinks.at(peer));
+    if (!in_a_line && !skip[size_t(peer)]) receive(peer, sinks.at(peer));
   }
   go_on_with_streams();
   if (neighbours_exchange(op, skip)) {
     run_local_step(op, {.base = mine.data, .stride = 0, .bytes = mine.bytes, .list = {}, .only = -1}, sinks);
   }
   finish_streams();
+  if (in_a_line) pass_down_the_line(op, sinks.at(op.record.root));
   share_with_neighbours(op, sinks, skip);
 }
 

@@ -6,7 +6,8 @@
 
 namespace serried::hierarchical {
 
-/// Option "host" (text): where ranks name different ones, they do as if they could not share memory.
+/// Options: those of make_hierarchical_group but "wire"; "host" (text): where ranks name different ones, they do as if
+/// they could not share memory.
 Group make_group_over(const FactoryArgs& args, Options options);
 
 }  // namespace serried::hierarchical

@@ -1,11 +1,15 @@
-// Reductions, in the order of ranks: the result has the bits that ranks of one host get, whatever the hosts. Where no
-// chain fits, every contribution goes to the rank that reduces its part.
+// Reductions. In the order of hosts, and where each rank is a host of its own, by sums; in the order of ranks by a
+// chain of hosts; where none fits, every contribution goes to the rank that reduces its part.
 #include <algorithm>
 
 #include <c10/util/SmallVector.h>
+#include <c10/util/StringUtil.h>
 
 #include "serried/comm/backends/hierarchical/chain.h"
+#include "serried/comm/backends/hierarchical/chain_to_owners.h"
 #include "serried/comm/backends/hierarchical/engine.h"
+#include "serried/comm/backends/hierarchical/moves_parts.h"
+#include "serried/comm/backends/hierarchical/sums.h"
 
 namespace serried::hierarchical {
 namespace {
@@ -16,19 +20,21 @@ constexpr int64_t kContributionBytes = 8 << 20;
 }  // namespace
 
 /// Where all contributions have come with the arrivals: reduces them, and is true.
-bool HierarchicalEngine::reduce_carried(const Op& op, Piece result) {
-  c10::SmallVector<const void*, 16> sources;
+bool HierarchicalEngine::reduce_carried(const Op& op, OrderedReduction& reduction, Piece result) {
+  std::vector<const char*> contributions;
   for (int peer = 0; peer < world_size(); ++peer) {
     if (!carries(peer, op)) return false;
-    sources.push_back(offered(peer, rank(), op).data);
+    contributions.push_back(offered(peer, rank(), op).data);
   }
-  if (result.bytes > 0) op.kernel(result.data, sources.data(), world_size(), result.bytes / op.element_bytes);
+  if (result.bytes > 0) reduction.reduce(result.data, contributions, result.bytes / op.element_bytes);
   return true;
 }
 
 void HierarchicalEngine::all_reduce(const Op& op) {
   const int64_t total = op.count * op.element_bytes;
-  if (reduce_carried(op, {.data = op.output, .bytes = total})) return;
+  OrderedReduction reduction(topology_, order_, op);
+  if (reduce_carried(op, reduction, {.data = op.output, .bytes = total})) return;
+  if (takes_sums_) return reduce_by_sums(op, reduction);
   if (takes_chain_) return all_reduce_by_chain(op);
   const int n = world_size();
   const int64_t share = ((total + n - 1) / n + kLine - 1) / kLine * kLine;
@@ -44,15 +50,19 @@ void HierarchicalEngine::all_reduce(const Op& op) {
   move_shared(op, results.at(rank()), results, std::vector<bool>(size_t(n), false));
 }
 
+void HierarchicalEngine::reduce_by_sums(const Op& op, OrderedReduction& reduction) {
+  const MovesParts moves(moves_parts_);
+  HostSums(*local_, links_, topology_, op, reduction).run();
+}
+
 void HierarchicalEngine::all_reduce_by_chain(const Op& op) {
-  is_in_chain_ = true;
-  try {
-    Chain(*local_, links_, topology_, op).run();
-  } catch (...) {
-    is_in_chain_ = false;
-    throw;
-  }
-  is_in_chain_ = false;
+  const MovesParts moves(moves_parts_);
+  Chain(*local_, links_, topology_, op).run();
+}
+
+void HierarchicalEngine::reduce_by_chain_to_owners(const Op& op) {
+  const MovesParts moves(moves_parts_);
+  ChainToOwners(*local_, links_, topology_, op).run();
 }
 
 void HierarchicalEngine::reduce_to_owners(const Op& op) {
@@ -60,10 +70,27 @@ void HierarchicalEngine::reduce_to_owners(const Op& op) {
   for (int peer = 0; peer < world_size() && result.bytes > 0; ++peer) {
     check_size(peer, offered(peer, rank(), op).bytes, result.bytes, op);
   }
-  if (reduce_carried(op, result)) return;
+  OrderedReduction reduction(topology_, order_, op);
+  if (reduce_carried(op, reduction, result)) return;
+  check_contributions(op);
+  if (takes_sums_) return reduce_by_sums(op, reduction);
+  if (takes_chain_) return reduce_by_chain_to_owners(op);
   Pieces offers = op.offers;
   if (op.record.kind == watch::Kind::reduce) offers.only = op.record.root;
   reduce_contributions(op, offers, result, largest_piece(op));
+}
+
+/// Whoever adds up for others counts on pieces that are alike.
+void HierarchicalEngine::check_contributions(const Op& op) {
+  for (int to = 0; to < world_size(); ++to) {
+    for (int from = 1; from < world_size(); ++from) {
+      const int64_t first = offered_bytes(0, to, op), bytes = offered_bytes(from, to, op);
+      if (first == bytes) continue;
+      sync().fail(c10::str("rank 0 gives ", first, " bytes for rank ", to, " where rank ", from, " gives ", bytes,
+                           " in ", watch::describe(op.record)),
+                  "let all ranks cut their tensors alike");
+    }
+  }
 }
 
 /// Of any rank for any other: the same number everywhere.

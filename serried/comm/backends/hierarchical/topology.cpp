@@ -21,6 +21,23 @@ Topology::Topology(const std::vector<std::string>& host_of_rank) {
   }
 }
 
+int Topology::num_lanes() const {
+  size_t most = 0;
+  for (const std::vector<int>& ranks : hosts_) most = std::max(most, ranks.size());
+  return int(most);
+}
+
+int Topology::rank_at(int host, int lane) const {
+  const std::vector<int>& ranks = ranks_of(host);
+  return ranks[size_t(lane) * ranks.size() / size_t(num_lanes())];
+}
+
+Topology::Lanes Topology::lanes_of(int rank) const {
+  // The first lane whose place, rounded down, is that of the rank or beyond.
+  const int size = int(neighbours(rank).size()), lanes = num_lanes(), place = place_of_[size_t(rank)];
+  return {.begin = (place * lanes + size - 1) / size, .end = ((place + 1) * lanes + size - 1) / size};
+}
+
 int Topology::receiver(int rank, int host) const {
   const std::vector<int>& ranks = ranks_of(host);
   return ranks[size_t(place_of_[size_t(rank)]) % ranks.size()];

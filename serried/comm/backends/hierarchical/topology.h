@@ -19,6 +19,17 @@ class Topology {
   int host_of(int rank) const { return host_of_[size_t(rank)]; }
   const std::vector<int>& neighbours(int rank) const { return ranks_of(host_of(rank)); }
 
+  /// Ranks of different hosts work on one thing side by side: on as many lanes as the largest host has ranks. A rank of
+  /// a smaller host has several, next to each other.
+  int num_lanes() const;
+  int rank_at(int host, int lane) const;
+
+  struct Lanes {
+    int begin = 0;
+    int end = 0;
+  };
+  Lanes lanes_of(int rank) const;
+
   /// The rank of `host` that takes what `rank` of another one tells that host.
   int receiver(int rank, int host) const;
 

@@ -131,7 +131,7 @@ void reduce(void* out_bytes, const void* const* sources, int num_sources, int64_
   }
 }
 
-template <class T, class F, bool kAverage>
+template <class Source, class T, class F, bool kAverage>
 void reduce_part(void* out_bytes, const void* before_bytes, const void* const* sources, int num_sources, int64_t count,
                  int num_ranks) {
   using A = decltype(accumulator<T, kAverage>());
@@ -140,13 +140,13 @@ void reduce_part(void* out_bytes, const void* before_bytes, const void* const* s
   A sums[kBlock];
   for (int64_t begin = 0; begin < count; begin += kBlock) {
     const int64_t n = std::min(kBlock, count - begin);
-    const T* first = static_cast<const T*>(sources[0]) + begin;
+    const Source* first = static_cast<const Source*>(sources[0]) + begin;
     if (before == nullptr)
       for (int64_t i = 0; i < n; ++i) sums[i] = A(first[i]);
     else
       for (int64_t i = 0; i < n; ++i) sums[i] = F::apply(before[begin + i], A(first[i]));
     for (int k = 1; k < num_sources; ++k) {
-      const T* source = static_cast<const T*>(sources[k]) + begin;
+      const Source* source = static_cast<const Source*>(sources[k]) + begin;
       for (int64_t i = 0; i < n; ++i) sums[i] = F::apply(sums[i], A(source[i]));
     }
     if (num_ranks == 0) {
@@ -172,7 +172,10 @@ struct Kernels {
 
 template <class T, class F, bool kAverage>
 Kernels kernels() {
-  return {reduce<T, F, kAverage>, {reduce_part<T, F, kAverage>, sizeof(accumulator<T, kAverage>())}};
+  using A = decltype(accumulator<T, kAverage>());
+  return {
+      reduce<T, F, kAverage>,
+      {.kernel = reduce_part<T, T, F, kAverage>, .join = reduce_part<A, T, F, kAverage>, .element_bytes = sizeof(A)}};
 }
 
 template <class T>

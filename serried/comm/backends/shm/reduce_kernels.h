@@ -21,7 +21,8 @@ using PartialKernel = void (*)(void* out, const void* before, const void* const*
 
 struct PartialReduction {
   PartialKernel kernel = nullptr;
-  int64_t element_bytes = 0;  // of what is made so far
+  PartialKernel join = nullptr;  // the same of sources that are made by the kernel themselves
+  int64_t element_bytes = 0;     // of what is made so far
 };
 
 /// The kernel for this machine's instruction set; null where `op` has no meaning for `dtype`.

@@ -127,8 +127,8 @@ TEST(PipelinePicture, AStepAsItRanIsPutBesideItsSimulation) {
             "   0     0F0      2.0    0.0        0.0   0.0        0.0\n");
   const std::string html = pipeline_page(trace, "step");
   EXPECT_EQ(occurrences(html, "<svg"), 2);
-  EXPECT_THAT(html, HasSubstr("step, as it ran"));
-  EXPECT_THAT(html, HasSubstr("step, simulated"));
+  EXPECT_THAT(html, HasSubstr("step, in us, as it ran"));
+  EXPECT_THAT(html, HasSubstr("step, in us, simulated"));
   EXPECT_THAT(html, HasSubstr("<td>1B0</td><td>3</td><td>5</td><td>4</td><td>1</td><td>1</td>"));
 }
 

@@ -1,0 +1,25 @@
+// Streams that are waited for together.
+#pragma once
+
+#include "serried/comm/backends/hierarchical/links.h"
+#include "serried/comm/backends/hierarchical/stream.h"
+
+#include <memory>
+#include <vector>
+
+namespace serried::hierarchical {
+
+/// Each of one message, since nothing starts a second one while this rank is busy elsewhere.
+class Streams {
+ public:
+  /// Of nothing there is no stream.
+  void start(Links& links, Stream::Direction direction, int peer, uint64_t tag, char* data, int64_t bytes);
+
+  /// Until all have ended.
+  void finish(Links& links);
+
+ private:
+  std::vector<std::unique_ptr<Stream>> streams_;
+};
+
+}  // namespace serried::hierarchical
