@@ -16,6 +16,7 @@
 #include "serried/comm/collectives/door.h"
 #include "serried/comm/collectives/watch.h"
 #include "serried/comm/groups/communication_error.h"
+#include "serried/elastic/launcher_generations.h"
 #include "serried/tape/tape.h"
 
 namespace serried::detail {
@@ -35,7 +36,7 @@ ElasticOptions checked(ElasticOptions options) {
   if (options.min_ranks < 1) {
     raise<c10::ValueError>({kWhere, c10::str("min_ranks is ", options.min_ranks), "pass 1 or more"});
   }
-  if (!options.generations) options.generations = fixed_generation();
+  if (!options.generations) options.generations = generations_of_process();
   return options;
 }
 

@@ -68,7 +68,7 @@ TEST(ElasticDeaths, InTheFirstMeeting) {
 }
 
 TEST(ElasticDeaths, AtEachCollectiveOfTheMeetingAfterALoss) {
-  for (int nth = 0; nth < 4; ++nth) {
+  for (int nth = 0; nth < 3; ++nth) {
     Training training(
         {.num_ranks = 4,
          .num_steps = 4,
