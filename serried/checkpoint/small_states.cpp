@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "serried/base/error.h"
 #include "serried/checkpoint/failure.h"
 #include "serried/checkpoint/source.h"
 #include "serried/checkpoint/values.h"
@@ -151,6 +152,44 @@ void set_state(at::Generator generator, const json& saved) {
   generator.set_state(state);
 }
 
+// What one rank loads of what each had.
+json state_of_rank(const SavedPart& saved, const CallContext& call) {
+  if (!saved.per_rank || saved.per_rank->empty()) fail("the random state is damaged", "use another checkpoint");
+  const size_t count = saved.per_rank->size();
+  if (count > 1 && count != size_t(call.world_size)) {
+    fail(c10::str("the random generators of ", count, " ranks differed when they were saved, and ", call.world_size,
+                  call.world_size == 1 ? " rank loads" : " ranks load"),
+         "load with as many ranks, or leave the random state out and seed anew");
+  }
+  return (*saved.per_rank)[count > 1 ? size_t(call.rank) : 0];
+}
+
+class GeneratorSource final : public Source {
+ public:
+  explicit GeneratorSource(at::Generator generator) : generator_(std::move(generator)) {}
+  Part collect(const CallContext&) override {
+    Part part = part_with({{"generator", device()}});
+    part.per_rank = std::make_shared<json>(json{{"state", state_json(generator_)}});
+    return part;
+  }
+
+  Wanted want(const SavedPart& saved, const LoadOptions&, const CallContext& call) override {
+    const json theirs = values_in(saved, "generator", "random generator").at("generator");
+    if (theirs != device()) {
+      fail(c10::str("a random generator is one of ", theirs.dump(), " in the checkpoint, and of \"", device(),
+                    "\" here"),
+           "load into a generator of the same kind of device");
+    }
+    const json mine = state_of_rank(saved, call);
+    return {.apply = [this, mine] { set_state(generator_, mine.at("state")); }};
+  }
+
+ private:
+  std::string device() const { return c10::DeviceTypeName(generator_.device().type(), /*lower_case=*/true); }
+
+  const at::Generator generator_;
+};
+
 class RandomSource final : public Source {
  public:
   Part collect(const CallContext&) override {
@@ -162,14 +201,7 @@ class RandomSource final : public Source {
 
   Wanted want(const SavedPart& saved, const LoadOptions&, const CallContext& call) override {
     values_in(saved, "random", "random state");
-    if (!saved.per_rank || saved.per_rank->empty()) fail("the random state is damaged", "use another checkpoint");
-    const size_t count = saved.per_rank->size();
-    if (count > 1 && count != size_t(call.world_size)) {
-      fail(c10::str("the random generators of ", count, " ranks differed when they were saved, and ", call.world_size,
-                    call.world_size == 1 ? " rank loads" : " ranks load"),
-           "load with as many ranks, or leave the random state out and seed anew");
-    }
-    const json mine = (*saved.per_rank)[count > 1 ? size_t(call.rank) : 0];
+    const json mine = state_of_rank(saved, call);
     return {.apply = [mine] {
       set_state(at::detail::getDefaultCPUGenerator(), mine.at("default"));
       set_state(rank_generator(), mine.at("tensors"));
@@ -190,6 +222,14 @@ State state_of(torch::optim::ReduceLROnPlateauScheduler& scheduler) {
 
 State state_of(DistributedSampler& sampler, std::optional<size_t> consumed) {
   return State(std::make_shared<detail::SamplerSource>(sampler, consumed));
+}
+
+State state_of(const at::Generator& generator) {
+  if (!generator.defined()) {
+    raise<c10::ValueError>(
+        {"checkpoint::state_of", "the generator is undefined", "pass one that was made, as by at::make_generator"});
+  }
+  return State(std::make_shared<detail::GeneratorSource>(generator));
 }
 
 State random_state() {

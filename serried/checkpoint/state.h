@@ -1,6 +1,7 @@
 // What goes into a checkpoint: the state of modules, optimizers and other things by name, and plain values beside them.
 #pragma once
 
+#include <ATen/core/Generator.h>
 #include <ATen/core/ivalue.h>
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
@@ -64,6 +65,9 @@ State state_of(DistributedSampler& sampler, std::optional<size_t> consumed = {})
 /// The random generators of each rank: torch's default one, and that of DTensors. Another number of ranks can load them
 /// where all ranks had the same.
 State random_state();
+
+/// The same for a generator of one's own, on any device.
+State state_of(const at::Generator& generator);
 
 struct Entry;
 
