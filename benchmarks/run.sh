@@ -139,8 +139,45 @@ bench_pipeline() {
   "${run[@]}" "$build/benchmarks/bench_pipeline" "$results" "$lines"
 }
 
-# Ranks of a command on both hosts, in the foreground until all have ended: on_hosts RANKS COMMAND...
-on_hosts() {
+# Starts in the hosts what mpirun asks for; until nobody holds the pipe any more.
+serve_agents() {
+  local host command
+  while read -r host command; do "$hosts" run "${host#h}" bash -c "$command" </dev/null & done <"$1"
+  wait
+}
+
+# Ranks on both hosts, started by an mpirun in host 0: mpirun_on_hosts RANKS MBITS [ddp].
+mpirun_on_hosts() {
+  local pipe agent
+  pipe=$(realpath "$build/bench")/agents
+  agent=$(realpath "$(dirname "$0")/hosts/agent.sh")
+  rm -f "$pipe" && mkfifo "$pipe"
+  exec {held}<>"$pipe"
+  serve_agents "$pipe" {held}>&- &
+  SERRIED_AGENT_PIPE=$pipe "$hosts" run 0 mpirun --oversubscribe --bind-to none -H "h0:$1,h1:$1" -np $((2 * $1)) \
+    --mca plm_rsh_agent "$agent" --mca pml ob1 --mca btl tcp,vader,self --mca btl_tcp_if_include eth0 \
+    --mca oob_tcp_if_include eth0 -x MASTER_ADDR=10.77.0.1 -x MASTER_PORT=29500 \
+    "$build/benchmarks/bench_hosts" "$2" "$results" "${@:3}"
+  exec {held}>&-
+  wait
+  rm -f "$pipe"
+}
+
+bench_hosts() {
+  local ranks
+  say "hosts: two hosts that are namespaces, 1, 2 and 4 ranks on each, beside Open MPI, Gloo, sockets and the link"
+  "$hosts" can || return 0
+  begin_hosts
+  mpirun_on_hosts 1 0
+  limit_hosts 500
+  for ranks in 1 2 4; do mpirun_on_hosts $ranks 500; done
+  limit_hosts 1000
+  mpirun_on_hosts 2 1000 ddp
+  end_hosts
+}
+
+# Ranks of a command on both hosts, each with a launcher: run_on_hosts RANKS COMMAND...
+run_on_hosts() {
   local host
   local -r ranks=$1 token=$("$build/bin/serried" token)
   shift
@@ -150,40 +187,35 @@ on_hosts() {
   wait
 }
 
-bench_hosts() {
-  local -r mbits=500
-  local ranks host
-  say "hosts: two hosts that are namespaces, 1, 2 and 4 ranks on each, beside Gloo and the link"
+bench_simulate() {
+  local mbits ranks machine
+  say "simulate: collectives and steps of two hosts beside what is simulated on a machine that was calibrated there"
   "$hosts" can || return 0
+  begin_hosts
+  for mbits in 200 500 1000; do
+    limit_hosts $mbits
+    for ranks in 1 2; do
+      machine=$build/bench/machine_${mbits}_$ranks.json
+      say "$mbits Mbit/s, $ranks ranks on each host"
+      run_on_hosts $ranks "$build/bin/serried" bench --calibrate -o "$machine"
+      run_on_hosts $ranks "$build/bin/serried" bench --check "$machine"
+    done
+  done
+  end_hosts
+}
+
+begin_hosts() {
   SERRIED_HOSTS=$("$hosts" up 2)
   export SERRIED_HOSTS
   trap '"$hosts" down' EXIT
-  on_hosts 1 "$build/benchmarks/bench_hosts" 0 "$results"
-  for host in 0 1; do "$hosts" link $host rate=$mbits; done
-  for ranks in 1 2 4; do on_hosts $ranks "$build/benchmarks/bench_hosts" $mbits "$results"; done
+}
+
+end_hosts() {
   "$hosts" down
   trap - EXIT
 }
 
-bench_simulate() {
-  local mbits ranks host machine
-  say "simulate: collectives and steps of two hosts beside what is simulated on a machine that was calibrated there"
-  "$hosts" can || return 0
-  SERRIED_HOSTS=$("$hosts" up 2)
-  export SERRIED_HOSTS
-  trap '"$hosts" down' EXIT
-  for mbits in 200 500 1000; do
-    for host in 0 1; do "$hosts" link $host rate=$mbits; done
-    for ranks in 1 2; do
-      machine=$build/bench/machine_${mbits}_$ranks.json
-      say "$mbits Mbit/s, $ranks ranks on each host"
-      on_hosts $ranks "$build/bin/serried" bench --calibrate -o "$machine"
-      on_hosts $ranks "$build/bin/serried" bench --check "$machine"
-    done
-  done
-  "$hosts" down
-  trap - EXIT
-}
+limit_hosts() { for host in 0 1; do "$hosts" link $host rate="$1"; done; }
 
 known=" ${names[*]} all "
 if [[ $known != *" $wanted "* ]]; then

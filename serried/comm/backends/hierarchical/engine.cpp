@@ -16,7 +16,6 @@ HierarchicalEngine::HierarchicalEngine(std::unique_ptr<shm::Engine> local, Topol
       receivers_(topology_.receivers(rank())),
       tellers_(topology_.tellers(rank())),
       order_(order),
-      takes_sums_(order == Order::hosts || topology_.num_hosts() == world_size()),
       takes_chain_(fits_chain(topology_)) {
   for (const int peer : tellers_) coming_.emplace_back().peer = peer;
   for (const int peer : receivers_) going_.emplace_back().peer = peer;

@@ -113,6 +113,7 @@ class HierarchicalEngine final : public shm::Runner {
 
   // reduce.cpp
   void all_reduce(const Op& op);
+  bool takes_sums(const Op& op) const;
   void reduce_by_sums(const Op& op, OrderedReduction& reduction);
   void all_reduce_by_chain(const Op& op);
   void reduce_by_chain_to_owners(const Op& op);
@@ -132,7 +133,6 @@ class HierarchicalEngine final : public shm::Runner {
   std::deque<Post> going_;
   std::deque<Stream> streams_;
   const Order order_;
-  const bool takes_sums_;
   const bool takes_chain_;
   bool moves_parts_ = false;   // the chain, or sums, are under way
   uint64_t num_steps_ = 0;     // of the current collective

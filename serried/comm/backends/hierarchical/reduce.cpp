@@ -1,4 +1,4 @@
-// Reductions. In the order of hosts, and where each rank is a host of its own, by sums; in the order of ranks by a
+// Reductions. In the order of hosts by sums, and some where each rank is a host of its own; in the order of ranks by a
 // chain of hosts; where none fits, every contribution goes to the rank that reduces its part.
 #include <algorithm>
 
@@ -17,6 +17,8 @@ namespace {
 // How much of other ranks' contributions a rank holds at a time.
 constexpr int64_t kContributionBytes = 8 << 20;
 
+constexpr int64_t kMostInParts = 1 << 20;
+
 }  // namespace
 
 /// Where all contributions have come with the arrivals: reduces them, and is true.
@@ -34,7 +36,7 @@ void HierarchicalEngine::all_reduce(const Op& op) {
   const int64_t total = op.count * op.element_bytes;
   OrderedReduction reduction(topology_, order_, op);
   if (reduce_carried(op, reduction, {.data = op.output, .bytes = total})) return;
-  if (takes_sums_) return reduce_by_sums(op, reduction);
+  if (takes_sums(op)) return reduce_by_sums(op, reduction);
   if (takes_chain_) return all_reduce_by_chain(op);
   const int n = world_size();
   const int64_t share = ((total + n - 1) / n + kLine - 1) / kLine * kLine;
@@ -48,6 +50,14 @@ void HierarchicalEngine::all_reduce(const Op& op) {
   }
   reduce_contributions(op, contributions, results.at(rank()), share);
   move_shared(op, results.at(rank()), results, std::vector<bool>(size_t(n), false));
+}
+
+/// Where each rank is a host of its own, sums in the order of ranks are those of hosts, and as many bytes are sent in
+/// any case: from some size on fewer waits for each other are worth more than to add while bytes are on their way.
+bool HierarchicalEngine::takes_sums(const Op& op) const {
+  if (order_ == Order::hosts) return true;
+  return topology_.num_hosts() == world_size() && op.kind == Op::Kind::all_reduce &&
+         op.count * op.element_bytes <= kMostInParts;
 }
 
 void HierarchicalEngine::reduce_by_sums(const Op& op, OrderedReduction& reduction) {
@@ -73,7 +83,7 @@ void HierarchicalEngine::reduce_to_owners(const Op& op) {
   OrderedReduction reduction(topology_, order_, op);
   if (reduce_carried(op, reduction, result)) return;
   check_contributions(op);
-  if (takes_sums_) return reduce_by_sums(op, reduction);
+  if (takes_sums(op)) return reduce_by_sums(op, reduction);
   if (takes_chain_) return reduce_by_chain_to_owners(op);
   Pieces offers = op.offers;
   if (op.record.kind == watch::Kind::reduce) offers.only = op.record.root;

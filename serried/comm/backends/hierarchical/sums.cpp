@@ -17,7 +17,7 @@ HostSums::HostSums(shm::Engine& local, Links& links, const Topology& topology, c
       flights_(size_t(parts_.cut().num_chunks())) {
   const size_t chunk_bytes = size_t(parts_.most_elements() * sum_bytes_);
   sums_ = std::make_unique_for_overwrite<char[]>((kLag + 1) * chunk_bytes);
-  came_ = std::make_unique_for_overwrite<char[]>((2 * kLag + 1) * chunk_bytes);
+  came_ = std::make_unique_for_overwrite<char[]>((kLag + kAhead + 1) * chunk_bytes);
 }
 
 char* HostSums::sums_at(int64_t chunk) const {
@@ -25,7 +25,7 @@ char* HostSums::sums_at(int64_t chunk) const {
 }
 
 char* HostSums::came_at(int64_t chunk, int lane, int host) const {
-  const int64_t first = chunk % (2 * kLag + 1) * parts_.most_elements();
+  const int64_t first = chunk % (kLag + kAhead + 1) * parts_.most_elements();
   const int64_t index = int64_t(lane - parts_.lanes().begin) * topology_.num_hosts() + host;
   return came_.get() + (first + index * parts_.part_elements()) * sum_bytes_;
 }
@@ -36,9 +36,9 @@ uint64_t HostSums::tag_of(int lane, Stage stage) const {
 
 void HostSums::run() {
   const int64_t num_chunks = parts_.cut().num_chunks();
-  for (int64_t chunk = 0; chunk < std::min(kLag, num_chunks); ++chunk) expect(chunk);
+  for (int64_t chunk = 0; chunk < std::min(kAhead, num_chunks); ++chunk) expect(chunk);
   for (int64_t chunk = 0; chunk < num_chunks + 2 * kLag; ++chunk) {
-    if (chunk + kLag < num_chunks) expect(chunk + kLag);
+    if (chunk + kAhead < num_chunks) expect(chunk + kAhead);
     if (chunk < num_chunks) add(chunk);
     if (chunk >= kLag && chunk - kLag < num_chunks) join(chunk - kLag);
     if (chunk < 2 * kLag || !parts_.is_all_reduce()) continue;

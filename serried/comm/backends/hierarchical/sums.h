@@ -24,6 +24,10 @@ class HostSums {
   /// So many chunks after its sums have left, a part is joined, and so many after that the results are spread.
   static constexpr int64_t kLag = 2;
 
+  /// A host may send the sums of that many chunks more than it knows this one to have begun with; where there is no
+  /// room for what comes, the engine keeps it, and copies it once more.
+  static constexpr int64_t kAhead = kLag + 1;
+
   enum class Stage : uint64_t { sums, results };
   struct Flight {
     Streams sums_in, sums_out, results_in, results_out;
