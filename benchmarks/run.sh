@@ -2,7 +2,7 @@
 # Runs the benchmarks beside their references and leaves <build>/bench/results.json: run.sh <build> [name|all]. A missed goal is shown, not an error.
 set -euo pipefail
 
-readonly names=(comm start dtensor redistribute ddp capture sharded experts context checkpoint pipeline hosts)
+readonly names=(comm start dtensor redistribute ddp capture sharded experts context checkpoint pipeline hosts simulate)
 readonly build=${1:?usage: run.sh <build> [name|all]; names: ${names[*]}}
 readonly wanted=${2:-all}
 readonly results=$build/bench/results.json
@@ -139,13 +139,13 @@ bench_pipeline() {
   "${run[@]}" "$build/benchmarks/bench_pipeline" "$results" "$lines"
 }
 
-# Ranks on both hosts, in the foreground until all have ended: on_hosts RANKS MBITS.
+# Ranks of a command on both hosts, in the foreground until all have ended: on_hosts RANKS COMMAND...
 on_hosts() {
   local host
-  local -r token=$("$build/bin/serried" token)
+  local -r ranks=$1 token=$("$build/bin/serried" token)
+  shift
   for host in 1 0; do
-    SERRIED_TOKEN=$token "$hosts" run $host "$build/bin/serried" run --nnodes 2 --node-rank $host --rendezvous h0:29500 -n "$1" \
-      "$build/benchmarks/bench_hosts" "$2" "$results" &
+    SERRIED_TOKEN=$token "$hosts" run $host "$build/bin/serried" run --nnodes 2 --node-rank $host --rendezvous h0:29500 -n "$ranks" "$@" &
   done
   wait
 }
@@ -158,9 +158,31 @@ bench_hosts() {
   SERRIED_HOSTS=$("$hosts" up 2)
   export SERRIED_HOSTS
   trap '"$hosts" down' EXIT
-  on_hosts 1 0
+  on_hosts 1 "$build/benchmarks/bench_hosts" 0 "$results"
   for host in 0 1; do "$hosts" link $host rate=$mbits; done
-  for ranks in 1 2 4; do on_hosts $ranks $mbits; done
+  for ranks in 1 2 4; do on_hosts $ranks "$build/benchmarks/bench_hosts" $mbits "$results"; done
+  "$hosts" down
+  trap - EXIT
+}
+
+bench_simulate() {
+  local mbits ranks host machine
+  say "simulate: collectives and steps of two hosts beside what is simulated on a machine that was calibrated there"
+  "$hosts" can || return 0
+  SERRIED_HOSTS=$("$hosts" up 2)
+  export SERRIED_HOSTS
+  trap '"$hosts" down' EXIT
+  for mbits in 200 500 1000; do
+    for host in 0 1; do "$hosts" link $host rate=$mbits; done
+    for ranks in 1 2; do
+      machine=$build/bench/machine_${mbits}_$ranks.json
+      say "$mbits Mbit/s, $ranks ranks on each host"
+      on_hosts $ranks "$build/bin/serried" bench --calibrate -o "$machine"
+      on_hosts $ranks "$build/bin/serried" bench --check "$machine"
+    done
+  done
+  "$hosts" down
+  trap - EXIT
 }
 
 known=" ${names[*]} all "

@@ -31,10 +31,11 @@ std::vector<fs::path> folders() {
 // What the commands of this repository do; others are shown by name.
 std::string_view summary_of(const std::string& name) {
   constexpr std::pair<std::string_view, std::string_view> kSummaries[] = {
+      {"bench", "Measure what serried plan --simulate has to know of machines"},
       {"checkpoint", "List, verify and compare checkpoints"},
       {"doctor", "Say what works on this machine, and why the rest does not"},
       {"explain", "Show how an op runs on spread tensors, and what it sends"},
-      {"plan", "Count what a training step costs each of many ranks, or draw a pipeline"}};
+      {"plan", "Count or simulate what a training step costs each of many ranks, or draw a pipeline"}};
   for (const auto& [known, summary] : kSummaries) {
     if (known == name) return summary;
   }

@@ -7,9 +7,12 @@
 #include "serried/base/columns.h"
 #include "serried/base/error.h"
 #include "serried/base/text.h"
+#include "serried/graph/text/serialize.h"
 #include "serried/graph/text/view.h"
 #include "tools/serried/plan_gpt.h"
+#include "tools/serried/plan_options.h"
 #include "tools/serried/plan_pipeline.h"
+#include "tools/serried/plan_simulate.h"
 #include "tools/serried/progress_option.h"
 #include "tools/serried/usage.h"
 
@@ -28,7 +31,9 @@ constexpr const char* kExamples =
     "  serried plan --dp 2 --fsdp 8 --tp 4 --layers 12 --width 768 --heads 12 --html step.html\n"
     "\n"
     "serried plan --pipeline zbv --stages 8 --microbatches 16 prints the timetable of a pipeline instead, and takes\n"
-    "other options: serried plan --pipeline --help.\n";
+    "other options: serried plan --pipeline --help.\n"
+    "serried plan --simulate machine.json --ranks 8..4096 says how long the step takes on such machines, and takes\n"
+    "more options: serried plan --simulate --help.\n";
 
 void write(const std::string& path, const std::string& content) {
   if (path.empty()) return;
@@ -69,25 +74,19 @@ void print(const PlanWords& words, const Plan& plan) {
 
 int main(int argc, char** argv) {
   if (serried::tools::asks_for_pipeline(argc, argv)) return serried::tools::plan_pipeline(argc, argv);
+  if (serried::tools::asks_for_simulation(argc, argv)) return serried::tools::plan_simulation(argc, argv);
   CLI::App app(
       "Captures a training step of the demo GPT as one of many ranks, on this machine alone, and says what it "
       "costs each rank: bytes per collective, memory, ops.",
       "serried plan");
   PlanWords words;
-  std::string graph_file, html_file, progress_word;
+  std::string graph_file, html_file, saved_file, progress_word;
   bool shows_modules = false;
   app.add_option("--ranks", words.ranks, "Ranks in all; default: as many as --dp, --fsdp and --tp make, or 8");
-  app.add_option("--dp", words.dp, "Data parallel copies; default: what --ranks leaves");
-  app.add_option("--fsdp", words.fsdp, "Ranks that fully_shard cuts a copy over; with --dp, which then replicates it");
-  app.add_option("--tp,--tensor-parallel", words.tp, "Ranks that every block is cut over")->capture_default_str();
-  app.add_option("--layers", words.layers, "Blocks of the model")->capture_default_str();
-  app.add_option("--width", words.width, "Of the model")->capture_default_str();
-  app.add_option("--heads", words.heads, "Of attention")->capture_default_str();
-  app.add_option("--context", words.context, "Letters of a sequence")->capture_default_str();
-  app.add_option("--vocabulary", words.vocabulary, "Letters that there are")->capture_default_str();
-  app.add_option("--batch", words.batch, "Sequences per data-parallel rank")->capture_default_str();
+  serried::tools::add_model_options(app, words);
   app.add_flag("--modules", shows_modules, "Also how parameters lie, and what each module sends");
   app.add_option("--graph", graph_file, "File for the graph as text");
+  app.add_option("--save", saved_file, "File for the graph, for serried plan --simulate --step");
   app.add_option("--html", html_file, "File for the graph as a page");
   serried::tools::add_progress_option(app, progress_word);
   app.footer(kExamples);
@@ -97,6 +96,7 @@ int main(int argc, char** argv) {
     print(words, plan);
     if (shows_modules) std::cout << "\n" << plan.modules.text();
     write(graph_file, plan.graph.to_string());
+    if (!saved_file.empty()) serried::graph::save(plan.graph, saved_file);
     write(html_file, serried::graph::to_html(plan.graph));
     return 0;
   } catch (const CLI::ParseError& error) {

@@ -3,6 +3,8 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
+#include <chrono>
 #include <map>
 
 #include "serried/base/error.h"
@@ -157,12 +159,18 @@ void check_model(const PlanWords& words) {
 }
 
 // Axes that fully_shard does not need are left out.
+std::vector<PlanAxis> named(const Axes& axes) {
+  if (axes.fsdp == 1) return {{"dp", axes.dp}, {"tp", axes.tp}};
+  if (axes.dp == 1) return {{"fsdp", axes.fsdp}, {"tp", axes.tp}};
+  return {{"dp", axes.dp}, {"fsdp", axes.fsdp}, {"tp", axes.tp}};
+}
+
 DeviceMesh make_mesh(const Axes& axes) {
   const Group world = new_group("fake", {.rank = 0, .world_size = int(axes.ranks())});
-  const MeshOptions options{.group = world};
-  if (axes.fsdp == 1) return init_device_mesh("cpu", {axes.dp, axes.tp}, {"dp", "tp"}, options);
-  if (axes.dp == 1) return init_device_mesh("cpu", {axes.fsdp, axes.tp}, {"fsdp", "tp"}, options);
-  return init_device_mesh("cpu", {axes.dp, axes.fsdp, axes.tp}, {"dp", "fsdp", "tp"}, options);
+  std::vector<int64_t> sizes;
+  std::vector<std::string> names;
+  for (const PlanAxis& axis : named(axes)) sizes.push_back(axis.size), names.push_back(axis.name);
+  return init_device_mesh("cpu", sizes, names, {.group = world});
 }
 
 // "dp" says more than the name that a group is registered under.
@@ -246,7 +254,24 @@ class Training {
   std::optional<AdamW> optimizer_;
 };
 
+template <class Step>
+double median_us(int count, const Step& step) {
+  std::vector<double> times;
+  for (int i = 0; i < count; ++i) {
+    const auto begin = std::chrono::steady_clock::now();
+    step();
+    times.push_back(std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count());
+  }
+  std::nth_element(times.begin(), times.begin() + count / 2, times.end());
+  return times[size_t(count / 2)];
+}
+
 }  // namespace
+
+std::vector<PlanAxis> mesh_axes(const PlanWords& words) {
+  check_positive(words);
+  return named(axes_of(words));
+}
 
 Plan make_plan(const PlanWords& words, const OnStage& on_stage) {
   check_positive(words);
@@ -269,6 +294,7 @@ Plan make_plan(const PlanWords& words, const OnStage& on_stage) {
   auto step = capture([&](const at::Tensor& ids, const at::Tensor& next) { return training.step(ids, next); });
   for (int i = 0; i < kMaxCalls && step.captures() == 0; ++i) step(letters(), letters());
   on_stage(3, "the report");
+  if (words.num_timed > 0) plan.replay_us = median_us(words.num_timed, [&] { step(letters(), letters()); });
   plan.graph = step.graph();
   name_axes(plan.graph, mesh);
   plan.report = report(plan.graph);

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "serried/graph/graph.h"
 #include "serried/graph/text/report.h"
@@ -25,6 +26,8 @@ struct PlanWords {
   int64_t context = 64;
   int64_t vocabulary = 64;
   int64_t batch = 4;  // sequences of one data-parallel rank
+
+  int num_timed = 0;  // replays of the captured step that are timed
 };
 
 /// What a rank holds from one step to the next, and beside it while a step runs.
@@ -45,7 +48,16 @@ struct Plan {
   ModuleExplanation modules;  // what each of them sends in a step that is not captured
   std::string mesh;           // "mesh dp=4 tp=2"
   int64_t num_parameters = 0;
+  std::optional<double> replay_us = {};  // median of the timed ones, in which collectives take no time
 };
+
+struct PlanAxis {
+  std::string name;
+  int64_t size = 1;
+};
+
+/// The mesh that `make_plan` takes, whose last axis counts fastest. ValueError as there.
+std::vector<PlanAxis> mesh_axes(const PlanWords& words);
 
 /// Told before each of the stages: how many are done, and what comes next.
 using OnStage = std::function<void(int64_t done, std::string_view next)>;
