@@ -211,7 +211,7 @@ class Decomposition {
     }
     step.added = (partial + lanes - 1) / lanes * (most_ + 1);
     step.memory_hops = 2;
-    step.pipeline = {chunks, kAhead, (partial + chunks - 1) / chunks, (call_.bytes + chunks - 1) / chunks};
+    step.pipeline = {chunks, kAhead, lanes, (partial + chunks - 1) / chunks, (call_.bytes + chunks - 1) / chunks};
     steps_.push_back(std::move(step));
   }
 
