@@ -40,6 +40,7 @@ void run_checkpoint_index(std::string_view bytes);
 void run_environment(std::string_view bytes);
 void run_graph_file(std::string_view bytes);
 void run_graph_text(std::string_view bytes);
+void run_machine(std::string_view bytes);
 void run_page(std::string_view bytes);
 void run_pipeline_table(std::string_view bytes);
 void run_placements(std::string_view bytes);
@@ -56,6 +57,7 @@ inline constexpr Target kTargets[] = {
     {"environment", run_environment},
     {"graph_file", run_graph_file},
     {"graph_text", run_graph_text},
+    {"machine", run_machine},
     {"page", run_page},
     {"pipeline_table", run_pipeline_table},
     {"placements", run_placements},
