@@ -68,6 +68,14 @@ TEST(Fit, SpreadIsTheDeviationByTheMean) {
   EXPECT_EQ(relative_spread({}), 0);
 }
 
+TEST(Fit, SlopesAreRightThoughSomeBytesPassAtOnce) {
+  std::vector<Point> points;
+  for (const double x : {1e5, 4e5, 1e6, 2e6}) points.push_back({.x = x, .times = {0.016 * (x - 6e4)}});
+  EXPECT_NEAR(fit_slope(points).value, 0.016, 1e-9);
+  EXPECT_LT(fit_line(points).slope.value, 0.016);
+  EXPECT_EQ(fit_slope({{.x = 1, .times = {10}}, {.x = 100, .times = {5}}}).value, 0);
+}
+
 TEST(Fit, MediansHaveIntervalsToo) {
   const Fitted median = fit_median({9, 10, 10, 11, 12, 10, 9, 500});
   EXPECT_EQ(median.value, 10);

@@ -52,34 +52,34 @@ TEST(Simulate, ExchangeTakesTwiceAllButOneShare) {
               (10 + 7 * kHeadUs) + 2 * (10 + bytes * 7 / 8 / 1000), 0.01);
 }
 
-// Chunk by chunk, hop by hop: an oracle of its own, where a link carries one thing at a time and results come before
+// Part by part, hop by hop: an oracle of its own, where a link carries one thing at a time and results come before
 // what follows them, as in hierarchical/chain.cpp.
 double chain_by_hand(int hosts, int lanes, double bytes) {
-  const double alpha = 10, chunk = lanes * 131.072, count = bytes / 1000 / chunk;
+  const double alpha = 10, part = 131.072;
+  const int count = int(bytes / 1000 / part), ahead = 4 * lanes;
   std::vector<double> up(size_t(hosts), 0), down(size_t(hosts), 0), back;
-  double last = 0;
-  for (int i = 0; i < int(count); ++i) {
-    // No more than four are on their way.
-    double time = i >= 4 ? back[size_t(i - 4)] : 0;
+  for (int i = 0; i < count; ++i) {
+    // No more than four chunks are on their way, of a part per lane.
+    double time = i >= ahead ? back[size_t(i / lanes * lanes - ahead + lanes - 1)] : 0;
     for (int host = 0; host + 1 < hosts; ++host) {
-      time = up[size_t(host)] = std::max(time, up[size_t(host)]) + chunk;
+      time = up[size_t(host)] = std::max(time, up[size_t(host)]) + part;
       time += alpha;
     }
     for (int host = hosts - 1; host > 0; --host) {
-      time = down[size_t(host)] = std::max(time, down[size_t(host)]) + chunk;
+      time = down[size_t(host)] = std::max(time, down[size_t(host)]) + part;
       time += alpha;
     }
-    back.push_back(last = time);
+    back.push_back(time);
   }
-  return last;
+  return back.back();
 }
 
-TEST(Simulate, ChainOfTwoHostsTakesOneChunkMoreThanItsBytes) {
+TEST(Simulate, ChainOfTwoHostsTakesOnePartMoreThanItsBytes) {
   for (const int lanes : {2, 4}) {
     const double simulated = us(one_call(plain_machine(lanes), 2 * lanes, {Kind::all_reduce, 4 * kMiB}));
     const double arrival = 10 + lanes * kHeadUs;
     EXPECT_NEAR(simulated - arrival, chain_by_hand(2, lanes, 4.0 * kMiB), 30) << lanes;
-    EXPECT_NEAR(simulated - arrival, 4.0 * kMiB / 1000 + lanes * 131.072 + 20, 30) << lanes;
+    EXPECT_NEAR(simulated - arrival, 4.0 * kMiB / 1000 + 131.072 + 20, 30) << lanes;
   }
 }
 

@@ -96,9 +96,11 @@ class Decomposition {
   /// One message of each rank to one of each other host, with all bytes where they are few.
   void arrive() {
     const int64_t others = int64_t(hosts_.size()) - 1;
-    const bool has_table = call_.kind == Kind::gather || call_.kind == Kind::reduce || call_.kind == Kind::scatter;
-    const int64_t head = kArrivalBytes + (has_table ? rounded_up(ranks_ * 8, kLine) : 0);
+    // A rank whose pieces differ tells how large they are: of broadcast, those that give nothing.
+    const bool has_table = call_.kind == Kind::gather || call_.kind == Kind::scatter || call_.kind == Kind::broadcast;
+    const int64_t table = has_table ? rounded_up(ranks_ * 8, kLine) : 0, head = kArrivalBytes + table;
     Step step{.name = "arrive", .give = times(hosts_, head), .take = ones(), .messages = times(hosts_, others)};
+    if (call_.kind == Kind::broadcast) step.give[0] -= table;
     step.copied.assign(hosts_.size(), 0);
     if (is_carried()) {
       const bool from_root = call_.kind == Kind::broadcast || call_.kind == Kind::scatter;
@@ -211,7 +213,7 @@ class Decomposition {
     }
     step.added = (partial + lanes - 1) / lanes * (most_ + 1);
     step.memory_hops = 2;
-    step.pipeline = {chunks, kAhead, (partial + chunks - 1) / chunks, (call_.bytes + chunks - 1) / chunks};
+    step.pipeline = {chunks, kAhead, lanes, (partial + chunks - 1) / chunks, (call_.bytes + chunks - 1) / chunks};
     steps_.push_back(std::move(step));
   }
 

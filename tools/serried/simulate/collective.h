@@ -46,6 +46,7 @@ using HostSizes = std::vector<int64_t>;
 struct Pipeline {
   int64_t chunks = 0;
   int64_t ahead = 0;
+  int64_t lanes = 1;     // that carry a part of each chunk, one part after the other
   int64_t up_bytes = 0;  // of a whole chunk, from a host to the next
   int64_t down_bytes = 0;
 };

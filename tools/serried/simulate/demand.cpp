@@ -77,7 +77,9 @@ class StepTimes {
     const int64_t hops = int64_t(hosts_.size()) - 1;
     const Time up = of_chunk(pipeline.up_bytes), down = of_chunk(pipeline.down_bytes);
     const Time add = sum_of(adding(step.added / pipeline.chunks), time_of_us(machine_.memory.alpha_us.value));
-    const Time round = sum_of(product_of(sum_of(sum_of(up, down), product_of(hop(), 2)), hops),
+    // A part goes on as soon as it is there, though the rest of its chunk is on its way.
+    const Time there_and_back = sum_of((up + down) / pipeline.lanes, product_of(hop(), 2));
+    const Time round = sum_of(sum_of(up - up / pipeline.lanes, product_of(there_and_back, hops)),
                               sum_of(product_of(add, hops + 1), time_of_us(machine_.memory.alpha_us.value)));
     const Time passing = hops > 1 ? sum_of(up, down) : std::max(up, down);
     const Time period = std::max({passing, add, round / pipeline.ahead});

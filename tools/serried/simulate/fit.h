@@ -24,6 +24,9 @@ struct Line {
 /// Deterministic. SimulationError where there is no line.
 Line fit_line(const std::vector<Point>& points);
 
+/// The slope alone, whatever the intercept is: links let some bytes pass at once before they count.
+Fitted fit_slope(const std::vector<Point>& points);
+
 /// The median, and where nine of ten medians of samples drawn again lie.
 Fitted fit_median(const std::vector<double>& times);
 
