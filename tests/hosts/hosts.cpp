@@ -57,6 +57,11 @@ Result Hosts::run(int host, std::vector<std::string> words) const {
   return start(host, std::move(words)).finish();
 }
 
+void Hosts::make_bad(const BadLink& link) const {
+  tell({"bad", SERRIED_BAD_WIRE, std::to_string(link.loss_percent), std::to_string(link.reorder_percent),
+        std::to_string(link.delay_ms), std::to_string(link.megabits)});
+}
+
 std::string Hosts::tell(std::vector<std::string> words) const {
   const std::string word = words.front();
   const Result result = Command(std::move(words), environment_of(keeper_), {SERRIED_HOSTS_SCRIPT}).finish();

@@ -13,6 +13,14 @@ struct HostsOptions {
   bool trap = false;  // a host's own name resolves to 127.0.1.1, as Debian has it
 };
 
+/// What becomes of frames on a link.
+struct BadLink {
+  int loss_percent = 0;
+  int reorder_percent = 0;  // of frames that overtake others
+  int delay_ms = 0;
+  int megabits = 0;  // per second; 0: no limit
+};
+
 /// Hosts that only TCP connects, made of namespaces by hosts.sh, which says what each word does. They end with the
 /// object, or with the process if it is killed. A word that fails fails the test.
 ///     Hosts hosts(2);
@@ -48,6 +56,9 @@ class Hosts {
   void on(int host) const { tell({"on", std::to_string(host)}); }
   void link(int host, int megabits) const { tell({"link", std::to_string(host), "rate=" + std::to_string(megabits)}); }
   void link(int host) const { tell({"link", std::to_string(host)}); }
+
+  /// Between hosts 0 and 1, from now on.
+  void make_bad(const BadLink& link) const;
 
   /// Ends all of it before the destructor does.
   void down() const { tell({"down"}); }

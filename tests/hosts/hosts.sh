@@ -13,6 +13,7 @@
 #   hosts.sh off I                      power cut: all of I ends and nobody is told
 #   hosts.sh on I                       an empty host I again, at the same address
 #   hosts.sh link I [rate=MBIT]         how fast I sends; without a rate as fast as it goes
+#   hosts.sh bad PROGRAM LOSS REORDER DELAY MBIT  the link of hosts 0 and 1 in user space (bad_wire.cpp): two percentages, ms, Mbit/s
 #   hosts.sh down                       ends all of it
 #
 # Two terminals less:
@@ -200,6 +201,14 @@ link() {
   in_network_of "$1" tc qdisc add dev eth0 root tbf rate "${rate#rate=}mbit" burst 256k latency 50ms
 }
 
+bad() {
+  local ready
+  ip link set p0 nomaster
+  ip link set p1 nomaster
+  exec {ready}< <(exec setsid "$1" p0 p1 "${@:2}" 2>&1)
+  [[ $(head -n 1 <&"$ready") == ready ]] || fail "no bad wire"
+}
+
 inside() {
   case $1 in
     freeze) signal STOP "$2" ;;
@@ -212,7 +221,7 @@ inside() {
 case ${1:-} in
   can | up | keep | start_as | inside) "$@" ;;
   down) if hosts_are_up; then down; fi ;;
-  run | cut | heal | freeze | thaw | kill | off | on | link)
+  run | cut | heal | freeze | thaw | kill | off | on | link | bad)
     hosts_are_up || fail "there are no hosts" "  fix: export SERRIED_HOSTS=\$($0 up 2)"
     if [[ $1 == run ]]; then "$@"; else in_keeper "$@"; fi
     ;;

@@ -90,6 +90,51 @@ TEST(JobOverHosts, NamesBothRanksOfAMismatchOnGloo) {
   expect_mismatch_is_named("gloo");
 }
 
+/// All four ranks, or those of them that come, raise, and say all of `words`.
+void expect_raised(const std::string& mode, int num_ranks, const std::vector<std::string>& words) {
+  const Hosts hosts(2);
+  Command second = start(hosts, 1, {mode});
+  Command first = start(hosts, 0, {mode});
+  const Result a = first.finish();
+  const Result b = second.finish();
+  EXPECT_EQ(count_of(a.out + b.out, "raised: "), num_ranks) << a.out << b.out << a.err << b.err;
+  for (const std::string& line : lines_of(a.out + b.out)) {
+    for (const std::string& word : words) EXPECT_THAT(line, HasSubstr(word));
+  }
+}
+
+TEST(JobOverHosts, NamesBothRanksWhereKindsDiffer) {
+  expect_raised("other_kind", 4, {"rank 0 #1 broadcast f32[300]", "rank 1 #1 all_reduce f32[300]"});
+}
+
+TEST(JobOverHosts, NamesBothRanksWhereTheOrderOfCallsDiffers) {
+  expect_raised("other_order", 4, {"rank 0 #1 all_reduce f32[300]", "rank 3 #1 all_reduce f32[100000]"});
+}
+
+TEST(JobOverHosts, NamesARankThatDoesNotCome) {
+  expect_raised("absent", 3, {"timed out", "rank 3"});
+}
+
+class JobOverHostsIn : public ::testing::TestWithParam<const char*> {};
+
+INSTANTIATE_TEST_SUITE_P(Each, JobOverHostsIn, ::testing::Values("all_reduce", "reduce", "reduce_scatter", "scatter"),
+                         [](const auto& info) { return std::string(info.param); });
+
+TEST_P(JobOverHostsIn, ARankThatIsKilledInTheMiddleIsNamed) {
+  const Hosts hosts(2);
+  for (const int host : {0, 1}) hosts.link(host, 50);
+  const Job job{std::string("killed in ") + GetParam()};
+  Command second = start(hosts, 1, job);
+  Command first = start(hosts, 0, job);
+  const Result a = first.finish();
+  const Result b = second.finish();
+  EXPECT_NE(b.exit_code, 0);
+  EXPECT_EQ(count_of(a.out + b.out, "raised: "), 3) << a.out << b.out << a.err << b.err;
+  for (const std::string& line : lines_of(a.out + b.out)) EXPECT_THAT(line, HasSubstr("rank 3")) << line;
+  EXPECT_TRUE(first.nothing_left());
+  EXPECT_TRUE(second.nothing_left());
+}
+
 TEST(JobOverHosts, NamesARankThatIsKilled) {
   const Hosts hosts(2);
   Command second = start(hosts, 1, {"killed"});
@@ -115,7 +160,7 @@ std::pair<double, double> numbers_in(const std::string& text, const std::string&
 TEST(JobOverHosts, SaysWhoHasNotComeOnAnotherHostAndLeavesDumpsOfBoth) {
   const Hosts hosts(2);
   const TemporaryFolder logs;
-  const Job job{.mode = "absent", .options = {"--slow-after", "0.5", "--log-dir", logs.path()}};
+  const Job job{.mode = "missing", .options = {"--slow-after", "0.5", "--log-dir", logs.path()}};
   Command second = start(hosts, 1, job);
   Command first = start(hosts, 0, job);
   const Result a = first.finish();
@@ -162,8 +207,9 @@ TEST(JobOverHosts, MergesTracesByTheClocksThatLaunchersMeasured) {
 }
 
 /// All four ranks say `text`.
-void expect_said(const Job& job, const std::string& text) {
+void expect_said(const Job& job, const std::string& text, const BadLink& link = {}) {
   const Hosts hosts(2);
+  if (link.megabits > 0) hosts.make_bad(link);
   Command second = start(hosts, 1, job);
   Command first = start(hosts, 0, job);
   const Result a = first.finish();
@@ -175,6 +221,14 @@ void expect_said(const Job& job, const std::string& text) {
 
 TEST(JobOverHosts, HasTheBitsOfOneHost) {
   expect_said({"bits"}, "same bits");
+}
+
+TEST(JobOverHosts, HasTheBitsOfOneHostOverALinkThatLosesAndMixesUp) {
+  expect_said({"few bits"}, "same bits", {.loss_percent = 2, .reorder_percent = 20, .delay_ms = 10, .megabits = 100});
+}
+
+TEST(JobOverHosts, HasTheBitsOfOneHostOverASlowLink) {
+  expect_said({"few bits"}, "same bits", {.delay_ms = 50, .megabits = 10});
 }
 
 TEST(JobOverHosts, TrainsAsOneProcess) {

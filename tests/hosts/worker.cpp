@@ -3,9 +3,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <string>
+#include <thread>
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
@@ -32,14 +35,45 @@ void sum(const Group& group) {
   say(c10::str("sum ", x[0].item<int64_t>(), " on ", group->getBackendName()));
 }
 
-/// Rank 0 comes with another shape than the rest.
-void mismatch(const Group& group) {
-  at::Tensor x = at::ones({group->getRank() == 0 ? 1000 : 300});
+void say_what_it_raises(const std::function<void()>& fn) {
   try {
-    serried::all_reduce_(x, group);
+    fn();
   } catch (const c10::Error& error) {
     say("raised: " + error.msg().substr(0, error.msg().find('\n')));
   }
+}
+
+/// Rank 0 comes with another shape than the rest.
+void mismatch(const Group& group) {
+  at::Tensor x = at::ones({group->getRank() == 0 ? 1000 : 300});
+  say_what_it_raises([&] { serried::all_reduce_(x, group); });
+}
+
+/// Rank 0 calls another collective than the rest.
+void other_kind(const Group& group) {
+  at::Tensor x = at::ones({300});
+  say_what_it_raises([&] { group->getRank() == 0 ? serried::broadcast_(x, group) : serried::all_reduce_(x, group); });
+}
+
+/// Rank 3 calls two collectives the other way round.
+void other_order(const Group& group) {
+  at::Tensor x = at::ones({300}), y = at::ones({100'000});
+  say_what_it_raises([&] {
+    serried::all_reduce_(group->getRank() == 3 ? y : x, group);
+    serried::all_reduce_(group->getRank() == 3 ? x : y, group);
+  });
+}
+
+/// Rank 3 does not come until the others have given up.
+void absent(const Group& group) {
+  const Group impatient = serried::new_group("auto", {.timeout = 2s, .backend_options = {}});
+  serried::barrier(impatient);
+  if (group->getRank() == 3) {
+    while (impatient->getBackend(at::kCPU)->getError() == c10d::ErrorType::SUCCESS) std::this_thread::sleep_for(1ms);
+    return;
+  }
+  at::Tensor x = at::ones({300});
+  say_what_it_raises([&] { serried::all_reduce_(x, impatient); });
 }
 
 /// Rank 3 is gone before the others have what they wait for. Its launcher ends the job: they find out before.
@@ -57,23 +91,59 @@ void killed(const Group& group) {
 }
 
 /// Rank 3 does not come, until the others give up.
-void absent(const Group& group) {
+void missing(const Group& group) {
   serried::barrier(group);
   if (group->getRank() == 3) ::pause();
   at::Tensor x = at::ones({512});
   serried::all_reduce_(x, group, {.timeout = 2s});
 }
 
-at::Tensor rough(int rank) {
+/// The collective `name` of 4 MiB; the result of rank 3 is written to `out` from its first element on.
+void call(const std::string& name, const Group& group, at::Tensor& out) {
+  const int64_t n = 1 << 20;
+  std::vector<at::Tensor> outs{out};
+  if (name == "all_reduce") group->allreduce(outs)->wait();
+  if (name == "reduce") group->reduce(outs, {.reduceOp = c10d::ReduceOp::SUM, .rootRank = 3})->wait();
+  if (name == "reduce_scatter") serried::reduce_scatter_into(out, at::ones({n * 4}), group);
+  if (name == "scatter") {
+    std::vector<std::vector<at::Tensor>> inputs;
+    if (group->getRank() == 0) inputs.emplace_back(size_t(group->getSize()), at::ones({n}));
+    group->scatter(outs, inputs)->wait();
+  }
+}
+
+/// Rank 3 dies as soon as some of what it is to get has come: the rest of it is on its way, over a slow link.
+void killed_in(const std::string& name, const Group& group) {
+  ::signal(SIGTERM, SIG_IGN);
+  at::Tensor out = at::full({1 << 20}, -1.0);
+  serried::barrier(group);
+  std::thread watcher;
+  if (group->getRank() == 3) {
+    watcher = std::thread([first = out.mutable_data_ptr<float>()] {
+      while (std::atomic_ref(*first).load() == -1.0f) std::this_thread::yield();
+      ::kill(::getpid(), SIGKILL);
+    });
+  }
+  try {
+    call(name, group, out);
+    serried::barrier(group);  // of some collectives a rank has its part before the others
+  } catch (const c10::Error& error) {
+    say("raised: " + error.msg().substr(0, error.msg().find('\n')));
+    if (watcher.joinable()) watcher.detach();
+    throw;
+  }
+}
+
+at::Tensor rough(int rank, int64_t size) {
   at::Generator generator = at::detail::createCPUGenerator(5 + rank);
-  return at::randn({1'000'003}, generator).mul_(1000);
+  return at::randn({size}, generator).mul_(1000);
 }
 
 /// A sum over hosts beside the same sum in the order of ranks.
-void bits(const Group& group) {
-  at::Tensor x = rough(group->getRank());
-  at::Tensor expected = rough(0);
-  for (int rank = 1; rank < group->getSize(); ++rank) expected = expected + rough(rank);
+void bits(const Group& group, int64_t size) {
+  at::Tensor x = rough(group->getRank(), size);
+  at::Tensor expected = rough(0, size);
+  for (int rank = 1; rank < group->getSize(); ++rank) expected = expected + rough(rank, size);
   serried::all_reduce_(x, group);
   say(at::equal(x, expected) ? "same bits" : "other bits");
 }
@@ -143,9 +213,14 @@ int main(int, char** argv) {
     const Group group = serried::new_group(backend.substr(0, colon), options);
     if (mode == "sum") sum(group);
     if (mode == "mismatch") mismatch(group);
-    if (mode == "killed") killed(group);
+    if (mode == "other_kind") other_kind(group);
+    if (mode == "other_order") other_order(group);
     if (mode == "absent") absent(group);
-    if (mode == "bits") bits(group);
+    if (mode == "killed") killed(group);
+    if (mode == "missing") missing(group);
+    if (mode.starts_with("killed in ")) killed_in(mode.substr(10), group);
+    if (mode == "bits") bits(group, 1'000'003);
+    if (mode == "few bits") bits(group, 100'003);
     if (mode == "ddp") ddp(group);
     if (mode == "checkpoint") checkpoint_of(group);
   } catch (const c10::Error& error) {
