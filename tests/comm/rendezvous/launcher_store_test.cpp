@@ -64,6 +64,7 @@ TEST_F(LauncherStores, KeysThatDoNotComeAreNamed) {
               HasSubstr("the keys \"a\", \"b\", \"c\" and 2 more did not come"));
   EXPECT_THROW(store->wait({"a"}, 10ms), c10::DistStoreError);
   // What was asked too late is not kept from those who ask later.
+  store->setTimeout(20s);
   store->queuePush("q", {1});
   EXPECT_EQ(store->queuePop("q", true), std::vector<uint8_t>{1});
   EXPECT_THROW(store->queuePop("q", false), c10::DistQueueEmptyError);

@@ -1,0 +1,42 @@
+// `serried run --keep-going` when a host freezes: the ranks of the others live on.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+
+#include "tests/hosts/hosts.h"
+
+namespace serried::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(JobOverHosts, KeepsGoingWhenAHostFreezesAndEndsWhatWakesUp) {
+  const Hosts hosts(3);
+  const auto start = [&](int host) {
+    return hosts.serried(
+        host, {"run", "--keep-going", "--nnodes", "2:3", "--rendezvous", "h0:29500", "-n", "1", SERRIED_ELASTIC_RANK},
+        {"SERRIED_TOKEN=" + std::string(64, 'a')});
+  };
+  Command first = start(0), second = start(1), third = start(2);
+  for (Command* command : {&first, &second, &third}) command->wait_for("of 3, count 0");
+  const auto begin = std::chrono::steady_clock::now();
+  hosts.freeze(2);
+  for (Command* command : {&first, &second}) {
+    command->wait_for("table 1 ");
+    EXPECT_THAT(command->so_far(), HasSubstr("): it said nothing for 10 s, so it is frozen, off or cut off"));
+  }
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  EXPECT_GT(seconds, 8);
+  EXPECT_LT(seconds, 20);
+  hosts.thaw(2);
+  EXPECT_EQ(third.finish().exit_code, 1);
+  // It may come again, to the same table as any newcomer.
+  Command again = start(2);
+  again.wait_for("began in generation 2 as 2 of 3, count 2");
+  first.wait_for("table 2 ");
+  second.wait_for("table 2 ");
+}
+
+}  // namespace
+}  // namespace serried::testing
