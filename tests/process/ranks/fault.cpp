@@ -11,6 +11,7 @@
 #include <set>
 
 #include "tests/process/command.h"
+#include "tests/process/shared_memory.h"
 
 namespace serried::testing {
 namespace {
@@ -19,12 +20,6 @@ std::string text_of(const Fault& fault) {
   return fault.fault + " of rank " + std::to_string(fault.victim) + " of " + std::to_string(fault.num_ranks) +
          " in step " + std::to_string(fault.step) + " of " + fault.call + " on " + fault.backend + ", " +
          std::to_string(fault.delay_us) + " us after its begin";
-}
-
-std::set<std::string> shared_memory() {
-  std::set<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) names.insert(entry.path().filename());
-  return names;
 }
 
 /// What the line of `rank` that begins with `word` says after it; empty where there is none.
@@ -72,7 +67,7 @@ bool waits_in_store(const std::string& call) {
 
 void check_fault(const Fault& fault) {
   SCOPED_TRACE(text_of(fault));
-  const std::set<std::string> before = shared_memory();
+  const std::set<std::string> before = shared_memory_files();
   // A stopped rank is found at the timeout, as is one that dies where the others wait for a word of it in the store;
   // other faults must not have to wait for it.
   const bool is_late = fault.fault == "stop" || (fault.fault != "slow" && waits_in_store(fault.call));
@@ -92,7 +87,7 @@ void check_fault(const Fault& fault) {
   // gloo cannot take back a call that waits for a stopped rank: its connections stay as long as the process.
   if (fault.backend != "gloo") EXPECT_EQ(count_of(result.out, "LEFT OPEN"), 0);
   EXPECT_EQ(count_of(result.err, "killing them"), 0);
-  EXPECT_EQ(shared_memory(), before);
+  EXPECT_EQ(shared_memory_files(), before);
   if (::testing::Test::HasFailure()) std::cout << result.out << result.err << result.seconds << " s\n";
 }
 

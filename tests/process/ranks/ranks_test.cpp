@@ -4,10 +4,11 @@
 
 #include <signal.h>
 
-#include <filesystem>
 #include <regex>
+#include <set>
 
 #include "tests/process/command.h"
+#include "tests/process/shared_memory.h"
 
 namespace serried::testing {
 namespace {
@@ -21,15 +22,11 @@ std::vector<std::string> worker(std::vector<std::string> options, std::vector<st
   return options;
 }
 
-int shared_memory_files() {
-  return int(std::distance(std::filesystem::directory_iterator("/dev/shm"), std::filesystem::directory_iterator()));
-}
-
 class RanksThatDie : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(RanksThatDie, AreNamedByAllSurvivorsWithin200Milliseconds) {
   const TemporaryFolder folder;
-  const int before = shared_memory_files();
+  const std::set<std::string> before = shared_memory_files();
   const Result result = serried(worker({"-n", "3", "--grace", "10"}, {"die_in", GetParam(), folder.path() + "/note"}));
   EXPECT_EQ(result.exit_code, 128 + SIGKILL);
   // Who finds the death says so; who finds the group aborted by then names the same death.
@@ -125,7 +122,7 @@ TEST(Ranks, ARestartedJobMeetsAnew) {
 }
 
 TEST(Ranks, CtrlCEndsTheJobAndLeavesNothing) {
-  const int before = shared_memory_files();
+  const std::set<std::string> before = shared_memory_files();
   Command command(worker({"-n", "4"}, {"run_for_ever"}));
   command.wait_for("running", 4);
   command.send(SIGINT);
