@@ -149,6 +149,8 @@ void Runner::begin(const at::Tensor& input, const at::Tensor& target, bool train
     outputs_.assign(has_last() && options_.keep_outputs ? size_t(count) : 0, {});
     times_ns_.assign(options_.trace ? 2 * row_.size() : 0, 0);
     peak_in_flight_ = 0;
+    num_losses_ = 0;
+    has_graph_ = false;
   }
   // Before anything is checked: an error is told to those who wait.
   messages_.begin_step(*step_, trains, has_first() && input.defined() && input.dim() > 0 ? input.size(0) : 0);
@@ -308,6 +310,7 @@ void Runner::forward(const PipelineAction& action, bool is_last_microbatch) {
   StageRun::Finish finish;
   if (is_last && trains_) finish = [&](const at::Tensor& output) { return loss_of(output, action.microbatch); };
   const at::Tensor output = run.forward(action.microbatch, std::move(input), finish);
+  if (is_last && trains_) check_losses(run, action.microbatch);
   if (is_last) {
     std::vector<at::Tensor>& outputs = trains_ ? outputs_ : evaluated_;
     if (!outputs.empty()) outputs[size_t(action.microbatch)] = output;
@@ -331,6 +334,18 @@ at::Tensor Runner::loss_of(const at::Tensor& output, int64_t microbatch) {
   losses_[size_t(microbatch)] = loss.detach();
   if (!options_.scale_gradients || table().microbatches() == 1) return loss;
   return loss / double(table().microbatches());
+}
+
+// A loop would raise at the first loss without a graph; here micro-batches may have nothing to learn from, but not all.
+void Runner::check_losses(const StageRun& last, int64_t microbatch) {
+  has_graph_ = has_graph_ || last.has_graph(microbatch);
+  if (++num_losses_ < table().microbatches() || has_graph_) return;
+  const auto parameters = last.stage().module()->parameters();
+  if (std::none_of(parameters.begin(), parameters.end(), [](const at::Tensor& p) { return p.requires_grad(); })) return;
+  raise<c10::ValueError>(
+      {"Pipeline::step",
+       c10::str("no loss of the step needs a gradient, and parameters of stage ", last.index(), " do"),
+       "let the loss depend on the output, without detach(), NoGradGuard or InferenceMode"});
 }
 
 void Runner::hand_on(const PipelineAction& action, const at::Tensor& output) {

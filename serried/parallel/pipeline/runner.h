@@ -58,6 +58,7 @@ class Runner {
   Received input_of(const PipelineAction& action);
   at::Tensor gradient_for(const PipelineAction& action);
   at::Tensor loss_of(const at::Tensor& output, int64_t microbatch);
+  void check_losses(const StageRun& last, int64_t microbatch);
   void hand_on(const PipelineAction& action, const at::Tensor& output);
   void mark_begin();
   void abandon(const PipelineAction& at, const std::exception& error);
@@ -80,6 +81,8 @@ class Runner {
   std::vector<at::Tensor> inputs_;
   std::vector<at::Tensor> targets_;
   int64_t target_rows_ = 0;
+  int64_t num_losses_ = 0;
+  bool has_graph_ = false;                 // one of them
   std::map<Place, Received> activations_;  // from a stage of this rank, for the one after it
   std::map<Place, at::Tensor> gradients_;  // and back
   std::string needs_;                      // what the running action has got or waits for, for messages

@@ -41,6 +41,8 @@ class StageRun {
 
   /// Micro-batches whose F is done and whose B or W is not.
   int64_t num_in_flight() const { return int64_t(flights_.size()); }
+  /// Whether its backward will have something to compute.
+  bool has_graph(int64_t microbatch) const { return flights_.at(microbatch).root.is_valid(); }
   void drop_all() { flights_.clear(); }
 
   int64_t index() const { return index_; }

@@ -44,8 +44,9 @@ std::vector<at::Tensor> train(const Group& group, Schedule schedule, int64_t sta
   return all;
 }
 
-void expect_captured_like_eager(Schedule schedule, int64_t stages_per_rank, int world) {
-  run_ranks(world, [&](const Group& group) {
+void expect_captured_like_eager(Schedule schedule, int64_t stages_per_rank, int world,
+                                const std::string& backend = "threads") {
+  const auto on_rank = [&](const Group& group) {
     std::vector<Layer> eager, captured;
     const auto expected = train(group, schedule, stages_per_rank, false, eager);
     const auto actual = train(group, schedule, stages_per_rank, true, captured);
@@ -57,7 +58,8 @@ void expect_captured_like_eager(Schedule schedule, int64_t stages_per_rank, int 
         expect_equal(item.value(), theirs[item.key()], c10::str("stage ", i, " ", item.key()));
       }
     }
-  });
+  };
+  run_ranks(world, on_rank, {.backend = backend});
 }
 
 TEST(PipelineCaptured, OneFOneBIsBitwiseEager) {
@@ -66,6 +68,13 @@ TEST(PipelineCaptured, OneFOneBIsBitwiseEager) {
 
 TEST(PipelineCaptured, ZbvIsBitwiseEager) {
   for (const int world : {1, 2}) expect_captured_like_eager(Schedule::ZBV, 2, world);
+}
+
+TEST(PipelineCaptured, OnSharedMemoryAndGlooItIsBitwiseEager) {
+  for (const char* backend : {"shm", "gloo"}) {
+    expect_captured_like_eager(Schedule::OneFOneB, 1, 3, backend);
+    expect_captured_like_eager(Schedule::ZBV, 2, 2, backend);
+  }
 }
 
 TEST(PipelineCaptured, OptionsOfModulesMayChange) {

@@ -198,6 +198,36 @@ TEST(PipelineErrors, ALossIsOneNumber) {
                                     "it: mean() or sum()")));
 }
 
+// Nothing would be learnt, in silence. One micro-batch may have nothing to learn from.
+TEST(PipelineErrors, SomeLossNeedsAGradient) {
+  for (const bool is_inference : {false, true}) {
+    const auto texts = texts_of_all<c10::ValueError>(2, [&](const Group& group) {
+      const auto loss = [&](const at::Tensor& y, const at::Tensor& t) {
+        return is_inference ? loss_fn(y, t) : loss_fn(y.detach(), t);
+      };
+      Pipeline pipe(layer_of(group), {.group = group, .microbatches = 2, .loss = loss});
+      const c10::InferenceMode mode(is_inference);
+      const auto batch = staged::batch_of(4, 2, 0);
+      pipe.step(batch.input, batch.target);
+    });
+    EXPECT_THAT(texts,
+                Each(HasSubstr("[Pipeline::step] no loss of the step needs a gradient, and parameters of stage 1 "
+                               "do\n  fix: let the loss depend on the output, without detach(), NoGradGuard or "
+                               "InferenceMode")));
+  }
+  run_ranks(2, [](const Group& group) {
+    int64_t call = 0;
+    const auto loss = [&](const at::Tensor& y, const at::Tensor& t) {
+      return call++ == 1 ? at::zeros({}) : loss_fn(y, t);
+    };
+    Layer layer = layer_of(group);
+    Pipeline pipe(layer, {.group = group, .microbatches = 2, .loss = loss});
+    const auto batch = staged::batch_of(4, 2, 0);
+    pipe.step(batch.input, batch.target);
+    EXPECT_TRUE(layer->scale.grad().defined());
+  });
+}
+
 TEST(PipelineErrors, StagesThatDisagreeAboutShapesAreNamedOnEveryRank) {
   const auto texts = texts_of_all<c10::Error>(3, [](const Group& group) {
     const PipelineStage stage =
