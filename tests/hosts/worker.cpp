@@ -98,10 +98,13 @@ void missing(const Group& group) {
   serried::all_reduce_(x, group, {.timeout = 2s});
 }
 
-/// The collective `name` of 4 MiB; the result of rank 3 is written to `out` from its first element on.
+/// The collective `name` of 4 MiB; the result of the victim is written to `out` from its first element on.
 void call(const std::string& name, const Group& group, at::Tensor& out) {
   const int64_t n = 1 << 20;
   std::vector<at::Tensor> outs{out};
+  if (name == "broadcast") serried::broadcast_(out, group);
+  if (name == "all_gather") serried::all_gather_into(out, at::ones({n / group->getSize()}), group);
+  if (name == "all_to_all") serried::all_to_all_into(out, at::ones({n}), group);
   if (name == "all_reduce") group->allreduce(outs)->wait();
   if (name == "reduce") group->reduce(outs, {.reduceOp = c10d::ReduceOp::SUM, .rootRank = 3})->wait();
   if (name == "reduce_scatter") serried::reduce_scatter_into(out, at::ones({n * 4}), group);
@@ -112,13 +115,14 @@ void call(const std::string& name, const Group& group, at::Tensor& out) {
   }
 }
 
-/// Rank 3 dies as soon as some of what it is to get has come: the rest of it is on its way, over a slow link.
+/// The victim dies as soon as some of what it is to get has come: the rest of it is on its way, over a slow link.
 void killed_in(const std::string& name, const Group& group) {
   ::signal(SIGTERM, SIG_IGN);
-  at::Tensor out = at::full({1 << 20}, -1.0);
+  const int victim = name == "broadcast" || name == "all_gather" ? 2 : 3;  // its neighbour gets all at once, from it
+  at::Tensor out = at::full({1 << 20}, name == "broadcast" && group->getRank() == 0 ? 5.0 : -1.0);
   serried::barrier(group);
   std::thread watcher;
-  if (group->getRank() == 3) {
+  if (group->getRank() == victim) {
     watcher = std::thread([first = out.mutable_data_ptr<float>()] {
       while (std::atomic_ref(*first).load() == -1.0f) std::this_thread::yield();
       ::kill(::getpid(), SIGKILL);
@@ -127,6 +131,7 @@ void killed_in(const std::string& name, const Group& group) {
   try {
     call(name, group, out);
     serried::barrier(group);  // of some collectives a rank has its part before the others
+    if (watcher.joinable()) watcher.join();
   } catch (const c10::Error& error) {
     say("raised: " + error.msg().substr(0, error.msg().find('\n')));
     if (watcher.joinable()) watcher.detach();
