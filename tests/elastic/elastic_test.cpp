@@ -7,6 +7,7 @@
 #include "serried/comm/groups/ranks.h"
 #include "serried/elastic/elastic.h"
 #include "serried/elastic/generations.h"
+#include "serried/graph/capture.h"
 #include "serried/mesh/mesh.h"
 #include "serried/parallel/ddp/ddp.h"
 #include "serried/parallel/sampler.h"
@@ -217,6 +218,40 @@ TEST(Elastic, GroupsThatAStepMadeEndWithTheGeneration) {
   job.wait();
   EXPECT_THAT(job.failures(), IsEmpty());
   EXPECT_EQ(num_steps, 4 + 3);
+}
+
+TEST(Elastic, CapturedStepsAreMadeAnewForAnotherWorld) {
+  ThreadJob job([&](ThreadJob::Rank& rank) {
+    Elastic elastic({.backend = "threads", .generations = rank.generations()});
+    torch::nn::Linear net = seeded(1, [] { return torch::nn::Linear(2, 1); });
+    elastic.keep("model", net);
+    DistributedDataParallel ddp(net, {.process_group = elastic.world()});
+    const auto train = [&](const at::Tensor& x) {
+      net->zero_grad();
+      ddp(x).sum().backward();
+      return all_reduce(x, elastic.world());
+    };
+    std::optional<Captured<decltype(train)>> step;
+    elastic.on_change([&](const Group& world) {
+      ddp.set_process_group(world);
+      step.emplace(train, CaptureOptions());
+    });
+    while (elastic.step() < 12) {
+      elastic.run([&] {
+        if (rank.id() == 0 && elastic.step() == 6) throw Killed();
+        const at::Tensor sum = (*step)(at::full({1, 2}, rank.id() + 1.0));
+        const double all = elastic.world()->getSize() == 3 ? 1 + 2 + 3 : 2 + 3;
+        expect_equal(sum, at::full({1, 2}, all));
+        expect_equal(net->weight.grad(), at::full({1, 2}, all / elastic.world()->getSize()));
+        elastic.commit();
+      });
+      if (elastic.step() % 6 == 0) EXPECT_GT(step->replays(), 0) << step->last_recapture_reason();
+    }
+  });
+  job.start(3);
+  job.wait();
+  EXPECT_THAT(job.failures(), IsEmpty());
+  EXPECT_EQ(job.num_living(), 0);
 }
 
 }  // namespace
