@@ -1,0 +1,81 @@
+// Training with Elastic on two hosts, of which one loses a rank, is lost, or comes later.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "tests/hosts/hosts.h"
+
+namespace serried::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+/// Two ranks of `nodes` hosts, on `host`; `arguments` are the worker's.
+Command start(const Hosts& hosts, int host, const std::string& nodes, const std::vector<std::string>& arguments) {
+  std::vector<std::string> words = {"run", "--keep-going",        "--nnodes", nodes, "--rendezvous", "h0:29500", "-n",
+                                    "2",   SERRIED_ELASTIC_WORKER};
+  words.insert(words.end(), arguments.begin(), arguments.end());
+  return hosts.serried(host, words, {"SERRIED_TOKEN=" + std::string(64, 'a')});
+}
+
+/// Both ranks of a host have ended, with what a plain loop with as many ranks per step gives.
+void expect_trained(const Result& result, int num_ranks) {
+  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  EXPECT_EQ(count_of(result.out, "equals the plain loop after "), num_ranks) << result.out << result.err;
+}
+
+TEST(ElasticOverHosts, ThoseLeftGoOnWhenARankOfAnotherHostIsKilled) {
+  const Hosts hosts(2);
+  Command second = start(hosts, 1, "2", {"8", "1", "3:3:bucket:0"});
+  Command first = start(hosts, 0, "2", {"8", "1", "3:3:bucket:0"});
+  const Result a = first.finish();
+  const Result b = second.finish();
+  expect_trained(a, count_of(a.out, " after 4 4 4 3 3 3 3 3 ;"));
+  expect_trained(b, count_of(b.out, " after 4 4 4 3 3 3 3 3 ;"));
+  EXPECT_EQ(count_of(a.out + b.out, " after 4 4 4 3 3 3 3 3 ;"), 3) << a.out << b.out;
+}
+
+/// Host 1 is lost by `fault` in the middle of the training, and the two ranks of host 0 end it.
+void expect_goes_on_without(const std::function<void(const Hosts&)>& fault, const std::string& said) {
+  const Hosts hosts(2);
+  Command second = start(hosts, 1, "1:2", {"800", "1"});
+  Command first = start(hosts, 0, "1:2", {"800", "1"});
+  first.wait_for("done 200\n");
+  fault(hosts);
+  const Result result = first.finish();
+  expect_trained(result, 2);
+  EXPECT_EQ(count_of(result.out, " 4 2 "), 2) << "of each rank's list of ranks per step";
+  EXPECT_THAT(result.err, HasSubstr(said));
+}
+
+TEST(ElasticOverHosts, ThoseLeftGoOnWhenAHostIsKilled) {
+  expect_goes_on_without([](const Hosts& hosts) { hosts.kill(1); },
+                         "lost the launcher of node 1 (h1); the other 2 ranks go on");
+}
+
+TEST(ElasticOverHosts, ThoseLeftGoOnWhenAHostIsOff) {
+  expect_goes_on_without([](const Hosts& hosts) { hosts.off(1); },
+                         "so it is frozen, off or cut off; the other 2 ranks go on");
+}
+
+TEST(ElasticOverHosts, ThoseLeftGoOnWhenAHostIsFrozen) {
+  expect_goes_on_without([](const Hosts& hosts) { hosts.freeze(1); },
+                         "so it is frozen, off or cut off; the other 2 ranks go on");
+}
+
+TEST(ElasticOverHosts, AHostThatComesLaterTakesTheState) {
+  const Hosts hosts(2);
+  // Steps enough for it to come: the others wait for nobody.
+  Command first = start(hosts, 0, "1:2", {"1500", "1"});
+  first.wait_for("done 20\n");
+  Command second = start(hosts, 1, "1:2", {"1500", "1"});
+  const Result a = first.finish();
+  const Result b = second.finish();
+  expect_trained(a, 2);
+  expect_trained(b, 2);
+  for (const Result& each : {a, b}) EXPECT_EQ(count_of(each.out, " 2 4 "), 2);
+}
+
+}  // namespace
+}  // namespace serried::testing
