@@ -34,7 +34,7 @@ constexpr const char* kExamples =
     "\n"
     "On several hosts, started on each of them, with the same words:\n"
     "  serried run --nnodes 2 --rendezvous host:29500 -n 4 serried bench --calibrate -o machine.json\n"
-    "Rank 0 writes the file. The link is measured by one rank of each host, while the others wait.\n"
+    "Rank 0 writes the file.\n"
     "With --check machine.json in place of --calibrate the same ranks measure collectives and steps of other sizes\n"
     "beside what the simulation says of them; every host has the file.\n";
 
@@ -42,7 +42,7 @@ struct BenchWords {
   bool calibrates = false;
   std::string checked;  // machine
   int ranks = 0;
-  int rounds = 15;
+  int rounds = 25;
   std::string output = "machine.json";
 };
 

@@ -150,25 +150,19 @@ class Calibration {
     machine_.memory = {Fitted::exactly(0), per_byte(copies.slope, 1), per_byte(sums.slope, 1)};
   }
 
-  // One rank of each host: what it calls, then its piece to each other one.
+  // Each rank with those at its place on other hosts: what they call, then their pieces. All ranks of a host send at
+  // once: some that waited meanwhile would take its cores.
   void measure_link() {
     if (num_hosts_ == 1) return;
     const Group across = mesh_.get_group("host");
-    const bool takes_part = mesh_.get_local_rank("local") == 0;
     const Fitted slope = fit_slope(measure({64 << 10, 256 << 10, 1 << 20, 2 << 20}, [&](int64_t bytes) {
       const at::Tensor x = at::zeros({bytes / 4}), all = at::zeros({bytes / 4 * num_hosts_});
-      return [=, this] {
-        if (takes_part) all_gather_into(all, x, across);
-      };
+      return [=] { all_gather_into(all, x, across); };
     }));
     // A barrier is one step of short messages.
-    const std::vector<Point> barriers = measure({0}, [&](int64_t) {
-      return [=] {
-        if (takes_part) barrier(across);
-      };
-    });
+    const std::vector<Point> barriers = measure({0}, [&](int64_t) { return [=] { barrier(across); }; });
     machine_.nic_out.alpha_us = simulation::fit_median(barriers[0].times);
-    machine_.nic_out.beta_ns_per_byte = per_byte(slope, double(num_hosts_ - 1));
+    machine_.nic_out.beta_ns_per_byte = per_byte(slope, double(options_.ranks_per_host * (num_hosts_ - 1)));
     machine_.nic_in.beta_ns_per_byte = machine_.nic_out.beta_ns_per_byte;
   }
 
