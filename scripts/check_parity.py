@@ -8,7 +8,7 @@ import sys
 # The rows that must stand in parity.md or limits.md: prefix, first, last.
 REQUIRED = [("P", 1, 80), ("D", 1, 158), ("G", 1, 54), ("T", 1, 233)]
 
-ROW = re.compile(r"^\|\s*([A-Z]\d{3})\s*\|(.*)\|\s*$")
+ROW = re.compile(r"^\|\s*([A-Z]\d{3}[a-z]?)\s*\|(.*)\|\s*$")
 TEST_NAME = re.compile(r"`([^`]+)`")
 COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 TEST = re.compile(r"\b(TEST|TEST_F|TEST_P|TYPED_TEST|TYPED_TEST_P)\(\s*(\w+)\s*,\s*(\w+)\s*\)")
