@@ -15,16 +15,15 @@ constexpr std::pair<std::string_view, Kind> kKinds[] = {
     {"all_gather", Kind::all_gather}, {"gather", Kind::gather},         {"scatter", Kind::scatter},
     {"broadcast", Kind::broadcast},   {"all_to_all", Kind::all_to_all}, {"barrier", Kind::barrier}};
 
-// As in hierarchical/engine.h, cut.h, chain.h and reduce.cpp, and shm/all_reduce.cpp.
+// As in hierarchical/engine.h, cut.h, chain.h, chain_to_owners.h and broadcast.cpp, and shm/all_reduce.cpp.
 constexpr int64_t kArrivalBytes = 128;
 constexpr int64_t kMostCarried = 32 << 10;
 constexpr int64_t kPartBytes = 128 << 10;
 constexpr int64_t kAhead = 4;
-// As in hierarchical/sums.cpp.
+// As in hierarchical/parts.cpp.
 constexpr int64_t kMostPartBytes = 128 << 10;
 constexpr int64_t kLeastPartBytes = 8 << 10;
 constexpr int64_t kLaneBytes = 2 << 20;
-constexpr int64_t kContributionBytes = 8 << 20;
 constexpr int64_t kLine = 64;
 constexpr int64_t kMostInSlots = 16 << 10;
 
@@ -69,8 +68,8 @@ class Decomposition {
     }
     switch (call_.kind) {
       case Kind::all_reduce: chain(); break;
-      case Kind::reduce_scatter: contribute(call_.bytes / ranks_, std::vector<int64_t>(hosts_)); break;
-      case Kind::reduce: contribute(call_.bytes, of_root(1)); break;
+      case Kind::reduce_scatter:
+      case Kind::reduce: chain_to_owners(); break;
       case Kind::all_gather: move_shared(times(hosts_, call_.bytes), call_.bytes); break;
       case Kind::broadcast: move_shared(of_root(call_.bytes), call_.bytes); break;
       case Kind::gather: move_each(times(hosts_, call_.bytes), of_root(1)); break;
@@ -136,24 +135,34 @@ class Decomposition {
     return is_default || call_.order == Order::hosts || ranks_ == int64_t(hosts_.size());
   }
 
-  /// Hosts exchange sums of what their ranks have, chunk by chunk, and results.
-  void add_by_hosts() {
+  /// Elements whose results are a host's, and in how many chunks they are made.
+  struct Results {
+    std::vector<int64_t> owned;
+    int64_t chunks = 0;
+  };
+
+  Results results() const {
     const int64_t num_hosts = int64_t(hosts_.size()), elements = call_.bytes / call_.element_bytes;
     const int64_t unit = std::max<int64_t>(1, kLine / call_.element_bytes);
     const int64_t most = std::clamp(kLaneBytes / num_hosts / 1024 * 1024, kLeastPartBytes, kMostPartBytes);
     const int64_t part = most / partial_bytes() / unit * unit;
-    std::vector<int64_t> owned(hosts_.size(), 0);  // elements whose result a host makes
-    int64_t chunks = 0;
+    Results results{std::vector<int64_t>(hosts_.size(), 0)};
     switch (call_.kind) {
-      case Kind::all_reduce: chunks = deal(elements, part, unit, owned); break;
+      case Kind::all_reduce: results.chunks = deal(elements, part, unit, results.owned); break;
       case Kind::reduce:
-        owned[0] = elements;
-        chunks = (elements + most_ * part - 1) / (most_ * part);
+        results.owned[0] = elements;
+        results.chunks = (elements + most_ * part - 1) / (most_ * part);
         break;
       default:
-        for (size_t host = 0; host < hosts_.size(); ++host) owned[host] = elements / ranks_ * hosts_[host];
-        chunks = (elements / ranks_ / std::max<int64_t>(1, most_ / hosts_[0]) + part - 1) / part;
+        for (size_t host = 0; host < hosts_.size(); ++host) results.owned[host] = elements / ranks_ * hosts_[host];
+        results.chunks = (elements / ranks_ / std::max<int64_t>(1, most_ / hosts_[0]) + part - 1) / part;
     }
+    return results;
+  }
+
+  /// Hosts exchange sums of what their ranks have, chunk by chunk, and results.
+  void add_by_hosts() {
+    const auto [owned, chunks] = results();
     exchange_sums(owned, chunks);
     if (call_.kind == Kind::all_reduce) spread_results(owned, chunks);
   }
@@ -213,29 +222,40 @@ class Decomposition {
     }
     step.added = (partial + lanes - 1) / lanes * (most_ + 1);
     step.memory_hops = 2;
-    step.pipeline = {chunks, kAhead, lanes, (partial + chunks - 1) / chunks, (call_.bytes + chunks - 1) / chunks};
+    step.pipeline = {.chunks = chunks,
+                     .ahead = kAhead,
+                     .lanes = lanes,
+                     .up_bytes = (partial + chunks - 1) / chunks,
+                     .down_bytes = (call_.bytes + chunks - 1) / chunks,
+                     .hops_back = int64_t(hosts_.size()) - 1};
     steps_.push_back(std::move(step));
   }
 
   /// Half precision is added in single.
   int64_t partial_bytes() const { return std::max<int64_t>(call_.element_bytes, 4); }
 
-  /// Every rank has a piece of `bytes` for each rank of a host that takes: all go to their owners, who add them up.
-  void contribute(int64_t bytes, const std::vector<int64_t>& takers) {
-    gather_contributions(bytes, hosts_, times(takers, bytes));
-  }
-
-  void gather_contributions(int64_t piece, const std::vector<int64_t>& give, const std::vector<int64_t>& take) {
-    const int64_t block = std::max(kContributionBytes / ranks_ / kLine * kLine, kLine);
-    const int64_t blocks = (piece + block - 1) / block;
-    Step step{.name = "contribute", .give = give, .take = take};
+  /// Up the hosts, the last of which sends every host what its ranks own.
+  void chain_to_owners() {
+    const auto [owned, chunks] = results();
+    const int64_t others = int64_t(hosts_.size()) - 1;
+    const int64_t partial = call_.bytes / call_.element_bytes * partial_bytes();
+    const std::vector<int64_t> given = times(owned, call_.element_bytes);
+    Step step{.name = "chain", .give = std::vector<int64_t>(hosts_.size(), 0), .take = given, .up = partial};
+    step.give.back() = 1;
+    step.messages.assign(hosts_.size(), chunks * most_);
+    step.messages.back() *= others;
     for (size_t host = 0; host < hosts_.size(); ++host) {
-      step.messages.push_back(give[host] * (ranks_ - hosts_[host]) * blocks);
-      step.copied.push_back(take[host] * hosts_[host]);
+      step.copied.push_back(call_.kind == Kind::reduce_scatter ? call_.bytes * hosts_[host] : given[host]);
     }
-    step.added = piece * ranks_;
-    step.net_hops = blocks;
-    step.memory_hops = blocks;
+    const int64_t least = *std::min_element(hosts_.begin(), hosts_.end());
+    step.added = (partial + least - 1) / least * (most_ + 1);
+    step.memory_hops = 2;
+    step.pipeline = {.chunks = chunks,
+                     .ahead = kAhead,
+                     .lanes = least,
+                     .up_bytes = (partial + chunks - 1) / chunks,
+                     .down_bytes = (sum(given, 0, given.size() - 1) + chunks - 1) / chunks,
+                     .hops_back = 1};
     steps_.push_back(std::move(step));
   }
 
@@ -256,11 +276,12 @@ class Decomposition {
     const int64_t total = sum(give);
     const int64_t others = int64_t(hosts_.size()) - 1;
     Step move{.name = "move", .give = give, .take = ones()};
+    if (call_.kind == Kind::broadcast && others > 1) pass_on(move);
     Step share{.name = "share"};
     int64_t rounds = 0;
     for (size_t host = 0; host < hosts_.size(); ++host) {
       const int64_t givers = has_root(call_.kind) ? int64_t(give[host] > 0) : hosts_[host];
-      move.messages.push_back(givers * others);
+      move.messages.push_back(move.pipeline ? move.pipeline->chunks * int64_t(host < size_t(others)) : givers * others);
       move.copied.push_back(give[host] * (hosts_[host] - 1));
       share.copied.push_back((total - give[host]) * (hosts_[host] - 1));
       if (hosts_[host] < 2) continue;
@@ -272,6 +293,14 @@ class Decomposition {
     share.memory_hops = rounds;
     steps_.push_back(std::move(move));
     if (rounds > 0) steps_.push_back(std::move(share));
+  }
+
+  /// From the root's host to the next, and so on.
+  void pass_on(Step& move) const {
+    const int64_t chunks = (call_.bytes + kPartBytes - 1) / kPartBytes;
+    move.give = move.take = {};
+    move.up = call_.bytes;
+    move.pipeline = {.chunks = chunks, .ahead = kAhead, .up_bytes = (call_.bytes + chunks - 1) / chunks};
   }
 
   /// All ranks on one host.

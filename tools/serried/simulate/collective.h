@@ -42,13 +42,14 @@ struct Call {
 /// How many ranks of a group are on each of its hosts, in the order of ranks.
 using HostSizes = std::vector<int64_t>;
 
-/// Chunks that go up a chain of hosts and back, of which a few are under way at once.
+/// Chunks that go up a chain of hosts, of which a few are under way at once, and results that come back.
 struct Pipeline {
   int64_t chunks = 0;
   int64_t ahead = 0;
-  int64_t lanes = 1;     // that carry a part of each chunk, one part after the other
-  int64_t up_bytes = 0;  // of a whole chunk, from a host to the next
-  int64_t down_bytes = 0;
+  int64_t lanes = 1;       // that carry a part of each chunk, one part after the other
+  int64_t up_bytes = 0;    // of a whole chunk, from a host to the next
+  int64_t down_bytes = 0;  // of a whole chunk, out of a host that sends results
+  int64_t hops_back = 0;   // until a result is where it belongs
 };
 
 /// What happens at once. A host gives each other one `give[host] * take[other]` bytes, or its neighbours in the chain

@@ -78,10 +78,12 @@ class StepTimes {
     const Time up = of_chunk(pipeline.up_bytes), down = of_chunk(pipeline.down_bytes);
     const Time add = sum_of(adding(step.added / pipeline.chunks), time_of_us(machine_.memory.alpha_us.value));
     // A part goes on as soon as it is there, though the rest of its chunk is on its way.
-    const Time there_and_back = sum_of((up + down) / pipeline.lanes, product_of(hop(), 2));
-    const Time round = sum_of(sum_of(up - up / pipeline.lanes, product_of(there_and_back, hops)),
+    const Time there = product_of(sum_of(up / pipeline.lanes, hop()), hops);
+    const Time back = product_of(sum_of(down / pipeline.lanes, hop()), pipeline.hops_back);
+    const Time round = sum_of(sum_of(up - up / pipeline.lanes, sum_of(there, back)),
                               sum_of(product_of(add, hops + 1), time_of_us(machine_.memory.alpha_us.value)));
-    const Time passing = hops > 1 ? sum_of(up, down) : std::max(up, down);
+    const bool has_both_ways = hops > 1 && pipeline.hops_back == hops;
+    const Time passing = has_both_ways ? sum_of(up, down) : std::max(up, down);
     const Time period = std::max({passing, add, round / pipeline.ahead});
     demand.least = sum_of(round, product_of(period, pipeline.chunks - 1));
     demand.after = round - up;
