@@ -24,6 +24,7 @@ FENCE = re.compile(r"^\s*```\s*(\S*)\s*(.*)$")
 COMMENT = re.compile(r"^<!-- (.*) -->$")
 MAIN = re.compile(r"^int main\(")
 SHELL = re.compile(r"^serried (explain|doctor|plan)\b")
+MEETS_OTHERS = re.compile(r"\bnew_group\(|\bElastic \w+\(")
 DEFAULT_RANKS = 4
 LIMIT = 60  # seconds per program
 
@@ -175,7 +176,7 @@ def commands_of(program, binary, serried):
     start = [binary, program.name]
     if "arguments" in program.marks:
         return [["sh", "-c", f'exec "$0" {program.name} {arguments}', binary] for arguments in program.marks["arguments"].split(" | ")]
-    if not any("new_group(" in line for line in program.block.lines):
+    if not any(MEETS_OTHERS.search(line) for line in program.block.lines):
         return [start]
     return [[serried, "run", "-n", program.marks.get("ranks", str(DEFAULT_RANKS)), *start]]
 
