@@ -10,9 +10,9 @@
 namespace serried::detail {
 namespace {
 
-// Tags keep keys and gradients apart.
-constexpr int kKeysTag = 0;
-constexpr int kGradientsTag = 1;
+// Tags keep keys and gradients apart, and both from what users send over the same group, or pipelines from 1 << 20 on.
+constexpr int kKeysTag = 1 << 21;
+constexpr int kGradientsTag = kKeysTag + 1;
 
 class Ring {
  public:
