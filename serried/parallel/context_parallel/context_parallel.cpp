@@ -163,11 +163,10 @@ void check_parts(std::string_view where, const DeviceMesh& mesh, const std::vect
   const int64_t all = std::accumulate(sizes.begin(), sizes.end(), int64_t(0));
   for (size_t rank = 0; rank < sizes.size(); ++rank) {
     if (cut.length() == all && cut.size(int64_t(rank)) == sizes[rank]) continue;
-    raise<c10::ValueError>(
-        {where,
-         c10::str("rank ", rank, " of ", mesh.to_string(), " has ", sizes[rank], " of ", all,
-                  " positions, and its part of ", cut.length(), " is ", cut.size(int64_t(rank))),
-         "pass what was cut by ContextParallel or context_parallel_shard, with the same documents"});
+    raise<c10::ValueError>({where,
+                            c10::str("rank ", rank, " of ", mesh.to_string(), " has ", sizes[rank], " of ", all,
+                                     " positions, and its part of ", cut.length(), " is ", cut.size(int64_t(rank))),
+                            "pass what was cut by ContextParallel or context_parallel_shard, with the same documents"});
   }
 }
 

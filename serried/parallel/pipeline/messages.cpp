@@ -149,8 +149,10 @@ bool is_header(const MessageHeader& header) {
 // A peer that counts its micro-batches otherwise, or somebody who sends under its name.
 [[noreturn]] void refuse_missing(int peer, int64_t microbatch) {
   raise<c10::DistBackendError>({"Pipeline",
-                                c10::str("rank ", peer, " of the pipeline's group has sent all its messages of this "
-                                         "step, and none of micro-batch ", microbatch),
+                                c10::str("rank ", peer,
+                                         " of the pipeline's group has sent all its messages of this "
+                                         "step, and none of micro-batch ",
+                                         microbatch),
                                 "run the same version of serried on every rank, and let nobody else send over the "
                                 "pipeline's group"});
 }

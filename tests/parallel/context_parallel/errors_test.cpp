@@ -99,10 +99,9 @@ TEST(ContextParallelErrors, UnshardTakesWhatWasCut) {
   const auto expect_text = [](const std::vector<int64_t>& sizes, const std::string& what) {
     on_mesh({int64_t(sizes.size())}, [&](const DeviceMesh& mesh) {
       const at::Tensor part = iota({sizes[size_t(mesh.get_rank())]});
-      EXPECT_EQ(
-          error_text_of_any_rank<c10::ValueError>([&] { context_parallel_unshard(mesh, part); }),
-          "[context_parallel_unshard] " + what +
-              "\n  fix: pass what was cut by ContextParallel or context_parallel_shard, with the same documents");
+      EXPECT_EQ(error_text_of_any_rank<c10::ValueError>([&] { context_parallel_unshard(mesh, part); }),
+                "[context_parallel_unshard] " + what +
+                    "\n  fix: pass what was cut by ContextParallel or context_parallel_shard, with the same documents");
     });
   };
   expect_text({1, 5}, "rank 0 of mesh 2 has 1 of 6 positions, and its part of 6 is 3");

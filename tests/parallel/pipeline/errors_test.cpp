@@ -465,9 +465,10 @@ TEST(PipelineErrors, GradientsLieAsWhatTheyAreOf) {
     const ImplicitReplication targets_are_whole;
     pipe.step(batch.input, batch.target);
   });
-  EXPECT_THAT(texts[0], HasSubstr("[Pipeline] stage 1 gives f32[2,2,6] as the gradient of what stage 0 gave, f32[2,2,6] "
-                                  "S2 on mesh tp=1\n  fix: let each stage take the tensor as the stage before gives "
-                                  "it"));
+  EXPECT_THAT(texts[0],
+              HasSubstr("[Pipeline] stage 1 gives f32[2,2,6] as the gradient of what stage 0 gave, f32[2,2,6] "
+                        "S2 on mesh tp=1\n  fix: let each stage take the tensor as the stage before gives "
+                        "it"));
 }
 
 TEST(PipelineErrors, TargetsHaveTheRowsOfTheInput) {

@@ -284,9 +284,9 @@ TEST(PipelineTied, OneTensorInTwoStagesOfAVTrainsLikeOneProcess) {
     ReadOut shared(words);
     std::vector<Layer> layers = staged::make_layers(2);
     const bool is_first = pp->getRank() == 0;
-    Pipeline pipe(is_first ? std::vector<PipelineStage>{words, shared}
-                           : std::vector<PipelineStage>{layers[0], layers[1]},
-                  {.group = pp, .schedule = Schedule::ZBV, .microbatches = 2, .loss = loss_of});
+    Pipeline pipe(
+        is_first ? std::vector<PipelineStage>{words, shared} : std::vector<PipelineStage>{layers[0], layers[1]},
+        {.group = pp, .schedule = Schedule::ZBV, .microbatches = 2, .loss = loss_of});
     EXPECT_EQ(pipe.parameters().size(), is_first ? 1u : 2 * layers[0]->parameters().size());
   });
 }

@@ -271,7 +271,8 @@ TEST(CutAttention, TheRingHoldsTwoPartsOfKeysAndValuesAndThreeOfGradients) {
       EXPECT_EQ(detail::attention_counters().key_buffer_bytes, 2 * largest * size);
       detail::attention_counters() = {};
       out.backward(at::ones_like(out));
-      EXPECT_EQ(detail::attention_counters().key_buffer_bytes, 2 * largest * size + 3 * largest * std::max<int64_t>(size, 4))
+      EXPECT_EQ(detail::attention_counters().key_buffer_bytes,
+                2 * largest * size + 3 * largest * std::max<int64_t>(size, 4))
           << dtype;
     }
   });
