@@ -6,10 +6,12 @@
 #include <algorithm>
 #include <cmath>
 #include <optional>
+#include <unordered_set>
 #include <utility>
 
 #include "serried/base/error.h"
 #include "serried/comm/collectives/collectives.h"
+#include "serried/parallel/pipeline/tied_copies.h"
 #include "serried/tape/recorder.h"
 #include "serried/tensor/meta.h"
 #include "serried/tensor/redistribute/redistribute.h"
@@ -57,12 +59,14 @@ struct Holders {
 class GradientParts {
  public:
   // A parameter without a gradient on this rank may have one on another: its ranks meet all the same.
-  void add(const at::Tensor& parameter) {
+  void add(const at::Tensor& parameter, bool counts) {
     const at::Tensor& grad = parameter.grad();
     const DTensorMeta* meta = dtensor_meta(parameter);
     if (meta != nullptr && (grad.defined() || parameter.requires_grad())) holders_of(*meta->spec);
     if (!grad.defined()) return;
     gradients_.push_back(grad);
+    if (!counts) return;
+    ++num_counted_;
     const DTensorMeta* grad_meta = dtensor_meta(grad);
     if (grad_meta == nullptr) {
       holders_of_whole().parts.push_back(grad.is_sparse() ? grad.coalesce().values() : grad);
@@ -74,6 +78,7 @@ class GradientParts {
   }
 
   const std::vector<at::Tensor>& gradients() const { return gradients_; }
+  int64_t num_counted() const { return num_counted_; }
   const std::vector<Holders>& all() const { return holders_; }
 
  private:
@@ -96,6 +101,7 @@ class GradientParts {
   }
 
   std::vector<at::Tensor> gradients_;
+  int64_t num_counted_ = 0;
   std::vector<Holders> holders_;  // in the order they are met, which is the same on all their ranks
 };
 
@@ -164,7 +170,7 @@ void check_finite(double norm, double norm_type) {
 at::Tensor norm_of(const GradientParts& parts, double norm_type, const at::TensorOptions& options,
                    const Group& pipeline) {
   if (norm_type == 0) {
-    const at::Tensor count = at::full({}, double(parts.gradients().size()), options);
+    const at::Tensor count = at::full({}, double(parts.num_counted()), options);
     if (pipeline) all_reduce_(count, pipeline);
     return count;
   }
@@ -188,9 +194,10 @@ GradNorm clip_grad_norm_(const std::vector<at::Tensor>& parameters, double max_n
   const at::NoGradGuard no_grad;
   GradientParts parts;
   at::TensorOptions doubles = at::TensorOptions(at::kDouble);
+  std::unordered_set<const void*> seen;  // modules that share a parameter list it each
   for (const at::Tensor& parameter : parameters) {
-    if (!parameter.defined()) continue;
-    parts.add(parameter);
+    if (!parameter.defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
+    parts.add(parameter, /*counts=*/!options.pipeline || !detail::is_tied_copy(parameter));
     doubles = doubles.device(parameter.device());
   }
   const at::Tensor norm = norm_of(parts, norm_type, doubles, options.pipeline);

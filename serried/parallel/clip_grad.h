@@ -30,7 +30,8 @@ class GradNorm {
 
 /// Scales all gradients so that their norm, taken as that of one vector, is `max_norm` at most, as
 /// torch::nn::utils::clip_grad_norm_ does, and returns the norm before. Parameters may be plain or DTensors, on any
-/// meshes: a plain gradient counts once, a DTensor's as the whole it is, and the norm has equal bits on every rank. One
+/// meshes: a plain gradient counts once, a DTensor's as the whole it is, and the norm has equal bits on every rank. A
+/// parameter that is listed twice counts once, and so do parameters that a Pipeline ties, with `.pipeline`. One
 /// all-reduce of 8 bytes for each set of ranks that parameters are cut over; all ranks of their meshes call it with
 /// their parameters in the same order. A step that drops the result can be captured.
 ///     double norm = clip_grad_norm_(net->parameters(), 1.0);

@@ -10,7 +10,9 @@
 
 #include "serried/base/error.h"
 #include "serried/comm/agree/rank_texts.h"
-#include "serried/comm/collectives/collectives.h"
+#include "serried/comm/collectives/checks.h"
+#include "serried/comm/collectives/ops.h"
+#include "serried/comm/collectives/piece_sizes.h"
 #include "serried/comm/collectives/watch.h"
 #include "serried/parallel/context_parallel/cut_buffers.h"
 #include "serried/tape/recorder.h"
@@ -155,6 +157,19 @@ detail::SequenceScopePtr scope_of(const DeviceMesh& mesh, const std::optional<in
   return scope;
 }
 
+// Of all ranks: those whose own part fits would give positions in a wrong order where others raise.
+void check_parts(std::string_view where, const DeviceMesh& mesh, const std::vector<int64_t>& sizes,
+                 const SequenceCut& cut) {
+  const int64_t all = std::accumulate(sizes.begin(), sizes.end(), int64_t(0));
+  for (size_t rank = 0; rank < sizes.size(); ++rank) {
+    if (cut.length() == all && cut.size(int64_t(rank)) == sizes[rank]) continue;
+    raise<c10::ValueError>({where,
+                            c10::str("rank ", rank, " of ", mesh.to_string(), " has ", sizes[rank], " of ", all,
+                                     " positions, and its part of ", cut.length(), " is ", cut.size(int64_t(rank))),
+                            "pass what was cut by ContextParallel or context_parallel_shard, with the same documents"});
+  }
+}
+
 // From the order of ranks to that of the sequence.
 at::Tensor in_order(const at::Tensor& gathered, int64_t dim, const SequenceCut& cut) {
   std::map<int64_t, at::Tensor> pieces;  // by where they begin
@@ -225,19 +240,15 @@ at::Tensor context_parallel_unshard(const DeviceMesh& mesh, const at::Tensor& lo
   check_axis(kWhere, mesh);
   check_documents(kWhere, options.documents);
   const int64_t dim = checked_dim(kWhere, options.seq_dim, local);
-  const at::Tensor gathered = all_gather(local, mesh.get_group(int64_t(0)), {.dim = dim});
+  const Group group = mesh.get_group(int64_t(0));
+  detail::check_call(kWhere, local, group);
+  const std::vector<int64_t> sizes = detail::GatherSizes(local, group, dim, {}, /*now=*/true).get();
+  const at::Tensor gathered = detail::ops::all_gather(local, group, dim, sizes);
   SequenceCut cut = cut_of(gathered.size(dim), options.documents, mesh.size());
   const detail::SequenceScopePtr& scope = detail::sequence_scope();
   const bool is_in_scope = scope != nullptr && scope->mesh == mesh && scope->cut.has_value();
   if (options.documents.empty() && is_in_scope && scope->cut->length() == gathered.size(dim)) cut = *scope->cut;
-  const int64_t rank = mesh.get_local_rank(int64_t(0));
-  if (cut.length() != gathered.size(dim) || cut.size(rank) != local.size(dim)) {
-    raise<c10::ValueError>(
-        {kWhere,
-         c10::str("rank ", rank, " of ", mesh.to_string(), " has ", local.size(dim), " of ", gathered.size(dim),
-                  " positions, and its part of ", cut.length(), " is ", cut.size(rank)),
-         "pass what was cut by ContextParallel or context_parallel_shard, with the same documents"});
-  }
+  check_parts(kWhere, mesh, sizes, cut);
   return in_order(gathered, dim, cut);
 }
 

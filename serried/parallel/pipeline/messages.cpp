@@ -146,6 +146,17 @@ bool is_header(const MessageHeader& header) {
        "send over the pipeline's group"});
 }
 
+// A peer that counts its micro-batches otherwise, or somebody who sends under its name.
+[[noreturn]] void refuse_missing(int peer, int64_t microbatch) {
+  raise<c10::DistBackendError>({"Pipeline",
+                                c10::str("rank ", peer,
+                                         " of the pipeline's group has sent all its messages of this "
+                                         "step, and none of micro-batch ",
+                                         microbatch),
+                                "run the same version of serried on every rank, and let nobody else send over the "
+                                "pipeline's group"});
+}
+
 enum class ErrorType : int8_t { plain, value, type, index, not_implemented, backend };
 
 ErrorType type_of(const std::exception& error) {
@@ -248,6 +259,7 @@ void Inbox::discard() {
 Message Inbox::take(int64_t microbatch) {
   auto found = is_here_.find(microbatch);
   while (found == is_here_.end()) {
+    if (coming_.empty() && !header_) refuse_missing(peer_, microbatch);
     if (coming_.empty()) ask_for_data();
     complete();
     // Of a failure it does not matter which micro-batch it met.

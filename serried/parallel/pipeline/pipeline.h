@@ -80,7 +80,7 @@ class Pipeline {
   PipelineTrace trace() const;
 
   const PipelineTable& table() const;
-  /// Of all stages on this rank, for an optimizer.
+  /// Of all stages on this rank, for an optimizer; one that several of them share is there once.
   std::vector<at::Tensor> parameters() const;
   /// The most micro-batches that this rank kept at once in the newest step, counted in each stage.
   int64_t peak_in_flight() const;

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <unordered_set>
 
 #include "serried/base/error.h"
 #include "serried/base/trace.h"
@@ -75,10 +76,14 @@ StageRun& Runner::stage(int64_t index) {
   return *std::find_if(stages_.begin(), stages_.end(), [&](const StageRun& run) { return run.index() == index; });
 }
 
+// Stages may share one: an optimizer that got it twice would step it twice.
 std::vector<at::Tensor> Runner::parameters() const {
   std::vector<at::Tensor> all;
+  std::unordered_set<const void*> seen;
   for (const StageRun& run : stages_) {
-    for (const at::Tensor& parameter : run.stage().module()->parameters()) all.push_back(parameter);
+    for (const at::Tensor& parameter : run.stage().module()->parameters()) {
+      if (seen.insert(parameter.unsafeGetTensorImpl()).second) all.push_back(parameter);
+    }
   }
   return all;
 }

@@ -78,6 +78,11 @@ TiedWeights::TiedWeights(Group group, const PipelineTable& table, std::vector<St
   if (sets_.empty()) return;
   agree(stages);
   share_values();
+  for (const Set& set : sets_) {
+    for (const Owner& owner : set) {
+      if (&owner != &set[0] && owner.parameter.defined() && !owner.is_shared) copies_.add(owner.parameter);
+    }
+  }
 }
 
 void TiedWeights::find_sets(const PipelineTable& table, const std::vector<PipelineTie>& ties) {

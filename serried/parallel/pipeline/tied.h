@@ -10,6 +10,7 @@
 
 #include "serried/comm/groups/group.h"
 #include "serried/parallel/pipeline/table.h"
+#include "serried/parallel/pipeline/tied_copies.h"
 
 namespace serried {
 
@@ -64,6 +65,7 @@ class TiedWeights {
   const Group group_;
   int first_tag_ = 0;
   std::vector<Set> sets_;
+  TiedCopies copies_;
 };
 
 }  // namespace detail

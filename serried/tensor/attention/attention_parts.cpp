@@ -4,6 +4,8 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+
 #include <limits>
 
 namespace serried::detail {
@@ -23,6 +25,11 @@ void count(const AttentionCall& call) {
 AttentionCounters& attention_counters() {
   thread_local AttentionCounters counters;
   return counters;
+}
+
+void count_key_buffers(int64_t bytes) {
+  AttentionCounters& counters = attention_counters();
+  counters.key_buffer_bytes = std::max(counters.key_buffer_bytes, bytes);
 }
 
 at::ScalarType sum_dtype(at::ScalarType dtype) {

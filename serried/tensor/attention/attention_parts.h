@@ -17,9 +17,12 @@ inline constexpr int64_t kLengthDim = 2;
 struct AttentionCounters {
   int64_t pairs = 0;             // of a query and a key, per head and sequence of the batch; forward and backward
   int64_t kernel_calls = 0;      // forward and backward
-  int64_t key_buffer_bytes = 0;  // of the buffers that keys and values travel in, or are gathered in; the largest
+  int64_t key_buffer_bytes = 0;  // that keys, values and their gradients travel or are gathered in; the most at once
 };
 AttentionCounters& attention_counters();
+
+/// Buffers of so many bytes are there at once.
+void count_key_buffers(int64_t bytes);
 
 /// The dtype that results of several calls are added up in.
 at::ScalarType sum_dtype(at::ScalarType dtype);

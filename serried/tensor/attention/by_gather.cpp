@@ -46,8 +46,7 @@ GatheredKeys gathered(const SequenceAttention& call, const at::Tensor& key, cons
   const at::Tensor own = at::stack({key, value}).view({-1});
   const at::Tensor flat = ops::all_gather(own, call.group, 0, counts_of(call, key));
   at::Tensor both = at::empty(sizes_of(key, call.keys.length()), key.options());
-  AttentionCounters& counters = attention_counters();
-  counters.key_buffer_bytes = std::max(counters.key_buffer_bytes, int64_t(both.nbytes()));
+  count_key_buffers(int64_t(flat.nbytes() + both.nbytes()));
   for_each_chunk(call, both, flat, [](const at::Tensor& whole, const at::Tensor& part) { whole.copy_(part); });
   return {both};
 }
@@ -108,6 +107,7 @@ AttentionGradients attend_by_gather_backward(const SequenceAttention& call, cons
     grad_query = backward.grad_query();
   }
   const at::Tensor flat = at::empty({sums.numel()}, sums.options());
+  count_key_buffers(int64_t(keys.both.nbytes() + sums.nbytes() + flat.nbytes()));
   for_each_chunk(call, sums, flat, [](const at::Tensor& whole, const at::Tensor& part) { part.copy_(whole); });
   const at::Tensor own = ops::reduce_scatter(flat, call.group, 0, counts_of(call, key), share(c10d::ReduceOp::SUM))
                              .view(sizes_of(key, call.keys.size(call.rank())));

@@ -1,6 +1,5 @@
 // Keys and values go round: a rank computes with those it has while they travel on to its right neighbour and the next
 // come from its left. In backward the sums of their gradients follow them, and come home last.
-#include <algorithm>
 #include <array>
 #include <optional>
 
@@ -10,9 +9,9 @@
 namespace serried::detail {
 namespace {
 
-// Tags keep keys and gradients apart.
-constexpr int kKeysTag = 0;
-constexpr int kGradientsTag = 1;
+// Tags keep keys and gradients apart, and both from what users send over the same group, or pipelines from 1 << 20 on.
+constexpr int kKeysTag = 1 << 21;
+constexpr int kGradientsTag = kKeysTag + 1;
 
 class Ring {
  public:
@@ -54,13 +53,13 @@ class TravellingKeys {
   TravellingKeys(const Ring& ring, const SequenceAttention& call, const at::Tensor& key, const at::Tensor& value)
       : ring_(ring),
         buffers_{KeyBuffer(key, call.keys, key.scalar_type()), KeyBuffer(key, call.keys, key.scalar_type())} {
-    AttentionCounters& counters = attention_counters();
-    counters.key_buffer_bytes = std::max(counters.key_buffer_bytes, buffers_[0].bytes() + buffers_[1].bytes());
+    count_key_buffers(bytes());
     const at::Tensor own = at_step(0);
     own[0].copy_(key);
     own[1].copy_(value);
   }
 
+  int64_t bytes() const { return buffers_[0].bytes() + buffers_[1].bytes(); }
   at::Tensor at_step(int64_t step) const { return buffers_[size_t(step % 2)].part(ring_.size(step)); }
 
   /// Passes those of `step` on and takes the next, while the caller computes.
@@ -107,6 +106,7 @@ AttentionGradients attend_by_ring_backward(const SequenceAttention& call, const 
   const at::ScalarType dtype = sum_dtype(key.scalar_type());
   const std::array<KeyBuffer, 2> shares = {KeyBuffer(key, call.keys, dtype), KeyBuffer(key, call.keys, dtype)};
   const KeyBuffer sums(key, call.keys, dtype);
+  count_key_buffers(keys.bytes() + shares[0].bytes() + shares[1].bytes() + sums.bytes());
   std::optional<Pending> going;
   for (int64_t step = 0; step < ring.num_steps(); ++step) {
     std::optional<Pending> coming = step > 0 ? ring.receive(sums.part(ring.size(step)), kGradientsTag) : std::nullopt;

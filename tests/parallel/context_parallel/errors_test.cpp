@@ -96,15 +96,17 @@ TEST(ContextParallelErrors, OfLists) {
 }
 
 TEST(ContextParallelErrors, UnshardTakesWhatWasCut) {
-  on_mesh({2}, [](const DeviceMesh& mesh) {
-    EXPECT_EQ(error_text_of_any_rank<c10::ValueError>(
-                  [&] { context_parallel_unshard(mesh, iota({mesh.get_rank() == 0 ? 1 : 5})); }),
-              mesh.get_rank() == 0
-                  ? "[context_parallel_unshard] rank 0 of mesh 2 has 1 of 6 positions, and its part of 6 is 3\n"
-                    "  fix: pass what was cut by ContextParallel or context_parallel_shard, with the same documents"
-                  : "[context_parallel_unshard] rank 1 of mesh 2 has 5 of 6 positions, and its part of 6 is 3\n"
-                    "  fix: pass what was cut by ContextParallel or context_parallel_shard, with the same documents");
-  });
+  const auto expect_text = [](const std::vector<int64_t>& sizes, const std::string& what) {
+    on_mesh({int64_t(sizes.size())}, [&](const DeviceMesh& mesh) {
+      const at::Tensor part = iota({sizes[size_t(mesh.get_rank())]});
+      EXPECT_EQ(error_text_of_any_rank<c10::ValueError>([&] { context_parallel_unshard(mesh, part); }),
+                "[context_parallel_unshard] " + what +
+                    "\n  fix: pass what was cut by ContextParallel or context_parallel_shard, with the same documents");
+    });
+  };
+  expect_text({1, 5}, "rank 0 of mesh 2 has 1 of 6 positions, and its part of 6 is 3");
+  // The part of rank 0 is as it should be.
+  expect_text({2, 3, 1}, "rank 1 of mesh 3 has 3 of 6 positions, and its part of 6 is 2");
 }
 
 template <class Exception, class... Args>

@@ -3,12 +3,15 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstring>
 #include <latch>
 #include <mutex>
 
 #include "serried/comm/collectives/collectives.h"
+#include "serried/parallel/pipeline/messages.h"
 #include "serried/parallel/tensor_parallel/parallelize.h"
 #include "serried/tensor/dtensor.h"
+#include "serried/tensor/guards.h"
 #include "tests/parallel/pipeline/nets.h"
 #include "tests/support/errors.h"
 
@@ -144,7 +147,7 @@ TEST(PipelineErrors, AStageHasParameters) {
 }
 
 struct Given {
-  bool has_loss = true;
+  std::vector<int> loss_on = {0, 1};
   at::Tensor input = staged::batch_of(4, 2, 0).input;
   at::Tensor target = staged::batch_of(4, 2, 0).target;
 };
@@ -153,7 +156,9 @@ struct Given {
 std::vector<std::string> step_texts(const Given& given) {
   return texts_of_all<c10::ValueError>(2, [&](const Group& group) {
     PipelineOptions options{.group = group, .microbatches = 2};
-    if (given.has_loss) options.loss = loss_fn;
+    for (const int rank : given.loss_on) {
+      if (rank == group->getRank()) options.loss = loss_fn;
+    }
     Pipeline pipe(layer_of(group), options);
     const std::string first = error_text<c10::ValueError>([&] { pipe.step(given.input, given.target); });
     EXPECT_THAT(error_text<c10::ValueError>([&] { pipe.step(given.input, given.target); }),
@@ -164,11 +169,13 @@ std::vector<std::string> step_texts(const Given& given) {
 }
 
 TEST(PipelineErrors, LossAndTargetBelongToTheLastStage) {
-  const auto no_loss = step_texts({.has_loss = false});
-  EXPECT_THAT(no_loss,
-              Each(HasSubstr("[Pipeline::step] rank 1 has the last stage and no loss\n  fix: pass .loss there, "
-                             "or call eval() for outputs")));
-  EXPECT_THAT(no_loss[0], HasSubstr("[Pipeline] rank 1 failed at F s1 m0: "));
+  for (const std::vector<int>& loss_on : {std::vector<int>{}, {0}}) {
+    const auto no_loss = step_texts({.loss_on = loss_on});
+    EXPECT_THAT(no_loss,
+                Each(HasSubstr("[Pipeline::step] rank 1 has the last stage and no loss\n  fix: pass .loss there, "
+                               "or call eval() for outputs")));
+    EXPECT_THAT(no_loss[0], HasSubstr("[Pipeline] rank 1 failed at F s1 m0: "));
+  }
   EXPECT_THAT(
       step_texts({.target = {}}),
       Each(HasSubstr("[Pipeline::step] the target is undefined on rank 1, which has the last stage\n  fix: pass "
@@ -418,6 +425,50 @@ TEST(PipelineErrors, DataInPlaceOfAMessageIsRefused) {
           {.backend = backend, .timeout = std::chrono::seconds(5)});
     }
   }
+}
+
+// It would wait for what was never asked for.
+TEST(PipelineErrors, APeerThatRepeatsAMicroBatchIsNamed) {
+  constexpr int kTag = 7;
+  run_ranks(2, [](const Group& group) {
+    if (group->getRank() == 0) {
+      const detail::MessageHeader first;
+      at::Tensor bytes = torch::zeros({detail::MessageHeader::kSentBytes}, at::kByte);
+      std::memcpy(bytes.mutable_data_ptr(), &first, sizeof first);
+      for (int i = 0; i < 2; ++i) send(bytes, group, {.peer = 1, .tag = kTag});
+      return;
+    }
+    detail::Inbox inbox(group, 0, kTag);
+    inbox.expect(2);
+    EXPECT_EQ(inbox.take(0).header.microbatch, 0);
+    EXPECT_THAT(error_text<c10::DistBackendError>([&] { inbox.take(1); }),
+                HasSubstr("[Pipeline] rank 0 of the pipeline's group has sent all its messages of this step, and none "
+                          "of micro-batch 1\n  fix: run the same version of serried on every rank, and let nobody "
+                          "else send over the pipeline's group"));
+  });
+}
+
+// A hook may put a plain tensor in place of a DTensor's gradient.
+TEST(PipelineErrors, GradientsLieAsWhatTheyAreOf) {
+  const auto texts = texts_of_all<c10::ValueError>(2, [](const Group& group) {
+    const DeviceMesh mesh = init_device_mesh("cpu", {2, 1}, {"pp", "tp"}, {.group = group});
+    const torch::nn::Functional unwraps([&](at::Tensor x) {
+      if (group->getRank() == 1 && x.requires_grad()) {
+        x.register_hook([](const at::Tensor& g) { return DTensor(g).full_tensor(); });
+      }
+      return x;
+    });
+    torch::nn::Sequential stage(unwraps, torch::nn::Linear(6, 6));
+    parallelize_module(*stage, mesh["tp"], {{"1", ColwiseParallel()}});
+    Pipeline pipe(stage, {.group = mesh.get_group("pp"), .microbatches = 2, .loss = loss_fn});
+    const auto batch = staged::batch_of(4, 2, 0);
+    const ImplicitReplication targets_are_whole;
+    pipe.step(batch.input, batch.target);
+  });
+  EXPECT_THAT(texts[0],
+              HasSubstr("[Pipeline] stage 1 gives f32[2,2,6] as the gradient of what stage 0 gave, f32[2,2,6] "
+                        "S2 on mesh tp=1\n  fix: let each stage take the tensor as the stage before gives "
+                        "it"));
 }
 
 TEST(PipelineErrors, TargetsHaveTheRowsOfTheInput) {

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "serried/comm/collectives/async.h"
 #include "serried/parallel/context_parallel/context_parallel.h"
 #include "serried/tensor/attention/attention_parts.h"
 #include "serried/tensor/debug/comm_debug.h"
@@ -254,16 +255,58 @@ TEST(CutAttention, CommunicatesNoMoreThanItsWayNeeds) {
   });
 }
 
-TEST(CutAttention, TheRingHoldsTwoPartsOfKeysAndValues) {
+// Keys and values in two buffers; in backward three of their gradients besides, which are added up in float or wider.
+TEST(CutAttention, TheRingHoldsTwoPartsOfKeysAndValuesAndThreeOfGradients) {
   on_mesh({4}, [](const DeviceMesh& mesh) {
-    const at::Tensor x = distribute_tensor(at::ones({2, 4, 37, 8}), mesh, {BalancedShard(2)});
-    const int64_t largest = 10 * 2 * 2 * 4 * 8 * 4;  // of 37 positions the most that a rank has, of keys and values
-    for (const AttentionWay way : {AttentionWay::ring, AttentionWay::gather}) {
-      const ContextParallel scope(mesh, {.rotate = way});
+    for (const at::ScalarType dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
+      const auto cut = [&] {
+        return at::Tensor(distribute_tensor(at::ones({2, 4, 37, 8}, dtype), mesh, {BalancedShard(2)})).requires_grad_();
+      };
+      const at::Tensor q = cut(), k = cut(), v = cut();
+      // Of 37 positions the most that a rank has, of keys and values.
+      const int64_t largest = 10 * 2 * 2 * 4 * 8, size = int64_t(at::elementSize(dtype));
+      const ContextParallel scope(mesh, {.rotate = AttentionWay::ring});
       detail::attention_counters() = {};
-      at::scaled_dot_product_attention(x, x, x, {}, 0.0, true);
+      const at::Tensor out = at::scaled_dot_product_attention(q, k, v, {}, 0.0, true);
+      EXPECT_EQ(detail::attention_counters().key_buffer_bytes, 2 * largest * size);
+      detail::attention_counters() = {};
+      out.backward(at::ones_like(out));
       EXPECT_EQ(detail::attention_counters().key_buffer_bytes,
-                way == AttentionWay::ring ? 2 * largest : 37 * 2 * 2 * 4 * 8 * 4);
+                2 * largest * size + 3 * largest * std::max<int64_t>(size, 4))
+          << dtype;
+    }
+  });
+}
+
+TEST(CutAttention, TheGatherHoldsAllKeysAndValuesAndTheirGradients) {
+  on_mesh({4}, [](const DeviceMesh& mesh) {
+    const auto cut = [&] {
+      return at::Tensor(distribute_tensor(at::ones({2, 4, 37, 8}), mesh, {BalancedShard(2)})).requires_grad_();
+    };
+    const at::Tensor q = cut(), k = cut(), v = cut();
+    const int64_t all = 37 * 2 * 2 * 4 * 8 * 4;
+    const ContextParallel scope(mesh, {.rotate = AttentionWay::gather});
+    detail::attention_counters() = {};
+    const at::Tensor out = at::scaled_dot_product_attention(q, k, v, {}, 0.0, true);
+    EXPECT_EQ(detail::attention_counters().key_buffer_bytes, 2 * all) << "as they came, and in order";
+    detail::attention_counters() = {};
+    out.backward(at::ones_like(out));
+    EXPECT_EQ(detail::attention_counters().key_buffer_bytes, 3 * all) << "keys and values, sums, and these as they go";
+  });
+}
+
+// A tensor of the caller's, on its way over the same group with the default tag.
+TEST(CutAttention, TheRingLeavesMessagesOfOthersAlone) {
+  on_mesh({3}, [](const DeviceMesh& mesh) {
+    const Group group = mesh.get_group(int64_t(0));
+    const int rank = group->getRank(), right = (rank + 1) % 3, left = (rank + 2) % 3;
+    for (const int tag : {0, 1}) {
+      const at::Tensor own = at::full({4}, double(rank)), came = at::zeros({4});
+      const Pending coming = async::recv(came, group, {.peer = left, .tag = tag});
+      expect_like_one_process(mesh, {BalancedShard(2)}, {.length = 13, .dtype = at::kDouble}, AttentionWay::ring);
+      send(own, group, {.peer = right, .tag = tag});
+      coming.wait();
+      expect_equal(came, at::full({4}, double(left)));
     }
   });
 }
