@@ -22,6 +22,10 @@ constexpr size_t kMostStrangers = 64;
 constexpr Seconds kBetweenWordsOfStrangers{60};
 constexpr Seconds kSlack{10};  // for a node's last messages, on top of the grace its ranks get
 
+constexpr const char* kOtherJobFix =
+    "end the launchers of the job that is over, and give each job a port of its own; what differs between the nodes of "
+    "one job can be in a script, which all of them run";
+
 std::string make_run_id() {
   std::random_device random;
   char text[32];
@@ -50,6 +54,7 @@ Leader::Leader(const Options& options, Screen& screen, Fd listener)
                    .join_timeout = options.join_timeout,
                    .run_id = make_run_id(),
                    .job_secret = make_token(),
+                   .command = mark_of_command(options.command),
                    .new_master_port = [this] { return new_master_port(); }}),
       join_deadline_(after(options.join_timeout)),
       notice_at_(after(kNoticeAfter)) {
@@ -58,7 +63,8 @@ Leader::Leader(const Options& options, Screen& screen, Fd listener)
                     .node_rank = 0,
                     .min_nodes = options.min_nodes,
                     .max_nodes = options.max_nodes,
-                    .num_local = options.num_ranks},
+                    .num_local = options.num_ranks,
+                    .command = mark_of_command(options.command)},
                    Clock::now());
 }
 
@@ -172,9 +178,9 @@ void Leader::drop_who_came_again(const Peer& peer) {
 void Leader::welcome(Peer& peer, const Hello& hello) {
   if (peer.member >= 0) return peer.connection.close();
   std::string refusal = why_refused(hello);
-  const std::string fix = refusal.empty() ? "give each node its own --node-rank, or none of them one, and all the same "
-                                            "--nnodes; a node too many is not needed"
-                                          : "install the same version on every node: serried --version";
+  std::string fix = refusal.empty() ? "give each node its own --node-rank, or none of them one, and all the same "
+                                      "--nnodes; a node too many is not needed"
+                                    : "install the same version on every node: serried --version";
   if (refusal.empty()) {
     peer.id = hello.machine + "/" + hello.nonce;
     drop_who_came_again(peer);
@@ -183,10 +189,12 @@ void Leader::welcome(Peer& peer, const Hello& hello) {
                                                         .node_rank = hello.node_rank,
                                                         .min_nodes = hello.min_nodes,
                                                         .max_nodes = hello.max_nodes,
-                                                        .num_local = hello.num_local},
+                                                        .num_local = hello.num_local,
+                                                        .command = hello.command},
                                                        Clock::now());
     peer.member = joined.member;
     refusal = joined.refusal;
+    if (joined.is_of_another_job) fix = kOtherJobFix;
   }
   if (refusal.empty()) return peer.connection.send({"welcome"});
   screen_.write(Stream::err, "[run] refused a launcher on " + hello.host + ": " + refusal + "\n");

@@ -99,7 +99,8 @@ void Member::greet() {
                                      .node_rank = options_.node_rank,
                                      .min_nodes = options_.min_nodes,
                                      .max_nodes = options_.max_nodes,
-                                     .num_local = options_.num_ranks}));
+                                     .num_local = options_.num_ranks,
+                                     .command = mark_of_command(options_.command)}));
 }
 
 void Member::hear() {

@@ -71,6 +71,11 @@ int Membership::free_place(const Joiner& joiner) const {
 
 Membership::Joined Membership::join(const Joiner& joiner, Time now) {
   if (const std::string refusal = why_refused(joiner); !refusal.empty()) return {.refusal = refusal};
+  if (joiner.command.digest != options_.command.digest) {
+    return {.refusal =
+                "this node was started to run \"" + joiner.command.text + "\", node 0 \"" + options_.command.text + '"',
+            .is_of_another_job = true};
+  }
   const int number = next_member_++;
   const int place = free_place(joiner);
   members_[number] = {.place = place,
@@ -188,7 +193,8 @@ void Membership::lost(int member, const std::string& why) {
   members_.erase(member);
   if (concluded_) return;
   old_places_[gone.place] = gone.machine;
-  if (!started() && num_members() < options_.min_nodes) change_at_ = kNever;
+  // Nobody that a last call would be for.
+  if (started() ? !any(State::waiting) : num_members() < options_.min_nodes) change_at_ = kNever;
   if (gone.state == State::waiting) return;
   const Cause cause{.kind = Cause::Kind::node_lost, .node = gone.node_rank, .host = gone.host, .text = why};
   seats_.remove_member(member);

@@ -12,6 +12,7 @@
 #include "serried/launch/loop.h"
 #include "serried/launch/options.h"
 #include "serried/launch/order.h"
+#include "serried/launch/program.h"
 #include "serried/launch/seats.h"
 
 namespace serried::launch {
@@ -25,6 +26,7 @@ struct MembershipOptions {
   Seconds join_timeout{300};  // then: how long they wait while there are fewer than min_nodes
   std::string run_id = {};
   std::string job_secret = {};
+  CommandMark command = {};
   std::function<int()> new_master_port;  // called once per generation
 };
 
@@ -36,6 +38,7 @@ struct Joiner {
   int min_nodes = 1;
   int max_nodes = 1;
   int num_local = 1;
+  CommandMark command = {};
 };
 
 struct MemberOrder {
@@ -57,6 +60,7 @@ class Membership {
   struct Joined {
     int member = -1;
     std::string refusal = {};  // why there is no member
+    bool is_of_another_job = false;
   };
   Joined join(const Joiner& joiner, Time now);
 
@@ -74,7 +78,7 @@ class Membership {
   void lost(int member, const std::string& why = {});
   /// Call it at `deadline`.
   void tick(Time now);
-  Time deadline() const { return std::min(change_at_, enough_by_); }
+  Time deadline() const { return std::min(cause_ ? kNever : change_at_, enough_by_); }
 
   std::vector<MemberOrder> take_orders();
 

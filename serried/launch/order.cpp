@@ -89,13 +89,15 @@ Message to_message(const Hello& hello) {
           std::to_string(hello.node_rank),
           std::to_string(hello.min_nodes),
           std::to_string(hello.max_nodes),
-          std::to_string(hello.num_local)};
+          std::to_string(hello.num_local),
+          hello.command.text,
+          hello.command.digest};
 }
 
 Hello hello_from(const Message& message) {
   if (message.size() < 3) throw std::runtime_error("message hello is too short");
   if (message[1] != version_text()) return {.version = message[1], .host = message[2]};
-  expect_fields(message, 9);
+  expect_fields(message, 11);
   return {.version = message[1],
           .host = message[2],
           .machine = message[3],
@@ -103,7 +105,8 @@ Hello hello_from(const Message& message) {
           .node_rank = number_in(message[5]),
           .min_nodes = number_in(message[6]),
           .max_nodes = number_in(message[7]),
-          .num_local = number_in(message[8])};
+          .num_local = number_in(message[8]),
+          .command = {.text = message[9], .digest = message[10]}};
 }
 
 }  // namespace serried::launch

@@ -6,6 +6,7 @@
 
 #include "serried/launch/cause.h"
 #include "serried/launch/plan.h"
+#include "serried/launch/program.h"
 #include "serried/launch/wire.h"
 
 namespace serried::launch {
@@ -30,6 +31,7 @@ struct Hello {
   int min_nodes = 0;
   int max_nodes = 0;
   int num_local = 0;
+  CommandMark command = {};  // that it will run
 };
 
 /// Values as messages and back; std::runtime_error if a message makes no sense.

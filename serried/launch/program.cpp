@@ -1,12 +1,15 @@
 // PATH lookup with the shell's exit codes: 127 for not found, 126 for not executable.
 #include "serried/launch/program.h"
 
+#include <openssl/evp.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <sstream>
 
+#include "serried/base/text.h"
 #include "serried/launch/error.h"
 
 namespace serried::launch {
@@ -28,7 +31,30 @@ bool is_program(const std::string& path) {
   throw LaunchError(kExitNotExecutable, path + " is not executable", "chmod +x " + path);
 }
 
+constexpr size_t kMostShown = 80;
+
 }  // namespace
+
+CommandMark mark_of_command(const std::vector<std::string>& command) {
+  std::string all;
+  CommandMark mark;
+  for (const std::string& word : command) {
+    const std::string name = all.empty() ? std::filesystem::path(word).filename().string() : word;
+    mark.text += (all.empty() ? "" : " ") + name;
+    all += name + '\0';
+  }
+  mark.text = detail::printable(mark.text);
+  if (mark.text.size() > kMostShown) mark.text = mark.text.substr(0, kMostShown) + "...";
+  unsigned char bytes[EVP_MAX_MD_SIZE];
+  unsigned int size = 0;
+  if (EVP_Digest(all.data(), all.size(), bytes, &size, EVP_sha256(), nullptr) != 1) {
+    throw LaunchError(kExitFailure, "libcrypto makes no SHA-256", "install OpenSSL 3 without restrictions");
+  }
+  for (unsigned int i = 0; i < size; ++i) {
+    mark.digest += {"0123456789abcdef"[bytes[i] >> 4], "0123456789abcdef"[bytes[i] & 15]};
+  }
+  return mark;
+}
 
 std::string find_program(const std::string& program) {
   if (program.find('/') != std::string::npos) {

@@ -45,7 +45,8 @@ void read_as_node_0(const launch::Message& message, launch::Membership& membersh
                    .node_rank = hello.node_rank,
                    .min_nodes = hello.min_nodes,
                    .max_nodes = hello.max_nodes,
-                   .num_local = hello.num_local},
+                   .num_local = hello.num_local,
+                   .command = hello.command},
                   launch::Time());
 }
 

@@ -120,6 +120,23 @@ TEST(LaunchMembership, RefusesWhatDoesNotFit) {
   EXPECT_THAT(membership.missing(), ElementsAre(1, 2));
 }
 
+TEST(LaunchMembership, ANodeThatRunsSomethingElseIsOfAnotherJob) {
+  MembershipOptions options = options_for(2, 2);
+  options.command = mark_of_command({"./train", "--lr", "1"});
+  Membership membership(options);
+  const auto join = [&](const std::vector<std::string>& command) {
+    Joiner one = joiner("a", 2, 2, 1);
+    one.command = mark_of_command(command);
+    return membership.join(one, kBegin);
+  };
+  EXPECT_EQ(join({"train", "--lr", "2"}).refusal,
+            "this node was started to run \"train --lr 2\", node 0 \"train --lr 1\"");
+  EXPECT_TRUE(join({"train", "--lr", "2"}).is_of_another_job);
+  EXPECT_NE(join({"train", "--lr 1"}).refusal, "");
+  EXPECT_NE(join({"train", "--lr", "1", std::string(200, 'x')}).refusal, "");
+  EXPECT_EQ(join({"/home/b/train", "--lr", "1"}).refusal, "");
+}
+
 TEST(LaunchMembership, TheNodeThatIsOneTooManyIsToldWhoIsThere) {
   Membership membership = two_nodes();
   EXPECT_EQ(membership.join(joiner("c", 2, 2, 1), at(9)).refusal, "the job has all of its 2 nodes: a, b");
@@ -186,6 +203,35 @@ TEST(LaunchMembership, JoiningCountsNoRestartAndWaitsForOthersThatJoin) {
   membership.ended(1);
   membership.ended(0);
   EXPECT_THAT(orders(membership), ElementsAre("0:start@0/4", "1:start@1/4", "2:start@2/4", "3:start@3/4"));
+}
+
+TEST(LaunchMembership, ANodeThatComesAndGoesChangesNothing) {
+  Membership membership = two_of_four();
+  const int c = membership.join(joiner("c", 2, 4, 1), at(10)).member;
+  membership.lost(c);
+  EXPECT_EQ(membership.deadline(), kNever);
+  membership.tick(at(20));
+  EXPECT_THAT(orders(membership), IsEmpty());
+  membership.join(joiner("d", 2, 4, 1), at(30));
+  membership.tick(at(32));
+  EXPECT_THAT(orders(membership), IsEmpty());  // a last call of its own
+  membership.tick(at(33));
+  EXPECT_THAT(orders(membership), ElementsAre("0:stop", "1:stop"));
+}
+
+TEST(LaunchMembership, ANodeThatComesWhileRanksAreEndedIsTakenWithoutACall) {
+  Membership membership = two_of_four(1);
+  membership.failed(1, exit_3());
+  EXPECT_THAT(orders(membership), ElementsAre("0:stop", "1:stop"));
+  membership.join(joiner("c", 2, 4, 1), at(10));
+  membership.join(joiner("d", 2, 4, 1), at(10));
+  EXPECT_EQ(membership.deadline(), kNever);  // or the leader would ask again and again until all have ended
+  membership.tick(at(20));
+  EXPECT_THAT(orders(membership), IsEmpty());
+  membership.ended(0);
+  membership.ended(1);
+  EXPECT_THAT(orders(membership), ElementsAre("0:start@0/4", "1:start@1/4", "2:start@2/4", "3:start@3/4"));
+  EXPECT_EQ(membership.deadline(), kNever);
 }
 
 TEST(LaunchMembership, ANodeThatComesWhileOthersFinishEndsWithThem) {

@@ -207,6 +207,25 @@ TEST(LaunchNodes, DifferentNodeCountsAreRefused) {
   EXPECT_THAT(other.err, HasSubstr("this node was started with --nnodes 3, node 0 with --nnodes 2\n  fix: "));
 }
 
+TEST(LaunchNodes, ALauncherThatAnotherJobHasLeftIsRefused) {
+  const int port = free_port();
+  Command left(node(port, 1, "echo of A"));
+  Command first(node(port, 0, "echo of B"));
+  const Result refused = left.finish();
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_EQ(refused.out, "");
+  const std::string why = "this node was started to run \"sh -c echo of A\", node 0 \"sh -c echo of B\"\n";
+  EXPECT_THAT(
+      refused.err,
+      HasSubstr("[run] node 0 at 127.0.0.1:" + std::to_string(port) + " refuses: " + why +
+                "  fix: end the launchers of the job that is over, and give each job a port of its own; what differs "
+                "between the nodes of one job can be in a script, which all of them run\n"));
+  first.wait_for("[run] refused a launcher on " + launch::host_name() + ": " + why);
+  Command second(node(port, 1, "echo of B"));
+  EXPECT_EQ(first.finish().exit_code, 0);
+  EXPECT_EQ(second.finish().out, "[rank 1] of B\n");
+}
+
 TEST(LaunchNodes, PortInUseIsTold) {
   const launch::Fd taken = launch::listen_on({"127.0.0.1", 0});
   const std::string port = std::to_string(launch::port_of(taken));
@@ -262,14 +281,18 @@ TEST(LaunchNodes, StrangersAtTheRendezvousDoNotDisturb) {
 TEST(LaunchNodes, ProgramMissingOnOneNodeEndsBoth) {
   const int port = free_port();
   TemporaryFolder folder;
-  const std::string script = folder.path() + "/script";
-  write_file(script, "#!/not/there\n");
-  std::filesystem::permissions(script, std::filesystem::perms::owner_all);
-  std::vector<std::string> broken = node(port, 1, "");
-  broken.resize(broken.size() - 3);
-  broken.push_back(script);
-  Command first(node(port, 0, "exec sleep 100"));
-  Command second(broken);
+  const auto with_program = [&](int node_rank, const std::string& interpreter) {
+    const std::string place = folder.path() + "/" + std::to_string(node_rank);
+    std::filesystem::create_directory(place);
+    write_file(place + "/script", "#!" + interpreter + "\nexec sleep 100\n");
+    std::filesystem::permissions(place + "/script", std::filesystem::perms::owner_all);
+    std::vector<std::string> arguments = node(port, node_rank, "");
+    arguments.resize(arguments.size() - 3);
+    arguments.push_back(place + "/script");
+    return arguments;
+  };
+  Command first(with_program(0, "/bin/sh"));
+  Command second(with_program(1, "/not/there"));
   for (Command* command : {&first, &second}) {
     const Result result = command->finish();
     EXPECT_EQ(result.exit_code, 127);

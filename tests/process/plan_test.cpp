@@ -199,8 +199,13 @@ TEST(LaunchWire, OrdersComeBackAsTheyWere) {
   EXPECT_EQ(back.master_port, 77);
   EXPECT_EQ(back.run_id, "id");
   EXPECT_EQ(back.job_secret, "s");
-  const Hello hello{
-      .version = version_text(), .host = "h", .machine = "id", .nonce = "n", .max_nodes = 4, .num_local = 3};
+  const Hello hello{.version = version_text(),
+                    .host = "h",
+                    .machine = "id",
+                    .nonce = "n",
+                    .max_nodes = 4,
+                    .num_local = 3,
+                    .command = mark_of_command({"train", "--lr", "2"})};
   EXPECT_EQ(to_message(hello_from(to_message(hello))), to_message(hello));
   const Cause cause{.node = 1, .host = "h", .rank = 5, .pid = 6, .signal = 9, .tail = {"a", "b"}};
   const Cause same = order_from(to_message({.kind = Order::Kind::stop, .cause = cause})).cause;

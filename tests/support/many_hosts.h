@@ -1,7 +1,8 @@
-// Hosts without hosts: ranks that are threads, and wires between threads.
+// Hosts without hosts: ranks that are threads, and wires between threads, or through the loopback device.
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "serried/comm/backends/hierarchical/group.h"
 #include "tests/support/thread_wire.h"
@@ -24,6 +25,10 @@ inline constexpr HostLayout kHostLayouts[] = {
 
 /// A wire of this rank, connected.
 std::unique_ptr<ThreadWire> connected_thread_wire(const shm::ConnectArgs& args);
+
+/// The same of any kind of `make_wires`; of the kind that SERRIED_TEST_WIRE names, or "threads".
+std::unique_ptr<net::Wire> connected_wire(const shm::ConnectArgs& args, const std::string& kind);
+std::unique_ptr<net::Wire> connected_wire(const shm::ConnectArgs& args);
 
 Group make_group_of_hosts(const FactoryArgs& args, const HostLayout& layout);
 

@@ -12,6 +12,7 @@ namespace {
 
 constexpr std::string_view kHas = "ucx ";
 constexpr std::string_view kHasNot = "no ";
+constexpr std::string_view kHasNotAsAsked = "not as asked ";
 
 std::string first_line(std::string text) {
   text.resize(std::min(text.size(), text.find('\n')));
@@ -30,6 +31,8 @@ Offer offer_ucx(const std::string& address, int rank, const std::string& engine)
       auto wire = reinterpret_cast<WireFactory>(load_ucx().function)(address, rank);
       std::string text = std::string(kHas) + wire->address();
       return {std::move(wire), std::move(text)};
+    } catch (const c10::ValueError& error) {
+      return {nullptr, std::string(kHasNotAsAsked) + error.msg()};
     } catch (const std::exception& error) {
       why = first_line(error.what());
     }
@@ -37,11 +40,27 @@ Offer offer_ucx(const std::string& address, int rank, const std::string& engine)
   return {nullptr, std::string(kHasNot) + why};
 }
 
+/// Where a rank was asked for what it cannot have, nobody silently takes another engine.
+void raise_if_not_as_asked(const std::vector<std::string>& texts) {
+  for (size_t rank = 0; rank < texts.size(); ++rank) {
+    if (!texts[rank].starts_with(kHasNotAsAsked)) continue;
+    std::string why = texts[rank].substr(kHasNotAsAsked.size());
+    why.resize(std::min(why.size(), why.find("\n  at:")));  // the other rank's
+    const std::string where = "[new_group] ", fix = "\n  fix: ";
+    if (why.starts_with(where)) why.erase(0, where.size());
+    const size_t end = std::min(why.find(fix), why.size());
+    raise<c10::ValueError>({"new_group", c10::str("rank ", rank, " has no wire: ", why.substr(0, end)),
+                            end < why.size() ? why.substr(end + fix.size()) : ""});
+  }
+}
+
 }  // namespace
 
 std::string why_no_ucx() {
   const Offer offer = offer_ucx("127.0.0.1", 0, "auto");
-  return offer.wire == nullptr ? offer.text.substr(kHasNot.size()) : "";
+  if (offer.wire != nullptr) return "";
+  const bool is_as_asked = offer.text.starts_with(kHasNot);
+  return first_line(offer.text.substr(is_as_asked ? kHasNot.size() : kHasNotAsAsked.size()));
 }
 
 std::unique_ptr<Wire> make_wire(const detail::StoreRanks& ranks, const WireOptions& options) {
@@ -52,6 +71,7 @@ std::unique_ptr<Wire> make_wire(const detail::StoreRanks& ranks, const WireOptio
   const std::string address = options.address.empty() ? detail::own_address(ranks) : options.address;
   Offer offer = offer_ucx(address, ranks.rank, options.engine);
   std::vector<std::string> all = detail::exchange(ranks, "new_group", "ends", offer.text);
+  raise_if_not_as_asked(all);
   for (int rank = 0; rank < ranks.world_size; ++rank) {
     std::string& text = all[size_t(rank)];
     if (text.starts_with(kHas)) {

@@ -406,6 +406,39 @@ TEST(HierarchicalOrders, PiecesCutInDifferentWaysAreNamed) {
   });
 }
 
+/// Of six hosts what one lane passes on for all of them is several messages.
+void expect_bits_of_one_host_on_six(const std::string& wire) {
+  const std::vector<int> host_of{0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5};
+  run_ranks(int(host_of.size()), [&](const Group& world) {
+    const Group g = group_on_hosts(world, host_of, "ranks",
+                                   [&](const shm::ConnectArgs& args) { return testing::connected_wire(args, wire); });
+    const Group one_host = sibling(world, "shm");
+    const auto pieces = [&](const Group& on) {
+      std::vector<Tensors> inputs(1);
+      for (int to = 0; to < 12; ++to) inputs[0].push_back(rough({100'000}, g->getRank() * 12 + to, at::kFloat));
+      Tensors outputs{at::zeros({100'000})};
+      on->reduce_scatter(outputs, inputs)->wait();
+      return outputs[0];
+    };
+    expect_bits(pieces(g), pieces(one_host), wire);
+    barrier(g);
+  });
+}
+
+TEST(HierarchicalOrders, OfRanksOnSixHostsHasTheBitsOfOneHost) {
+  expect_bits_of_one_host_on_six("threads");
+}
+
+TEST(HierarchicalOrders, OfRanksOnSixHostsHasTheBitsOfOneHostOverGloo) {
+  expect_bits_of_one_host_on_six("gloo");
+}
+
+#ifdef SERRIED_WITH_UCX
+TEST(HierarchicalOrders, OfRanksOnSixHostsHasTheBitsOfOneHostOverUcx) {
+  expect_bits_of_one_host_on_six("ucx");
+}
+#endif
+
 /// Counts the bytes that leave its host.
 class CountingWire final : public net::Wire {
  public:

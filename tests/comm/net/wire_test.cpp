@@ -10,6 +10,7 @@
 #include <chrono>
 #include <csignal>
 #include <filesystem>
+#include <future>
 #include <list>
 #include <map>
 #include <memory>
@@ -17,8 +18,11 @@
 #include <thread>
 #include <vector>
 
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
 #include "serried/comm/net/load_ucx.h"
 #include "serried/comm/net/make_wire.h"
+#include "tests/support/environment.h"
 #include "tests/support/errors.h"
 #include "tests/support/wires.h"
 
@@ -483,6 +487,25 @@ TEST(UcxWire, SaysThatAnAddressIsNotOfThisHost) {
   const auto make = reinterpret_cast<net::WireFactory>(net::load_ucx().function);
   const std::string text = error_text<c10::DistBackendError>([&] { make("203.0.113.1", 0); });
   EXPECT_THAT(text, HasSubstr("[new_group] UCX: no device of this host has the address 203.0.113.1\n  fix: "));
+}
+
+TEST(UcxWire, ADeviceThatWasAskedForAndIsNotThereIsNamedByAllRanks) {
+  const ScopedEnv env{{"UCX_NET_DEVICES", "nonsense"}};
+  const std::string what = "UCX_NET_DEVICES is \"nonsense\", and UCX finds no such device here";
+  const auto make = reinterpret_cast<net::WireFactory>(net::load_ucx().function);
+  EXPECT_THAT(error_text<c10::ValueError>([&] { make("127.0.0.1", 0); }),
+              HasSubstr("[new_group] " + what + "\n  fix: name devices of this host, of which are lo"));
+  EXPECT_EQ(net::why_no_ucx(), "[new_group] " + what);
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto make_wire = [&](int rank, const char* engine) {
+    return error_text<c10::ValueError>([&] {
+      net::make_wire({.store = store, .rank = rank, .world_size = 2, .timeout = std::chrono::seconds(20)},
+                     {.address = "127.0.0.1", .engine = engine});
+    });
+  };
+  auto other = std::async(std::launch::async, make_wire, 0, "gloo");
+  EXPECT_THAT(make_wire(1, "auto"), HasSubstr("[new_group] rank 1 has no wire: " + what + "\n  fix: name devices of"));
+  EXPECT_THAT(other.get(), HasSubstr("[new_group] rank 1 has no wire: " + what));
 }
 
 TEST(UcxWire, LeavesTheProcessAsItIs) {

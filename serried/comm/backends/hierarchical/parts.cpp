@@ -11,7 +11,7 @@ using shm::Op;
 using shm::Piece;
 using shm::Pieces;
 
-// Of a lane for one host, in the type of sums: few enough for one message. A rank holds some of them for every host.
+// Of a lane for one host, in the type of sums: fewer than a message has. A rank holds some of them for every host.
 constexpr int64_t kMostPartBytes = 128 << 10;
 constexpr int64_t kLeastPartBytes = 8 << 10;
 constexpr int64_t kLaneBytes = 2 << 20;

@@ -15,6 +15,9 @@ class Stream {
  public:
   enum class Direction { send, receive };
 
+  /// The most that one message has.
+  static constexpr int64_t kChunkBytes = 256 << 10;
+
   /// Starts nothing yet. The peer has a stream of the other direction with the same tag and as many bytes.
   Stream(net::Wire& wire, Direction direction, int peer, uint64_t tag, char* data, int64_t bytes);
   ~Stream();
@@ -34,7 +37,6 @@ class Stream {
  private:
   /// Few enough that a receiver without memory of its own never has to keep more of a peer's.
   static constexpr int kUnderWay = 2;
-  static constexpr int64_t kChunkBytes = 256 << 10;
 
   int64_t length_at(int64_t begin) const;
   void start_next();

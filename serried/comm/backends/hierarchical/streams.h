@@ -9,10 +9,11 @@
 
 namespace serried::hierarchical {
 
-/// Each of one message, since nothing starts a second one while this rank is busy elsewhere.
+/// Each of one message: nothing starts a second one while this rank is busy elsewhere, and until then the messages of
+/// streams that start later, with the same tag, would be taken for it.
 class Streams {
  public:
-  /// Of nothing there is no stream.
+  /// Of nothing there is no stream; of more bytes than a message has, several.
   void start(Links& links, Stream::Direction direction, int peer, uint64_t tag, char* data, int64_t bytes);
 
   /// Until all have ended.

@@ -2,13 +2,16 @@
 #include "serried/comm/net/ucx/context.h"
 
 #include <ifaddrs.h>
+#include <net/if.h>
 #include <netdb.h>
 #include <sys/socket.h>
 
 #include <array>
+#include <cstdio>
 #include <cstdlib>
 #include <map>
 #include <mutex>
+#include <sstream>
 
 #include "serried/base/error.h"
 #include "serried/base/fork.h"
@@ -30,6 +33,32 @@ std::string text_of(const sockaddr* address) {
   const socklen_t size = address->sa_family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
   ::getnameinfo(address, size, name.data(), name.size(), nullptr, 0, NI_NUMERICHOST);
   return name.data();
+}
+
+/// Whether UCX has found any way to other hosts. It only prints which, and takes a device that is not there for none.
+bool has_network(ucp_context_h context) {
+  char* text = nullptr;
+  size_t size = 0;
+  std::FILE* const out = ::open_memstream(&text, &size);
+  if (out == nullptr) return true;
+  ucp_context_print_info(context, out);
+  std::fclose(out);
+  const std::unique_ptr<char, decltype(&std::free)> owner(text, std::free);
+  std::istringstream lines(std::string(text, size));
+  for (std::string line; std::getline(lines, line);) {
+    if (line.find(" resource ") != std::string::npos && line.find(" self/") == std::string::npos) return true;
+  }
+  return false;
+}
+
+std::string names_of_devices() {
+  std::string names;
+  struct if_nameindex* const all = ::if_nameindex();
+  for (const struct if_nameindex* one = all; one != nullptr && one->if_name != nullptr; ++one) {
+    names += (names.empty() ? "" : ", ") + std::string(one->if_name);
+  }
+  if (all != nullptr) ::if_freenameindex(all);
+  return names;
 }
 
 }  // namespace
@@ -64,6 +93,8 @@ UcxContext::UcxContext(const std::string& device) {
   set(config, "TLS", "^sm");
   // By rendezvous the answer to a request waits in the one stream behind our own data.
   set(config, "RNDV_THRESH", "inf");
+  // The kernel tries for two minutes: who cannot be reached is to be named before ranks have timed out.
+  set(config, "TCP_SYN_CNT", "4");
   // Chunks of 256 KiB in one piece, with their header.
   set(config, "TCP_RX_SEG_SIZE", "272K");
   ucp_params_t params{};
@@ -71,6 +102,12 @@ UcxContext::UcxContext(const std::string& device) {
   params.features = UCP_FEATURE_TAG | UCP_FEATURE_WAKEUP;
   params.mt_workers_shared = 1;  // workers of several threads, each under a mutex of its own
   check_ucx(ucp_init(&params, config, &context_), c10::str("device ", device).c_str());
+  if (!user_sets("NET_DEVICES") || has_network(context_)) return;
+  ucp_cleanup(context_);
+  raise<c10::ValueError>(
+      {"new_group",
+       c10::str("UCX_NET_DEVICES is \"", std::getenv("UCX_NET_DEVICES"), "\", and UCX finds no such device here"),
+       c10::str("name devices of this host, of which are ", names_of_devices(), ", or unset it")});
 }
 
 UcxContext::~UcxContext() {

@@ -8,7 +8,7 @@ namespace serried::net {
 namespace {
 
 std::unique_ptr<Wire> make(const std::string& address, int rank) {
-  return std::make_unique<UcxWire>(ucx_context(address), rank);
+  return std::make_unique<UcxWire>(ucx_context(address), rank, address);
 }
 
 static_assert(std::is_same_v<decltype(&make), WireFactory>);

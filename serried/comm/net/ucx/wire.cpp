@@ -20,7 +20,8 @@ uint64_t full_tag(int sender, uint64_t tag) {
 
 }  // namespace
 
-UcxWire::UcxWire(std::shared_ptr<UcxContext> context, int rank) : context_(std::move(context)), rank_(rank) {
+UcxWire::UcxWire(std::shared_ptr<UcxContext> context, int rank, const std::string& place)
+    : context_(std::move(context)), rank_(rank) {
   ucp_worker_params_t params{};
   params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
   params.thread_mode = UCS_THREAD_MODE_SERIALIZED;
@@ -32,7 +33,7 @@ UcxWire::UcxWire(std::shared_ptr<UcxContext> context, int rank) : context_(std::
     ucp_address_t* address = nullptr;
     size_t length = 0;
     check_ucx(ucp_worker_get_address(worker_, &address, &length), "the worker's address");
-    address_.assign(reinterpret_cast<const char*>(address), length);
+    address_ = place + ' ' + std::string(reinterpret_cast<const char*>(address), length);
     ucp_worker_release_address(worker_, address);
   } catch (...) {
     ucp_worker_destroy(worker_);
@@ -56,9 +57,12 @@ void UcxWire::connect(std::vector<std::string> addresses) {
          "use several groups"});
   }
   for (std::string& address : addresses) {
-    const bool none = address.empty();
-    peers_.push_back({.wire = this, .rank = int(peers_.size()), .address = std::move(address)});
-    if (none) peers_.back().lost = "it has given no address";
+    const size_t end = std::min(address.find(' '), address.size());
+    peers_.push_back({.wire = this,
+                      .rank = int(peers_.size()),
+                      .place = address.substr(0, end),
+                      .address = address.substr(std::min(end + 1, address.size()))});
+    if (peers_.back().address.empty()) peers_.back().lost = "it has given no address";
   }
 }
 
@@ -154,7 +158,7 @@ void UcxWire::on_received(void* request, ucs_status_t status, const ucp_tag_recv
 // The endpoint is closed later: what the peer has sent comes first.
 void UcxWire::on_error(void* data, ucp_ep_h endpoint, ucs_status_t status) {
   auto& peer = *static_cast<Peer*>(data);
-  if (peer.lost.empty()) peer.lost = ucs_status_string(status);
+  if (peer.lost.empty()) peer.lost = peer.wire->text_of(peer, ucs_status_string(status));
   peer.is_failing = true;
   peer.wire->any_failing_ = true;
 }
@@ -187,8 +191,12 @@ bool UcxWire::connect_to(Peer& peer) {
   const ucs_status_t status = ucp_ep_create(worker_, &params, &peer.endpoint);
   if (status == UCS_OK) return true;
   peer.endpoint = nullptr;
-  peer.lost = c10::str("there is no way to it: ", ucs_status_string(status));
+  peer.lost = text_of(peer, c10::str("there is no way to it: ", ucs_status_string(status)));
   return false;
+}
+
+std::string UcxWire::text_of(const Peer& peer, const std::string& why) const {
+  return peer.place.empty() ? why : c10::str(why, " (from rank ", rank_, " to ", peer.place, ")");
 }
 
 // After the call that started it, which may have ended it by its callback.

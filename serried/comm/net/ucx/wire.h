@@ -22,7 +22,8 @@ namespace serried::net {
 /// receive from a peer: it is what learns that the peer is lost.
 class UcxWire final : public Wire {
  public:
-  UcxWire(std::shared_ptr<UcxContext> context, int rank);
+  /// `place`: the address of this host, for errors of peers; may be empty.
+  UcxWire(std::shared_ptr<UcxContext> context, int rank, const std::string& place = "");
   ~UcxWire() override;
 
   const char* name() const override { return "ucx"; }
@@ -41,7 +42,8 @@ class UcxWire final : public Wire {
   struct Peer {
     UcxWire* wire;
     int rank;
-    std::string address;
+    std::string place;    // for people
+    std::string address;  // for UCX
     ucp_ep_h endpoint = nullptr;
     std::string lost = {};  // why; empty: it is not
     bool has_sent = false;  // this end, to it
@@ -64,6 +66,7 @@ class UcxWire final : public Wire {
   bool connect_to(Peer& peer);
   void started(Transfer& transfer, void* result);
   void finish(Transfer& transfer, const Open& open, ucs_status_t status, size_t came);
+  std::string text_of(const Peer& peer, const std::string& why) const;
   void take_back(const std::vector<Transfer*>& receives);
   void end_peer(Peer& peer, const std::string& why);
   void end_failing_peers();
