@@ -1,0 +1,24 @@
+"""What groups are doing, and what they look for in what ranks send."""
+
+from serried import _C
+from serried._command import ask
+
+
+def _backend_of(group):
+    import torch
+    import torch.distributed as dist
+
+    return (group or dist.group.WORLD)._get_backend(torch.device("cpu"))
+
+
+def set_nan_check(mode, group=None):
+    """What `group` does from its next call on about NaN in what this rank sends: "off", "warn" or "raise" before it is sent.
+
+    serried.watch.set_nan_check("raise")
+    """
+    _C.set_nan_check(_backend_of(group), mode)
+
+
+def report():
+    """Where the ranks of this user's jobs on this host are, as text: what `serried top` shows once."""
+    return ask("top", "--once")

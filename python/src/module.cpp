@@ -1,0 +1,138 @@
+// The Python module serried._C: backends for torch.distributed, and the little else that Python may call.
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <pybind11/chrono.h>
+#include <pybind11/stl.h>
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <map>
+#include <mutex>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "serried/base/error.h"
+#include "serried/base/interrupt.h"
+#include "serried/comm/collectives/own_backend.h"
+#include "serried/comm/groups/named_group.h"
+#include "serried/comm/rendezvous/rendezvous.h"
+
+namespace serried {
+namespace {
+
+using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+using Options = std::map<std::string, std::variant<bool, int64_t, std::string>>;
+
+/// The backends that are alive, so that they can be closed while there is an interpreter for the callbacks of what is
+/// open.
+struct Alive {
+  std::mutex mutex;
+  std::vector<c10::weak_intrusive_ptr<c10d::Backend>> backends;
+};
+
+Alive& alive() {
+  static auto* all = new Alive();
+  return *all;
+}
+
+void remember(const BackendPtr& backend) {
+  std::lock_guard<std::mutex> lock(alive().mutex);
+  std::erase_if(alive().backends, [](const auto& each) { return each.expired(); });
+  alive().backends.emplace_back(backend);
+}
+
+void close_all() {
+  std::vector<c10::weak_intrusive_ptr<c10d::Backend>> backends;
+  {
+    std::lock_guard<std::mutex> lock(alive().mutex);
+    backends.swap(alive().backends);
+  }
+  for (const auto& each : backends) {
+    try {
+      if (const BackendPtr backend = each.lock()) backend->shutdown();
+    } catch (const std::exception&) {  // forked, or without peers: nothing that an exit has to wait for
+    }
+  }
+}
+
+size_t num_alive() {
+  std::lock_guard<std::mutex> lock(alive().mutex);
+  std::erase_if(alive().backends, [](const auto& each) { return each.expired(); });
+  return alive().backends.size();
+}
+
+BackendOptions to_values(const Options& options) {
+  BackendOptions values;
+  for (const auto& [name, value] : options) {
+    std::visit([&values, &key = name](const auto& each) { values.emplace(key, c10::IValue(each)); }, value);
+  }
+  return values;
+}
+
+/// The backend of a group whose ProcessGroup, and with it whose name, is torch.distributed's.
+BackendPtr make_backend(const std::string& name, const StorePtr& store, int rank, int world_size,
+                        std::chrono::milliseconds timeout, const Options& options) {
+  if (name != "threads" && rank_label().rank < 0) set_process_rank_label({rank, world_size});
+  const std::string why_not = why_backend_unavailable(name);
+  if (!why_not.empty()) {
+    raise<c10::NotImplementedError>(
+        {"init_process_group", c10::str("\"", name, "\" does not work here: ", why_not), "use \"gloo\""});
+  }
+  const FactoryArgs args{.store = store,
+                         .rank = rank,
+                         .world_size = world_size,
+                         .timeout = timeout,
+                         .device = at::kCPU,
+                         .options = to_values(options),
+                         .name = "",
+                         .desc = ""};
+  const Group group = detail::find_backend("init_process_group", name)(args);
+  BackendPtr backend = group->getBackend(at::kCPU);
+  remember(backend);
+  return backend;
+}
+
+/// Python only notes a Ctrl-C; its main thread has to ask.
+void raise_what_signals_raise() {
+  if (::syscall(SYS_gettid) != ::getpid() || Py_IsInitialized() == 0) return;
+  const pybind11::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() != 0) throw pybind11::error_already_set();
+}
+
+std::tuple<StorePtr, int, int> meet(const std::string& url, std::chrono::milliseconds timeout) {
+  const Meeting meeting = rendezvous(url, {.rank = -1, .world_size = -1, .timeout = timeout});
+  return {meeting.store, meeting.rank, meeting.world_size};
+}
+
+void set_nan_check(const BackendPtr& backend, const std::string& mode) {
+  detail::OwnBackend* own = detail::as_own(*backend);
+  if (own == nullptr) {
+    raise<c10::NotImplementedError>(
+        {"set_nan_check", c10::str("the backend \"", backend->getBackendName(), "\" is not one of serried's"),
+         "make the group with init_process_group(\"serried\")"});
+  }
+  const std::map<std::string, watch::NanCheck> modes{
+      {"off", watch::NanCheck::off}, {"warn", watch::NanCheck::warn}, {"raise", watch::NanCheck::raise}};
+  const auto found = modes.find(mode);
+  if (found == modes.end()) {
+    raise<c10::ValueError>({"set_nan_check", "unknown mode \"" + mode + "\"", "pass off, warn or raise"});
+  }
+  own->set_nan_check(found->second);
+}
+
+}  // namespace
+}  // namespace serried
+
+PYBIND11_MODULE(_C, module) {
+  using torch::wrap_pybind_function_no_gil;
+  module.def("make_backend", wrap_pybind_function_no_gil(serried::make_backend));
+  module.def("rendezvous", wrap_pybind_function_no_gil(serried::meet));
+  module.def("set_nan_check", wrap_pybind_function_no_gil(serried::set_nan_check));
+  module.def("close_all", wrap_pybind_function_no_gil(serried::close_all));
+  module.def("num_alive", wrap_pybind_function_no_gil(serried::num_alive));
+  serried::interrupt::set_check(serried::raise_what_signals_raise);
+}
