@@ -16,9 +16,42 @@
 
 #include "serried/base/error.h"
 #include "serried/base/interrupt.h"
+#include "serried/comm/backends/shm/backend.h"
 #include "serried/comm/collectives/own_backend.h"
 #include "serried/comm/groups/named_group.h"
 #include "serried/comm/rendezvous/rendezvous.h"
+
+namespace serried {
+
+/// How Python holds our backends, as it holds torch's: they wait for threads when they go, so they go without the GIL.
+template <class T>
+class NoGilPtr {
+ public:
+  NoGilPtr() = default;
+  explicit NoGilPtr(T* raw) : pointer_(c10::intrusive_ptr<T>::unsafe_steal_from_new(raw)) {}
+  NoGilPtr(c10::intrusive_ptr<T> pointer) : pointer_(std::move(pointer)) {}  // NOLINT: as pybind11 wants it
+  NoGilPtr(const NoGilPtr&) = default;
+  NoGilPtr(NoGilPtr&&) noexcept = default;
+  NoGilPtr& operator=(const NoGilPtr&) = default;
+  NoGilPtr& operator=(NoGilPtr&&) noexcept = default;
+  ~NoGilPtr() {
+    if (!pointer_.defined()) return;
+    if (PyGILState_Check() == 0) return pointer_.reset();
+    const pybind11::gil_scoped_release without_gil;
+    pointer_.reset();
+  }
+
+  T* get() const { return pointer_.get(); }
+  T& operator*() const { return *pointer_; }
+  T* operator->() const { return pointer_.get(); }
+
+ private:
+  c10::intrusive_ptr<T> pointer_;
+};
+
+}  // namespace serried
+
+PYBIND11_DECLARE_HOLDER_TYPE(T, serried::NoGilPtr<T>, true)
 
 namespace serried {
 namespace {
@@ -129,6 +162,11 @@ void set_nan_check(const BackendPtr& backend, const std::string& mode) {
 
 PYBIND11_MODULE(_C, module) {
   using torch::wrap_pybind_function_no_gil;
+  // PyTorch's own backends have `options`, too.
+  const auto torchs_backend = pybind11::module_::import("torch._C._distributed_c10d").attr("Backend");
+  using serried::shm::ShmBackend;
+  pybind11::class_<ShmBackend, serried::NoGilPtr<ShmBackend>>(module, "ShmBackend", torchs_backend)
+      .def_property_readonly("options", [](ShmBackend& backend) { return backend.getBackendOptions(); });
   module.def("make_backend", wrap_pybind_function_no_gil(serried::make_backend));
   module.def("rendezvous", wrap_pybind_function_no_gil(serried::meet));
   module.def("set_nan_check", wrap_pybind_function_no_gil(serried::set_nan_check));
