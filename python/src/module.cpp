@@ -10,7 +10,10 @@
 
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -36,8 +39,8 @@ class NoGilPtr {
   NoGilPtr& operator=(NoGilPtr&&) noexcept = default;
   ~NoGilPtr() {
     if (!pointer_.defined()) return;
-    if (PyGILState_Check() == 0) return pointer_.reset();
-    const pybind11::gil_scoped_release without_gil;
+    std::optional<pybind11::gil_scoped_release> without_gil;
+    if (PyGILState_Check() != 0) without_gil.emplace();
     pointer_.reset();
   }
 

@@ -275,7 +275,7 @@ class Launchers(unittest.TestCase):
             "dist.barrier()\n"
         )
         done = subprocess.run(
-            [BUILD / "bin/serried", "run", "-n", "2", "--no-prefix", sys.executable, "-c", program], env=environment(), capture_output=True, text=True, timeout=60
+            [BUILD / "bin/serried", "run", "-n", "2", sys.executable, "-c", program], env=environment(), capture_output=True, text=True, timeout=60
         )
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("all_reduce f32[7] sum", done.stdout)

@@ -41,6 +41,18 @@ class InGloosPlace(metaclass=GlooIsSerried):
         return _C.make_backend("auto", store, rank, size, timeout, {})
 
 
+def named_after_gloo(events_of):
+    """The function, for events that begin with the name of another backend."""
+
+    def get_profiling_event(name, *args, **kwargs):
+        events = events_of(re.sub("^gloo:", "shm:", name), *args, **kwargs)
+        for event in events:
+            event.name = re.sub("^shm:", "gloo:", event.name)
+        return events
+
+    return get_profiling_event
+
+
 def put_serried_in_gloos_place(distributed_test):
     import torch.distributed.distributed_c10d as c10d
 
@@ -59,9 +71,7 @@ def put_serried_in_gloos_place(distributed_test):
 
     c10d.ProcessGroupGloo = InGloosPlace
     c10d._create_process_group_wrapper = wrap_with_gloo
-    # Events begin with the name of the backend.
-    events_of = distributed_test.get_profiling_event
-    distributed_test.get_profiling_event = lambda name, *args, **kwargs: events_of(re.sub("^gloo:", "shm:", name), *args, **kwargs)
+    distributed_test.get_profiling_event = named_after_gloo(distributed_test.get_profiling_event)
 
 
 class Lines(unittest.TestResult):

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "serried/base/interrupt.h"
+#include "serried/comm/collectives/async.h"
 #include "serried/comm/collectives/collectives.h"
 #include "serried/comm/groups/ranks.h"
 #include "tests/support/errors.h"
@@ -26,7 +27,7 @@ using ::testing::HasSubstr;
 using ::testing::StartsWith;
 using Tensors = std::vector<at::Tensor>;
 
-const RunRanksOptions kShm{.backend = "shm", .timeout = 20s};
+const RunRanksOptions kByC10d{.backend = "shm", .timeout = 20s};
 
 c10d::Backend& backend_of(const Group& group) {
   return *group->getBackend(at::kCPU);
@@ -52,7 +53,7 @@ TEST(ShmByC10d, OptionsAreOneObjectThatFollowsTheTimeout) {
         EXPECT_EQ(options->timeout, 7s);
         EXPECT_THAT(options->global_ranks_in_group, ElementsAre(0));
       },
-      kShm);
+      kByC10d);
 }
 
 TEST(ShmByC10d, ATimeoutOfZeroIsNotTheGroups) {
@@ -67,7 +68,7 @@ TEST(ShmByC10d, ATimeoutOfZeroIsNotTheGroups) {
                     HasSubstr("timed out after "));
         EXPECT_LT(std::chrono::steady_clock::now() - begin, 10s);
       },
-      kShm);
+      kByC10d);
 }
 
 TEST(ShmByC10d, ARootTensorThatIsNotThereIsRefused) {
@@ -84,7 +85,7 @@ TEST(ShmByC10d, ARootTensorThatIsNotThereIsRefused) {
         all_reduce_(x[0], g);
         EXPECT_EQ(x[0].sum().item<float>(), 6);
       },
-      kShm);
+      kByC10d);
 }
 
 TEST(ShmByC10d, SeveralTensorsPerRankAreRefused) {
@@ -103,7 +104,7 @@ TEST(ShmByC10d, SeveralTensorsPerRankAreRefused) {
         EXPECT_THAT(error_text_of_any_rank<c10::ValueError>([&] { backend_of(g).send(two, 1 - g->getRank(), 0); }),
                     StartsWith("[send] got 2 tensors"));
       },
-      kShm);
+      kByC10d);
 }
 
 // The group goes on: nobody was told anything.
@@ -145,7 +146,7 @@ TEST(ShmByC10d, ThePieceOfARankForItselfIsCheckedAtTheCall) {
         all_reduce_(x, g);
         EXPECT_EQ(x.sum().item<float>(), 6);
       },
-      kShm);
+      kByC10d);
 }
 
 /// What `monitoredBarrier` of each rank says; ranks of `absent` do not come.
@@ -165,7 +166,7 @@ std::vector<std::string> barrier_texts(int num_ranks, const std::vector<int>& ab
         texts[size_t(rank)] =
             error_text_of_any_rank<c10::DistBackendError>([&] { backend_of(g).monitoredBarrier(options, all); });
       },
-      kShm);
+      kByC10d);
   return texts;
 }
 
@@ -191,45 +192,45 @@ TEST(ShmMonitoredBarrier, PassesWhereAllCome) {
   EXPECT_THAT(barrier_texts(3, {}, true), ElementsAre("no error", "no error", "no error"));
 }
 
-struct Event {
+struct ProfiledEvent {
   std::string title;
   std::vector<std::vector<int64_t>> shapes;
   bool is_async;
 };
 
 /// Collects what a profiler of this thread would see.
-class Events {
+class ProfiledEvents {
  public:
-  Events() {
+  ProfiledEvents() {
     current = this;
     handle_ = at::addThreadLocalCallback(
         at::RecordFunctionCallback(note).needsInputs(true).scopes({at::RecordScope::USER_SCOPE}));
   }
-  ~Events() {
+  ~ProfiledEvents() {
     at::removeCallback(handle_);
     current = nullptr;
   }
 
   std::vector<std::string> titles() const {
     std::vector<std::string> result;
-    for (const Event& each : seen_) result.push_back(each.title);
+    for (const ProfiledEvent& each : seen_) result.push_back(each.title);
     return result;
   }
-  const std::vector<Event>& seen() const { return seen_; }
+  const std::vector<ProfiledEvent>& seen() const { return seen_; }
 
  private:
   static std::unique_ptr<at::ObserverContext> note(const at::RecordFunction& function) {
-    Event event{function.name(), {}, function.isAsync()};
+    ProfiledEvent event{function.name(), {}, function.isAsync()};
     for (const c10::IValue& input : function.inputs()) event.shapes.push_back(input.toTensor().sizes().vec());
     current->seen_.push_back(event);
     return nullptr;
   }
 
-  static thread_local Events* current;
+  static thread_local ProfiledEvents* current;
   at::CallbackHandle handle_;
-  std::vector<Event> seen_;
+  std::vector<ProfiledEvent> seen_;
 };
-thread_local Events* Events::current = nullptr;
+thread_local ProfiledEvents* ProfiledEvents::current = nullptr;
 
 TEST(ShmProfiler, SeesCallsOfC10dWithTheirInputs) {
   run_ranks(
@@ -237,7 +238,7 @@ TEST(ShmProfiler, SeesCallsOfC10dWithTheirInputs) {
       [](const Group& g) {
         Tensors x{at::ones({3, 2})};
         std::vector<Tensors> outputs{{at::ones({3, 2}), at::ones({3, 2})}};
-        const Events events;
+        const ProfiledEvents events;
         backend_of(g).allreduce(x, {})->wait();
         backend_of(g).allgather(outputs, x, {})->wait();
         backend_of(g).barrier({})->wait();
@@ -252,7 +253,7 @@ TEST(ShmProfiler, SeesCallsOfC10dWithTheirInputs) {
         EXPECT_TRUE(events.seen()[0].is_async);
         EXPECT_TRUE(events.seen()[2].shapes.empty());
       },
-      kShm);
+      kByC10d);
 }
 
 TEST(ShmProfiler, SeesCallsOfOurOwn) {
@@ -260,13 +261,13 @@ TEST(ShmProfiler, SeesCallsOfOurOwn) {
       2,
       [](const Group& g) {
         at::Tensor x = at::ones({5});
-        const Events events;
+        const ProfiledEvents events;
         all_reduce_(x, g);
-        all_reduce_async_(x, g).wait();
+        async::all_reduce(x, g).wait();
         EXPECT_THAT(events.titles(), ElementsAre("shm:all_reduce", "shm:all_reduce"));
         EXPECT_THAT(events.seen()[0].shapes, ElementsAre(std::vector<int64_t>{5}));
       },
-      kShm);
+      kByC10d);
 }
 
 struct Pressed {};
@@ -300,7 +301,7 @@ std::string text_after_interrupt(const std::function<void(const Group&)>& wait) 
         Tensors x{at::ones({3})};
         text = error_text_of_any_rank<c10::DistBackendError>([&] { backend_of(g).allreduce(x, {})->wait(); });
       },
-      kShm);
+      kByC10d);
   return text;
 }
 
