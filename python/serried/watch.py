@@ -1,5 +1,7 @@
 """What groups are doing, and what they look for in what ranks send."""
 
+import os
+
 from serried import _C
 from serried._command import ask
 
@@ -19,6 +21,11 @@ def set_nan_check(mode, group=None):
     _C.set_nan_check(_backend_of(group), mode)
 
 
-def report():
-    """Where the ranks of this user's jobs on this host are, as text: what `serried top` shows once."""
-    return ask("top", "--once")
+def report(job=None):
+    """What `serried top` shows once: where the ranks of a job under serried run are, as text. The job of this rank where none is named.
+
+    print(serried.watch.report())
+    """
+    mine = os.getpid() if os.environ.get("SERRIED_LAUNCHER") else None
+    named = job or mine
+    return ask("top", "--once", *([] if named is None else [str(named)]))
