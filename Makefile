@@ -17,7 +17,7 @@ TSAN_TESTS = serried_tests $(if $(filter all,$(LAYERS)),serried_tensor_tests ser
 export CMAKE_COLOR_DIAGNOSTICS := ON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-bench setup-fuzz setup-test configure demo run test install package soak sanitize asan tsan fuzz bench bench-build format docs clean
+.PHONY: help setup setup-bench setup-fuzz setup-test configure demo run test install package wheel pytorch-suite soak sanitize asan tsan fuzz bench bench-build format docs clean
 
 help:
 	@echo 'make demo          build, check every collective, print bandwidths beside Gloo, train a GPT; RANKS=2 train it'
@@ -25,6 +25,8 @@ help:
 	@echo 'make test          build everything and run all tests'
 	@echo 'make install       build what a project of yours needs and install it to PREFIX=$(PREFIX); LIBTORCH=copy adds LibTorch'
 	@echo 'make package       make an archive and a Debian package, for machines with a LibTorch of their own, in $(BUILD)/packages'
+	@echo 'make wheel         make a wheel of the Python package, for the torch of this build, in $(BUILD)/wheels'
+	@echo 'make pytorch-suite run PyTorch'"'"'s own distributed tests on gloo and on serried, with 2, 3 and 4 ranks'
 	@echo 'make soak          run random programs beside plain LibTorch for MINUTES=$(MINUTES), split evenly over their kinds'
 	@echo 'make sanitize      run the tests under the address, undefined-behaviour and thread sanitizers; one of them: make asan, make tsan'
 	@echo 'make fuzz          give every parser random inputs for SECONDS=$(SECONDS) each; what breaks one is kept in tests/fuzz/found'
@@ -77,6 +79,16 @@ install: configure
 package: configure
 	@cmake --build $(BUILD) -j $(JOBS) --target serried_installed
 	@cd $(BUILD) && cpack
+
+wheel: configure
+	@JOBS=$(JOBS) python3 python/build_backend.py $(BUILD)/wheels
+
+# The torch that the build has found, the package as the build has made it, and what the tests import.
+PYTHON_PATH = $(abspath $(BUILD))/python:$$(dirname $$(dirname $$(dirname $$(dirname "$$(cat $(BUILD)/deps/torch_dir)")))):$(abspath $(BUILD))/deps/python
+
+pytorch-suite: setup-test configure
+	@cmake --build $(BUILD) -j $(JOBS) --target serried_python
+	@PYTHONPATH=$(PYTHON_PATH) python3 tests/pytorch/judge.py
 
 soak: configure
 	@cmake --build $(BUILD) -j $(JOBS) --target serried_random_tests serried_random_faults_tests

@@ -2,7 +2,7 @@
 # Runs the benchmarks beside their references and leaves <build>/bench/results.json: run.sh <build> [name|all]. A missed goal is shown, not an error.
 set -euo pipefail
 
-readonly names=(comm start dtensor redistribute ddp capture sharded experts context checkpoint pipeline hosts simulate)
+readonly names=(comm start dtensor redistribute ddp capture sharded experts context checkpoint pipeline hosts simulate python)
 readonly build=${1:?usage: run.sh <build> [name|all]; names: ${names[*]}}
 readonly wanted=${2:-all}
 readonly results=$build/bench/results.json
@@ -113,6 +113,12 @@ bench_context() {
     done
   fi
   "${run[@]}" "$build/benchmarks/bench_context_parallel" "$results" "$lines"
+}
+
+bench_python() {
+  [[ -e $build/python/serried/__init__.py ]] && has_pytorch || return 0
+  say "python: PyTorch's training steps on 2 ranks, on serried and on gloo in turns"
+  PYTHONPATH="$build/python${PYTHONPATH:+:$PYTHONPATH}" "$build/bin/serried" run -n 2 python3 "$(dirname "$0")/python/train_steps.py"
 }
 
 bench_checkpoint() {

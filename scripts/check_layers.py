@@ -12,7 +12,7 @@ LAYERS = {"base": 0, "tape": 1, "launch": 2, "comm": 2, "mesh": 3, "spmd": 4, "t
 ROOMS = {"graph": {"text": "", "passes": "text", "record": "text", "replay": "record text",
                    "capture_states": "record replay", "capture": "text passes record replay capture_states"}}
 MAX_LINES = 600
-FOLDERS = ["serried", "tools", "tests", "benchmarks", "examples"]
+FOLDERS = ["serried", "tools", "tests", "benchmarks", "examples", "python"]
 SCRIPTS = ["scripts", "cmake"]
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
@@ -90,7 +90,7 @@ def first_line_problem(path, lines):
     elif first.startswith("#!"):  # a script: the line after
         told = len(lines) > 1 and lines[1].startswith(("# ", '"""'))
     else:
-        told = first.startswith("# ")
+        told = first.startswith(("# ", '"""'))
     return None if told else "does not begin with one sentence that says what it is"
 
 

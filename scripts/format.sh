@@ -3,7 +3,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-mapfile -d '' files < <(find serried tools tests benchmarks examples \( -name '*.h' -o -name '*.cpp' \) -print0)
+mapfile -d '' files < <(find serried tools tests benchmarks examples python \( -name '*.h' -o -name '*.cpp' \) -print0)
 if [[ ${1:-} != --check ]]; then
   clang-format -i "${files[@]}"
   exit 0

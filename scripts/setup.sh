@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what a build of serried needs and is not there yet: Debian packages and LibTorch. `setup.sh bench` adds what the benchmarks compare with,
-# `setup.sh fuzz` clang with libFuzzer, `setup.sh test` what makes hosts of namespaces, Open MPI for the mpi backend, and Python's safetensors, which
-# reads our files and writes some for us.
+# `setup.sh fuzz` clang with libFuzzer, `setup.sh test` what makes hosts of namespaces, Open MPI for the mpi backend, Python's headers, and Python's
+# safetensors, which reads our files and writes some for us, with what PyTorch's own tests import.
 # Does nothing the second time. Leaves the folder of TorchConfig.cmake in build/deps/torch_dir, where CMake looks for it.
 set -euo pipefail
 
@@ -49,6 +49,7 @@ missing_packages() {
   # Not needed, but faster between hosts than what LibTorch brings.
   has_header ucp/api/ucp.h || echo libucx-dev
   # Only root can use it.
+  if [[ $mode == test ]] && has_command python3; then has_python_headers || echo python3-dev; fi
   if [[ $mode == test && $(id -u) == 0 ]]; then has_command ip && has_command tc || echo iproute2; fi
   if [[ $mode == fuzz ]]; then has_libfuzzer || printf '%s\n' clang libclang-rt-14-dev llvm; fi
   [[ $mode == bench || $mode == test ]] || return 0
@@ -157,15 +158,24 @@ install_torch() {
   fi
 }
 
-# Into a folder of its own, for the tests alone.
-install_safetensors() {
+# Into a folder of its own, for the tests alone; none of them needs torch to be installed.
+readonly python_packages=(safetensors numpy expecttest)
+has_python_packages() {
+  local package
+  for package in "${python_packages[@]}"; do [[ -d $deps/python/$package ]] || return 1; done
+}
+install_python_packages() {
   local partial="$deps/python.partial"
-  say "installing safetensors with pip into $deps/python"
+  say "installing ${python_packages[*]} with pip into $deps/python"
   rm -rf "$partial"
-  python3 -m pip install --quiet --no-warn-script-location --target "$partial" safetensors ||
-    fail "pip could not install safetensors" "  fix: check the network, or install it into $deps/python by hand"
+  python3 -m pip install --quiet --no-warn-script-location --target "$partial" "${python_packages[@]}" ||
+    fail "pip could not install ${python_packages[*]}" "  fix: check the network, or install them into $deps/python by hand"
+  rm -rf "$deps/python"
   mv "$partial" "$deps/python"
 }
+
+# Not every Python has them; the package that `make wheel` makes needs them.
+has_python_headers() { [[ -e $(python3 -c 'import sysconfig; print(sysconfig.get_paths()["include"])')/Python.h ]]; }
 
 find_torch() { find_users_torch || find_pythons_torch || find_own_torch; }
 
@@ -184,7 +194,7 @@ fi
 mapfile -t missing < <(missing_packages)
 needs_pip=''
 if [[ -z $torch_dir ]] && ! find_torch; then needs_pip=yes; fi
-if [[ $mode == test && ! -d $deps/python ]]; then needs_pip=yes; fi
+if [[ $mode == test ]] && ! has_python_packages; then needs_pip=yes; fi
 if [[ -n $needs_pip ]] && ! python3 -m pip --version >/dev/null 2>&1; then
   missing+=(python3-pip)
 fi
@@ -207,8 +217,8 @@ if [[ $torch_source != "as before" ]]; then
   say "LibTorch $(version_of "$torch_dir") from $torch_dir ($torch_source)"
   did=yes
 fi
-if [[ $mode == test && ! -d $deps/python ]]; then
-  install_safetensors
+if [[ $mode == test ]] && ! has_python_packages; then
+  install_python_packages
   did=yes
 fi
 [[ -n $did ]] || say "nothing to do (LibTorch $(version_of "$torch_dir") in ${torch_dir%/share/cmake/Torch})"

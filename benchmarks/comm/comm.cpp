@@ -20,6 +20,7 @@
 
 #include "benchmarks/support/results.h"
 #include "serried/comm/collectives/black_box.h"
+#include "serried/comm/collectives/profiled.h"
 #include "serried/serried.h"
 
 namespace {
@@ -237,6 +238,38 @@ void watch_cost(Bench& bench) {
   bench.rows.push_back({"comm", "NaN check on, all_reduce 1 KiB", serried::bench::median(checked), without, "off", 0});
 }
 
+/// What events for PyTorch's profiler cost: the question whether one runs, on its own, and the same all_reduce while
+/// one does.
+void profiler_cost(Bench& bench) {
+  const at::Tensor x = bench.input.narrow(0, 0, 256);
+  std::vector<double> plain;
+  std::vector<double> profiled;
+  for (int round = 0; round < 400; ++round) {
+    for (const bool profile : {false, true}) {
+      at::CallbackHandle handle = 0;
+      if (profile) {
+        const auto note = [](const at::RecordFunction&) -> std::unique_ptr<at::ObserverContext> { return nullptr; };
+        handle = at::addThreadLocalCallback(at::RecordFunctionCallback(note).needsInputs(true));
+      }
+      x.fill_(1);
+      bench.barrier->wait();
+      const auto begin = Clock::now();
+      serried::all_reduce_(x, bench.shm);
+      (profile ? profiled : plain).push_back(std::chrono::duration<double, std::micro>(Clock::now() - begin).count());
+      if (profile) at::removeCallback(handle);
+    }
+  }
+  constexpr int kCalls = 1000000;
+  int num_profiled = 0;
+  const auto begin = Clock::now();
+  for (int i = 0; i < kCalls; ++i) num_profiled += int(serried::detail::is_profiled());
+  const double question = std::chrono::duration<double, std::micro>(Clock::now() - begin).count() / kCalls;
+  if (bench.rank != 0 || num_profiled != 0) return;
+  const double without = serried::bench::median(plain);
+  bench.rows.push_back({"comm", "profiler off: the question whether one runs", question, without, "1 KiB call", 0.02});
+  bench.rows.push_back({"comm", "profiler on, all_reduce 1 KiB", serried::bench::median(profiled), without, "off", 0});
+}
+
 /// What the black box costs: the same all_reduce of 64 elements with it and without, in turn, and the entry of a call
 /// on its own.
 void black_box_cost(Bench& bench) {
@@ -302,6 +335,7 @@ int main(int argc, char** argv) {
     }
     if (bench.size == 2 && only.empty()) watch_cost(bench);
     if (bench.size == 2 && (only.empty() || only == "black_box")) black_box_cost(bench);
+    if (bench.size == 2 && (only.empty() || only == "profiler")) profiler_cost(bench);
     if (bench.rank == 0) {
       serried::bench::print_table(bench.rows);
       if (argc > 1 && argv[1][0] != '-') serried::bench::append_json(bench.rows, argv[1]);

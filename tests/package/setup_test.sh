@@ -26,7 +26,9 @@ stand_in python3 '
 [[ "$1" == -c ]] && { [[ -n ${FAKE_TORCH:-} ]] && echo "$FAKE_TORCH" && exit 0; exit 1; }
 echo "python3 $*" >>"$CALLS/pip"
 while [[ $1 != --target ]]; do shift; done
-make_torch "$2/torch" 2.13.0'
+target=$2
+shift 2
+for package; do [[ $package == torch* ]] && make_torch "$target/torch" 2.13.0 || mkdir -p "$target/$package"; done'
 
 make_torch() {
   mkdir -p "$1/share/cmake/Torch"
@@ -79,6 +81,7 @@ expect '[[ $status == 0 && $output == "set-up: nothing to do (LibTorch 2.13.0 in
 # The user's own LibTorch comes before python3's, and that before one installed here; another version is passed over.
 make_torch "$work/mine" 2.13.1
 make_torch "$work/python" 2.13.0
+touch "$work/python/Python.h"
 make_torch "$work/old" 2.12.0
 rm "$work/build/deps/torch_key"
 FAKE_TORCH="$work/python" setup
@@ -96,12 +99,19 @@ rm -rf "$work/build" && mkdir -p "$work/build/deps" && make_torch "$work/build/d
 FAKE_NO_PIP=1 setup
 expect '[[ $status != 0 && $output == *"sudo apt-get install -y python3-pip" ]]'
 
-# The tests need a package of Python's, once.
+# The tests need packages of Python's, once.
 FAKE_TORCH="$work/python" setup test
-expect '[[ $status == 0 && $output == *"installing safetensors with pip into "* && $(<"$CALLS/pip") == *" safetensors" ]]'
+expect '[[ $status == 0 && $output == *"installing safetensors numpy expecttest with pip into "* && $(<"$CALLS/pip") == *" safetensors numpy expecttest" ]]'
 rm "$CALLS/pip"
 FAKE_TORCH="$work/python" setup test
 expect '[[ $status == 0 && $output == "set-up: nothing to do "* && ! -e $CALLS/pip ]]'
+
+# One that is there from before, without the newer ones, is made again; and the headers of Python are part of it.
+rm -r "$work/build/deps/python/expecttest" "$work/python/Python.h"
+FAKE_UID=0 FAKE_TORCH="$work/python" setup test
+expect '[[ $status == 0 && $(<"$CALLS/apt") == *"install python3-dev" && $(<"$CALLS/pip") == *" safetensors numpy expecttest" ]]'
+expect '[[ -d $work/build/deps/python/expecttest ]]'
+touch "$work/python/Python.h"
 
 # Hosts of namespaces are for root.
 mv "$work/bin/tc" "$work/tc"

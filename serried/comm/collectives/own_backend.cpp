@@ -62,7 +62,7 @@ OwnBackend::~OwnBackend() {
 
 void OwnBackend::setGroupUid(const std::string& name) {
   Backend::setGroupUid(name);
-  if (home_.is_here()) log_.open(name, rank_, size_);
+  if (home_.is_here() && !name.empty()) log_.open(name, rank_, size_);
 }
 
 void OwnBackend::run(const Collective&) {
@@ -86,6 +86,15 @@ void OwnBackend::look_for_nan(const char* where, at::TensorList sent) {
       throw;
     }
   }
+}
+
+c10::intrusive_ptr<c10d::Backend::Options> OwnBackend::report_options(std::chrono::milliseconds timeout) {
+  std::lock_guard<std::mutex> lock(options_mutex_);
+  if (!options_) options_ = c10::make_intrusive<Options>(getBackendName(), timeout);
+  options_->timeout = timeout;
+  options_->group_name = getGroupUid();
+  options_->group_desc = getGroupDesc();
+  return options_;
 }
 
 void OwnBackend::startCoalescing() {

@@ -65,6 +65,10 @@ class OwnBackend : public c10d::Backend {
   /// Every Work passes here before it is handed out: calls may be collected for one.
   WorkPtr remember(WorkPtr work);
 
+  /// What getBackendOptions gives: always the same object, so that what callers write there stays, but for what the
+  /// group knows itself. (c10d's splitGroup writes the child's name and timeout into it.)
+  c10::intrusive_ptr<Options> report_options(std::chrono::milliseconds timeout);
+
   const HomeProcess home_;
 
  private:
@@ -72,6 +76,8 @@ class OwnBackend : public c10d::Backend {
 
   black_box::GroupLog log_;
   std::atomic<watch::NanCheck> nan_check_;
+  std::mutex options_mutex_;  // guards the pointer below
+  c10::intrusive_ptr<Options> options_;
   std::mutex coalescing_mutex_;  // guards the two below
   bool coalescing_ = false;
   std::vector<WorkPtr> coalesced_;

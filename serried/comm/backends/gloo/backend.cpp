@@ -78,11 +78,7 @@ GlooBackend::~GlooBackend() {
 }
 
 c10::intrusive_ptr<c10d::Backend::Options> GlooBackend::getBackendOptions() {
-  // A fresh one each time: ProcessGroup::splitGroup writes the child's name and timeout into it.
-  auto options = c10::make_intrusive<Options>("gloo", timeout_.load());
-  options->group_name = getGroupUid();
-  options->group_desc = getGroupDesc();
-  return options;
+  return report_options(timeout_.load());
 }
 
 void GlooBackend::setTimeout(std::chrono::milliseconds timeout) {

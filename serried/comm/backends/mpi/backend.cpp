@@ -49,11 +49,7 @@ MpiBackend::~MpiBackend() {
 }
 
 c10::intrusive_ptr<c10d::Backend::Options> MpiBackend::getBackendOptions() {
-  // A fresh one each time: ProcessGroup::splitGroup writes the child's name and timeout into it.
-  auto options = c10::make_intrusive<Options>("mpi", timeout_.load());
-  options->group_name = getGroupUid();
-  options->group_desc = getGroupDesc();
-  return options;
+  return report_options(timeout_.load());
 }
 
 void MpiBackend::setGroupUid(const std::string& name) {

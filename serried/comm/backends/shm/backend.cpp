@@ -16,6 +16,16 @@ namespace {
 // How long a group that is dropped with open collectives waits for them.
 constexpr std::chrono::seconds kFarewellPatience{5};
 
+/// Whether a group of this name can be used: a later one, where names come again (torch.distributed counts from 0 each
+/// time).
+bool is_alive(const std::string& name) {
+  try {
+    return c10d::resolve_process_group(name) != nullptr;
+  } catch (const c10::Error&) {
+    return false;
+  }
+}
+
 }  // namespace
 
 ShmBackend::ShmBackend(const ConnectArgs& args)
@@ -32,7 +42,7 @@ ShmBackend::~ShmBackend() {
   if (!home_.is_here()) return;  // the parent goes on with the group
   try {
     close();
-    if (!getGroupUid().empty()) c10d::unregister_process_group(getGroupUid());
+    if (!getGroupUid().empty() && !is_alive(getGroupUid())) c10d::unregister_process_group(getGroupUid());
   } catch (const std::exception&) {
     // Never registered, or already gone with the process's registry.
   }
@@ -52,12 +62,12 @@ void ShmBackend::close() {
 void ShmBackend::setGroupUid(const std::string& name) {
   OwnBackend::setGroupUid(name);
   // Ranks that are threads have their number behind an @.
-  if (driver_->engine().sync().is_first())
+  if (!name.empty() && driver_->engine().sync().is_first())
     driver_->engine().segment().header().page.set_group(name.substr(0, name.find('@')));
 }
 
 c10::intrusive_ptr<c10d::Backend::Options> ShmBackend::getBackendOptions() {
-  return c10::make_intrusive<Options>(args_.backend, timeout_or_default(c10d::kUnsetTimeout));
+  return report_options(timeout_or_default(c10d::kUnsetTimeout));
 }
 
 c10::intrusive_ptr<c10d::Backend> ShmBackend::split(const Store& store, const std::vector<int>& ranks,
@@ -100,7 +110,7 @@ c10d::ErrorType ShmBackend::getError() {
 }
 
 std::chrono::milliseconds ShmBackend::timeout_or_default(std::chrono::milliseconds timeout) const {
-  return timeout.count() > 0 ? timeout : std::chrono::milliseconds(timeout_ms_.load(std::memory_order_relaxed));
+  return timeout.count() >= 0 ? timeout : std::chrono::milliseconds(timeout_ms_.load(std::memory_order_relaxed));
 }
 
 at::Tensor ShmBackend::allocateTensor(long size, at::TensorOptions options) {

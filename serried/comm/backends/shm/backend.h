@@ -102,12 +102,13 @@ class ShmBackend : public detail::OwnBackend {
  private:
   Place place() const { return {.rank = rank_, .world_size = size_}; }
   std::chrono::milliseconds timeout_or_default(std::chrono::milliseconds timeout) const;
-  WorkPtr issue(c10d::OpType type, Task task, CallOptions options);
-  WorkPtr issue_program(c10d::OpType type, Task task, std::vector<Op> ops, CallOptions options);
+  WorkPtr issue(c10d::OpType type, Task task, CallOptions options, at::TensorList inputs);
+  WorkPtr issue_program(c10d::OpType type, Task task, std::vector<Op> ops, CallOptions options, at::TensorList inputs);
   WorkPtr post(Transfer::Direction direction, const at::Tensor& tensor, int peer, int tag,
                std::chrono::milliseconds timeout = c10d::kUnsetTimeout);
   WorkPtr post(const detail::Collective& peer_call);
-  void check_root(std::string_view where, int64_t root) const;
+  /// `tensor`: which of a rank's tensors it is, of which each has one.
+  void check_root(std::string_view where, int64_t root, int64_t tensor = 0) const;
   void fail(const std::string& what) override;
   void close();
 

@@ -45,9 +45,18 @@ void check_numel(std::string_view where, const at::Tensor& tensor, int64_t expec
   check_count(where, c10::str("elements in ", watch::describe_tensor(tensor)), tensor.numel(), expected);
 }
 
+/// What a rank gives itself. Before anything is sent: nobody else knows its size.
+void check_own(std::string_view where, const at::Tensor& output, const at::Tensor& input) {
+  if (output.numel() == input.numel()) return;
+  raise<c10::ValueError>({where,
+                          c10::str("this rank's own piece is ", watch::describe_tensor(input), ", and its place ",
+                                   watch::describe_tensor(output)),
+                          "let the sizes of what a rank gives itself agree"});
+}
+
 }  // namespace
 
-WorkPtr ShmBackend::issue(OpType type, Task task, CallOptions options) {
+WorkPtr ShmBackend::issue(OpType type, Task task, CallOptions options, at::TensorList inputs) {
   task.op.timeout = timeout_or_default(options.timeout);
   // Nobody else needs the thread of a caller that waits at once.
   const auto now = !options.async                                       ? Driver::Now::always
@@ -55,34 +64,41 @@ WorkPtr ShmBackend::issue(OpType type, Task task, CallOptions options) {
                                                                         : Driver::Now::no;
   task.seen = detail::see_call(*this, task.op.record);
   const detail::SeenWait waiting(now == Driver::Now::always ? task.seen : detail::SeenCall());
-  auto work = c10::make_intrusive<CollectiveWork>(rank_, type, driver_->num_issued() + 1, std::move(task), driver_);
+  const char* event = type == OpType::_ALLREDUCE_SPARSE ? "sparse_all_reduce" : watch::kind_name(task.op.record.kind);
+  auto work = c10::make_intrusive<CollectiveWork>(rank_, type, detail::Profiled(args_.backend, event, inputs),
+                                                  driver_->num_issued() + 1, std::move(task), driver_);
   driver_->issue(work, now);
   return remember(work);
 }
 
-WorkPtr ShmBackend::issue_program(OpType type, Task task, std::vector<Op> ops, CallOptions options) {
+WorkPtr ShmBackend::issue_program(OpType type, Task task, std::vector<Op> ops, CallOptions options,
+                                  at::TensorList inputs) {
   for (Op& op : ops) op.timeout = timeout_or_default(options.timeout);
   if (!ops.empty()) task.op.record = record_of(ops);
   task.program = [ops = std::move(ops)](Runner& engine) mutable {
     for (Op& op : ops) shm::run(engine, op);
   };
-  return issue(type, std::move(task), options);
+  return issue(type, std::move(task), options, inputs);
 }
 
-void ShmBackend::check_root(std::string_view where, int64_t root) const {
-  if (root >= 0 && root < size_) return;
+void ShmBackend::check_root(std::string_view where, int64_t root, int64_t tensor) const {
+  if (root < 0 || root >= size_) {
+    raise<c10::ValueError>({where, c10::str("rank ", root, " is not in a group of ", size_),
+                            c10::str("pass a rank from 0 to ", size_ - 1)});
+  }
+  if (tensor == 0) return;
   raise<c10::ValueError>(
-      {where, c10::str("rank ", root, " is not in a group of ", size_), c10::str("pass a rank from 0 to ", size_ - 1)});
+      {where, c10::str("the root tensor is ", tensor, ", and every rank has one"), "pass rootTensor 0"});
 }
 
 WorkPtr ShmBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) {
-  check_root("broadcast", options.rootRank);
+  check_root("broadcast", options.rootRank, options.rootTensor);
   Task task;
   const at::Tensor tensor = writable("broadcast", only("broadcast", tensors), task);
   if (rank_ == options.rootRank) check_sent("broadcast", tensor);
   task.outputs = tensors;
   task.op = broadcast_op(tensor, int(options.rootRank), place());
-  return issue(OpType::BROADCAST, std::move(task), call_options(options));
+  return issue(OpType::BROADCAST, std::move(task), call_options(options), tensors);
 }
 
 WorkPtr ShmBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) {
@@ -93,7 +109,7 @@ WorkPtr ShmBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& op
   const at::Tensor input = contributed(tensor, options.reduceOp, task.keep_alive);
   task.outputs = tensors;
   task.op = all_reduce_op(input, tensor, engine_op(options.reduceOp));
-  return issue(OpType::ALLREDUCE, std::move(task), call_options(options));
+  return issue(OpType::ALLREDUCE, std::move(task), call_options(options), tensors);
 }
 
 WorkPtr ShmBackend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
@@ -115,7 +131,7 @@ WorkPtr ShmBackend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceC
       const at::Tensor input = contributed(tensor, options.reduceOp, task.keep_alive);
       ops.push_back(all_reduce_op(input, tensor, reduction));
     }
-    return issue_program(OpType::ALLREDUCE_COALESCED, std::move(task), std::move(ops), call_options(options));
+    return issue_program(OpType::ALLREDUCE_COALESCED, std::move(task), std::move(ops), call_options(options), tensors);
   }
   Tensors flat_views;
   for (const at::Tensor& tensor : dense) flat_views.push_back(tensor.detach().view({-1}));
@@ -131,11 +147,11 @@ WorkPtr ShmBackend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceC
     }
     if (earlier) earlier();
   };
-  return issue(OpType::ALLREDUCE_COALESCED, std::move(task), call_options(options));
+  return issue(OpType::ALLREDUCE_COALESCED, std::move(task), call_options(options), tensors);
 }
 
 WorkPtr ShmBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
-  check_root("reduce", options.rootRank);
+  check_root("reduce", options.rootRank, options.rootTensor);
   Task task;
   const at::Tensor tensor = writable("reduce", only("reduce", tensors), task);
   check_sent("reduce", tensor);
@@ -143,7 +159,7 @@ WorkPtr ShmBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options)
   task.outputs = tensors;
   task.op = reduce_op(input, int(options.rootRank), engine_op(options.reduceOp), place());
   task.op.sinks.base = tensor.numel() == 0 ? nullptr : static_cast<char*>(tensor.mutable_data_ptr());
-  return issue(OpType::REDUCE, std::move(task), call_options(options));
+  return issue(OpType::REDUCE, std::move(task), call_options(options), tensors);
 }
 
 WorkPtr ShmBackend::allgather(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
@@ -158,9 +174,10 @@ WorkPtr ShmBackend::allgather(TensorLists& outputs, Tensors& inputs, const c10d:
     check_dtype(where, output, input);
     dense.push_back(writable(where, output, task));
   }
+  check_own(where, dense[rank_], input);
   task.outputs = outputs.front();
   task.op = all_gather_op(dense, input, place());
-  return issue(OpType::ALLGATHER, std::move(task), call_options(options));
+  return issue(OpType::ALLGATHER, std::move(task), call_options(options), inputs);
 }
 
 WorkPtr ShmBackend::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) {
@@ -183,9 +200,10 @@ WorkPtr ShmBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& i
     ops.push_back(all_gather_flat_op(writable(where, outputs[i], task), input));
   }
   task.outputs = outputs;
-  if (ops.size() != 1) return issue_program(OpType::COALESCED, std::move(task), std::move(ops), call_options(options));
+  if (ops.size() != 1)
+    return issue_program(OpType::COALESCED, std::move(task), std::move(ops), call_options(options), inputs);
   task.op = std::move(ops.front());
-  return issue(OpType::_ALLGATHER_BASE, std::move(task), call_options(options));
+  return issue(OpType::_ALLGATHER_BASE, std::move(task), call_options(options), inputs);
 }
 
 WorkPtr ShmBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& options) {
@@ -202,10 +220,11 @@ WorkPtr ShmBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs, c
       check_dtype(where, list[i], input);
       dense.push_back(writable(where, list[i], task));
     }
+    check_own(where, dense[rank_], input);
     ops.push_back(all_gather_op(dense, input, place()));
   }
   for (const Tensors& list : outputs) task.outputs.insert(task.outputs.end(), list.begin(), list.end());
-  return issue_program(OpType::ALLGATHER_COALESCED, std::move(task), std::move(ops), call_options(options));
+  return issue_program(OpType::ALLGATHER_COALESCED, std::move(task), std::move(ops), call_options(options), inputs);
 }
 
 WorkPtr ShmBackend::gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& options) {
@@ -224,9 +243,10 @@ WorkPtr ShmBackend::gather(TensorLists& outputs, Tensors& inputs, const c10d::Ga
       check_dtype(where, output, input);
       dense.push_back(writable(where, output, task));
     }
+    check_own(where, dense[rank_], input);
   }
   task.op = gather_op(dense, input, int(options.rootRank), place());
-  return issue(OpType::GATHER, std::move(task), call_options(options));
+  return issue(OpType::GATHER, std::move(task), call_options(options), inputs);
 }
 
 WorkPtr ShmBackend::scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& options) {
@@ -243,11 +263,13 @@ WorkPtr ShmBackend::scatter(Tensors& outputs, TensorLists& inputs, const c10d::S
       check_dtype(where, input, output);
       dense.push_back(kept(where, input, task));
     }
+    check_own(where, output, dense[rank_]);
     check_sent(where, dense);
   }
   task.outputs = outputs;
   task.op = scatter_op(output, dense, int(options.rootRank), place());
-  return issue(OpType::SCATTER, std::move(task), call_options(options));
+  return issue(OpType::SCATTER, std::move(task), call_options(options),
+               is_root ? at::TensorList(inputs.front()) : at::TensorList());
 }
 
 WorkPtr ShmBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs, const c10d::ReduceScatterOptions& options) {
@@ -266,7 +288,7 @@ WorkPtr ShmBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs, const 
   check_numel(where, inputs.front()[rank_], output.numel());
   task.outputs = outputs;
   task.op = reduce_scatter_op(output, dense, engine_op(options.reduceOp), place());
-  return issue(OpType::REDUCE_SCATTER, std::move(task), call_options(options));
+  return issue(OpType::REDUCE_SCATTER, std::move(task), call_options(options), inputs.front());
 }
 
 WorkPtr ShmBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
@@ -294,10 +316,10 @@ WorkPtr ShmBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& i
   task.outputs = outputs;
   if (ops.size() != 1) {
     return issue_program(OpType::REDUCE_SCATTER_TENSOR_COALESCED, std::move(task), std::move(ops),
-                         call_options(options));
+                         call_options(options), inputs);
   }
   task.op = std::move(ops.front());
-  return issue(OpType::_REDUCE_SCATTER_BASE, std::move(task), call_options(options));
+  return issue(OpType::_REDUCE_SCATTER_BASE, std::move(task), call_options(options), inputs);
 }
 
 namespace {
@@ -339,9 +361,10 @@ WorkPtr ShmBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::ve
   at::AutoDispatchBelowAutograd guard;
   const Tensors inputs = cut(where, from.detach(), input_sizes, size_);
   const Tensors outputs = cut(where, to.detach(), output_sizes, size_);
+  check_own(where, outputs[rank_], inputs[rank_]);
   task.outputs = {output};
   task.op = all_to_all_op(outputs, inputs, place());
-  return issue(OpType::ALLTOALL_BASE, std::move(task), call_options(options));
+  return issue(OpType::ALLTOALL_BASE, std::move(task), call_options(options), input);
 }
 
 WorkPtr ShmBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& options) {
@@ -357,21 +380,17 @@ WorkPtr ShmBackend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllT
     from.push_back(kept(where, inputs[peer], task));
     to.push_back(writable(where, outputs[peer], task));
   }
+  check_own(where, to[rank_], from[rank_]);
   check_sent(where, from);
   task.outputs = outputs;
   task.op = all_to_all_op(to, from, place());
-  return issue(OpType::ALLTOALL, std::move(task), call_options(options));
+  return issue(OpType::ALLTOALL, std::move(task), call_options(options), inputs);
 }
 
 WorkPtr ShmBackend::barrier(const c10d::BarrierOptions& options) {
   Task task;
   task.op = barrier_op();
-  return issue(OpType::BARRIER, std::move(task), call_options(options));
-}
-
-void ShmBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool) {
-  // Every rank of the shared memory sees all that did not come, so "wait for all ranks" needs nothing more.
-  barrier(options)->wait();
+  return issue(OpType::BARRIER, std::move(task), call_options(options), {});
 }
 
 }  // namespace serried::shm

@@ -67,6 +67,7 @@ void ShmBackend::run(const Collective& c) {
     post(c)->wait();
     return;
   }
+  const detail::ProfiledScope event(args_.backend, c.kind, c.inputs);
   Tensors kept;
   Op op = op_of(c, place(), kept);
   op.timeout = timeout_or_default(c.timeout);
@@ -79,7 +80,7 @@ WorkPtr ShmBackend::start(const Collective& c) {
   task.op = op_of(c, place(), task.keep_alive);
   task.outputs = c.outputs.vec();
   task.keep_alive.insert(task.keep_alive.end(), c.inputs.begin(), c.inputs.end());
-  return issue(type_of(c.kind), std::move(task), {.timeout = c.timeout});
+  return issue(type_of(c.kind), std::move(task), {.timeout = c.timeout}, c.inputs);
 }
 
 WorkPtr ShmBackend::post(const Collective& c) {

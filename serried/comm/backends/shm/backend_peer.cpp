@@ -10,9 +10,9 @@ namespace {
 
 class TransferWork : public c10d::Work {
  public:
-  TransferWork(int rank, c10d::OpType type, std::shared_ptr<Transfer> transfer, std::weak_ptr<Mailbox> mailbox,
-               at::Tensor tensor, at::Tensor dense, detail::SeenCall seen)
-      : Work(rank, type),
+  TransferWork(int rank, c10d::OpType type, const detail::Profiled& profiled, std::shared_ptr<Transfer> transfer,
+               std::weak_ptr<Mailbox> mailbox, at::Tensor tensor, at::Tensor dense, detail::SeenCall seen)
+      : Work(rank, type, profiled.title(), profiled.inputs()),
         transfer_(std::move(transfer)),
         mailbox_(std::move(mailbox)),
         tensor_(std::move(tensor)),
@@ -79,7 +79,10 @@ WorkPtr ShmBackend::post(Transfer::Direction direction, const at::Tensor& tensor
   const auto type = sends ? c10d::OpType::SEND : peer < 0 ? c10d::OpType::RECVANYSOURCE : c10d::OpType::RECV;
   const watch::Record record = watch::make_record(sends ? watch::Kind::send : watch::Kind::recv, tensor, peer);
   const detail::SeenCall seen = detail::see_call(*this, record);
-  auto work = c10::make_intrusive<TransferWork>(rank_, type, transfer, mailbox_, tensor, dense, seen);
+  // As PyTorch's own backends call it.
+  const char* event = type == c10d::OpType::RECVANYSOURCE ? "recvAnySource" : where;
+  auto work = c10::make_intrusive<TransferWork>(rank_, type, detail::Profiled(args_.backend, event, tensor), transfer,
+                                                mailbox_, tensor, dense, seen);
   // The work lives at least until the bytes have moved.
   transfer->finished = [work](std::exception_ptr error) { work->finish_with(error); };
   mailbox_->post(transfer);

@@ -77,7 +77,7 @@ WorkPtr ShmBackend::allreduce_sparse(Tensors& tensors, const c10d::AllreduceOpti
     at::AutoDispatchBelowAutograd guard;
     at::Tensor(tensor).copy_(sum_sparse(engine, tensor.detach(), like));
   };
-  return issue(c10d::OpType::_ALLREDUCE_SPARSE, std::move(task), call_options(options));
+  return issue(c10d::OpType::_ALLREDUCE_SPARSE, std::move(task), call_options(options), tensors);
 }
 
 }  // namespace serried::shm

@@ -9,6 +9,7 @@
 #include <ATen/core/ivalue.h>
 
 #include "serried/base/error.h"
+#include "serried/base/interrupt.h"
 
 namespace serried::shm {
 namespace {
@@ -23,9 +24,13 @@ void run(Runner& engine, Op& op) {
   engine.complete(op);
 }
 
-CollectiveWork::CollectiveWork(int rank, c10d::OpType type, uint64_t sequence, Task task,
-                               std::shared_ptr<Driver> driver)
-    : Work(rank, type), task_(std::move(task)), sequence_(sequence), run_by_(driver), driver_(std::move(driver)) {}
+CollectiveWork::CollectiveWork(int rank, c10d::OpType type, const detail::Profiled& profiled, uint64_t sequence,
+                               Task task, std::shared_ptr<Driver> driver)
+    : Work(rank, type, profiled.title(), profiled.inputs()),
+      task_(std::move(task)),
+      sequence_(sequence),
+      run_by_(driver),
+      driver_(std::move(driver)) {}
 
 bool CollectiveWork::isCompleted() {
   std::lock_guard<std::mutex> lock(mutex_);
@@ -43,6 +48,7 @@ bool CollectiveWork::wait(std::chrono::milliseconds timeout) {
   // With a timeout of its own the caller must be free to give up, so it does not take the engine.
   if (timeout == kNoTimeout) {
     if (driver) driver->help(*this);
+    wait_until_done();
     const bool is_success = Work::wait();
     if (const std::shared_ptr<Driver> alive = run_by_.lock()) alive->wait_until_let_go(*this);
     return is_success;
@@ -54,6 +60,22 @@ bool CollectiveWork::wait(std::chrono::milliseconds timeout) {
   }
   if (exception_) std::rethrow_exception(exception_);
   return true;
+}
+
+/// Another thread runs it. Where this one may be told to give up, it looks now and then whether it has been.
+void CollectiveWork::wait_until_done() {
+  if (!interrupt::is_possible()) return;  // Work::wait does
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!cv_.wait_for(lock, kWaitSlice, [this] { return completed_; })) {
+    lock.unlock();
+    try {
+      interrupt::check();
+    } catch (...) {
+      if (const std::shared_ptr<Driver> driver = run_by_.lock()) driver->interrupted();
+      throw;
+    }
+    lock.lock();
+  }
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> CollectiveWork::getFuture() {
@@ -232,6 +254,10 @@ void Driver::run_now(Op& op, const detail::SeenCall& seen) {
   lock.lock();
   end_turn(lock);
   if (error) std::rethrow_exception(error);
+}
+
+void Driver::interrupted() {
+  engine_->abort(interrupt::reason(engine_->rank()));
 }
 
 void Driver::wait_for_issued() {

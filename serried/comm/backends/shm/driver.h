@@ -4,6 +4,7 @@
 #include "serried/base/fork.h"
 #include "serried/base/log.h"
 #include "serried/comm/backends/shm/runner.h"
+#include "serried/comm/collectives/profiled.h"
 #include "serried/comm/collectives/traced.h"
 
 #include <c10/util/thread_name.h>
@@ -56,7 +57,8 @@ void run(Runner& engine, Op& op);
 
 class CollectiveWork : public c10d::Work {
  public:
-  CollectiveWork(int rank, c10d::OpType type, uint64_t sequence, Task task, std::shared_ptr<Driver> driver);
+  CollectiveWork(int rank, c10d::OpType type, const detail::Profiled& profiled, uint64_t sequence, Task task,
+                 std::shared_ptr<Driver> driver);
 
   /// Blocks; the waiting thread runs what is due if no other does.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
@@ -70,6 +72,7 @@ class CollectiveWork : public c10d::Work {
   void mark_done(std::exception_ptr error);
   void call_back();
   bool has_future();
+  void wait_until_done();
 
   Task task_;
   const uint64_t sequence_;
@@ -95,6 +98,9 @@ class Driver : public std::enable_shared_from_this<Driver> {
 
   /// Runs `op` on this thread after everything issued before; blocks.
   void run_now(Op& op, const detail::SeenCall& seen);
+
+  /// A thread that waited for a work was told to give up: so must all ranks.
+  void interrupted();
 
   /// Blocks until everything issued so far is done.
   void wait_for_issued();

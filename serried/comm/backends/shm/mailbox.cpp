@@ -8,6 +8,7 @@
 #include <c10/util/StringUtil.h>
 
 #include "serried/base/error.h"
+#include "serried/base/interrupt.h"
 #include "serried/comm/agree/host.h"
 #include "serried/comm/agree/rank_texts.h"
 #include "serried/comm/agree/says_that_it_waits.h"
@@ -119,8 +120,21 @@ void Mailbox::wait(Transfer& transfer, milliseconds timeout) {
       engine_->abort(what);
       report(fail_open_transfers(what));
     }
+    check_interrupt();
   }
   if (transfer.error) std::rethrow_exception(transfer.error);
+}
+
+/// Raises where this thread was told to give up. The other ranks then need not wait for it.
+void Mailbox::check_interrupt() {
+  if (!interrupt::is_possible()) return;
+  try {
+    interrupt::check();
+  } catch (...) {
+    engine_->abort(interrupt::reason(rank_));
+    report(fail_open_transfers(interrupt::reason(rank_)));
+    throw;
+  }
 }
 
 // Everything that can move now does. Holds the lock.

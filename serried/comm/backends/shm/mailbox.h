@@ -67,6 +67,7 @@ class Mailbox : public std::enable_shared_from_this<Mailbox> {
   static void report(const Done& done);
   Done fail_open_transfers(const std::string& why);
   Done check_health();
+  void check_interrupt();
   bool is_far(int peer) const { return far_ != nullptr && far_->reaches(peer); }
   bool is_gone(int peer) const;
   bool can_still_come(int source) const;

@@ -17,6 +17,7 @@
 
 #include "serried/base/env.h"
 #include "serried/base/error.h"
+#include "serried/base/interrupt.h"
 #include "serried/base/log.h"
 #include "serried/comm/agree/host.h"
 #include "serried/comm/agree/rank_texts.h"
@@ -152,6 +153,18 @@ void PhaseSync::wait_slowly(int peer, uint32_t phase) {
     if (gone >= 0) fail_for_gone_peer(gone);
     const auto waited = std::chrono::duration_cast<milliseconds>(steady_clock::now() - begin);
     if (waited >= timeout_) fail_for_timeout(waited);
+    check_interrupt();
+  }
+}
+
+/// Raises where this thread was told to give up. The other ranks then need not wait for it.
+void PhaseSync::check_interrupt() {
+  if (!interrupt::is_possible()) return;
+  try {
+    interrupt::check();
+  } catch (...) {
+    abort(interrupt::reason(rank_));
+    throw;
   }
 }
 
@@ -202,6 +215,14 @@ bool PhaseSync::is_member(int rank) const {
 /// Whether the rank's newest call is `call`, or a later one.
 bool PhaseSync::has_made(int rank, const watch::Record& call) const {
   return segment_.info(rank).page.newest.load(std::memory_order_acquire) >= call.sequence;
+}
+
+std::vector<int> PhaseSync::ranks_behind() const {
+  std::vector<int> behind;
+  for (int rank = 0; rank < segment_.world_size(); ++rank) {
+    if (rank != rank_ && !has_made(rank, current_)) behind.push_back(rank);
+  }
+  return behind;
 }
 
 int PhaseSync::missing_peer(uint32_t phase) const {

@@ -104,6 +104,9 @@ class PhaseSync {
   const WaitPolicy& policy() const { return policy_; }
   watch_page::RankPage& page() const { return segment_.info(rank_).page; }
 
+  /// The ranks that have not made this rank's newest call yet.
+  std::vector<int> ranks_behind() const;
+
   /// This rank closes the group in order.
   void leave();
 
@@ -119,6 +122,7 @@ class PhaseSync {
   void end_visit();
   void wait_slowly(int peer, uint32_t phase);
   bool yield_until(int peer, uint32_t phase);
+  void check_interrupt();
   bool run_background() { return background_ && background_(); }
   bool is_member(int rank) const;
   bool has_made(int rank, const watch::Record& call) const;

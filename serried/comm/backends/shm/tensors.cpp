@@ -35,8 +35,10 @@ at::Tensor writable(std::string_view where, const at::Tensor& tensor, Task& task
 }
 
 const at::Tensor& only(std::string_view where, const std::vector<at::Tensor>& tensors) {
-  check_count(where, "tensors per rank", int64_t(tensors.size()), 1);
-  return tensors.front();
+  if (tensors.size() == 1) return tensors.front();
+  raise<c10::ValueError>(
+      {where, c10::str("got ", tensors.size(), " tensors, and every rank passes one: there is one device, the CPU"),
+       tensors.empty() ? "pass one tensor" : "make a call for each, or a coalesced one"});
 }
 
 void check_dtype(std::string_view where, const at::Tensor& tensor, const at::Tensor& like) {

@@ -1,0 +1,157 @@
+#!/usr/bin/env python3
+"""Training steps of PyTorch on serried and on gloo, in turns in the same processes: serried run -n 2 python3 train_steps.py
+
+Models are those of PyTorch's own examples in small: a GPT of 4 layers and 3.4 M parameters, and an MLP of 20 layers of 64.
+"""
+
+import argparse
+import os
+import statistics
+import time
+import warnings
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+warnings.simplefilter("ignore")
+
+import serried  # noqa: F401, E402
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.distributed.device_mesh import DeviceMesh  # noqa: E402
+from torch.distributed.fsdp import fully_shard  # noqa: E402
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module  # noqa: E402
+
+BACKENDS = ("gloo", "serried")
+
+
+class Attention(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.head_dim = dim // heads
+        self.q, self.k, self.v, self.o = (nn.Linear(dim, dim) for _ in range(4))
+
+    def forward(self, x):
+        batch, length, _ = x.shape
+        q, k, v = (part(x).view(batch, length, -1, self.head_dim).transpose(1, 2) for part in (self.q, self.k, self.v))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.o(y.transpose(1, 2).contiguous().view(batch, length, -1))
+
+
+class Block(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.attention = Attention(dim, heads)
+        self.up, self.down = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
+
+    def forward(self, x):
+        x = x + self.attention(self.norm1(x))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class GPT(nn.Module):
+    def __init__(self, words=512, length=128, dim=256, layers=4, heads=8):
+        super().__init__()
+        self.token, self.position = nn.Embedding(words, dim), nn.Embedding(length, dim)
+        self.blocks = nn.ModuleList(Block(dim, heads) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, words, bias=False)
+
+    def forward(self, ids):
+        x = self.token(ids) + self.position(torch.arange(ids.shape[1]).unsqueeze(0))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+class MLP(nn.Module):
+    def __init__(self, dim=64, layers=20):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(dim, dim) for _ in range(layers))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = torch.relu(block(x))
+        return x
+
+
+def spread(mode, net, group):
+    """`net` over the ranks of `group`, and whether every rank has a batch of its own."""
+    if mode == "ddp":
+        return nn.parallel.DistributedDataParallel(net, process_group=group), True
+    mesh = DeviceMesh.from_group(group, "cpu")
+    if mode == "fsdp":
+        for block in net.blocks:
+            fully_shard(block, mesh=mesh)
+        return fully_shard(net, mesh=mesh), True
+    if isinstance(net, MLP):
+        return parallelize_module(net, mesh, {f"blocks.{i}": ColwiseParallel() if i % 2 == 0 else RowwiseParallel() for i in range(20)}), False
+    rows = {"attention.o": RowwiseParallel(), "down": RowwiseParallel()}
+    columns = {name: ColwiseParallel() for name in ("attention.q", "attention.k", "attention.v", "up")}
+    for block in net.blocks:
+        parallelize_module(block, mesh, columns | rows)
+    return net, False
+
+
+class Training:
+    def __init__(self, model, mode, group):
+        torch.manual_seed(0)
+        self.is_gpt = model == "gpt"
+        self.net, own_batch = spread(mode, GPT() if self.is_gpt else MLP(), group)
+        self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=1e-3)
+        self.batches = torch.Generator().manual_seed(1 + dist.get_rank() * own_batch)
+        self.group = group
+
+    def loss(self):
+        if self.is_gpt:
+            ids, targets = (torch.randint(0, 512, (4, 128), generator=self.batches) for _ in range(2))
+            return F.cross_entropy(self.net(ids).view(-1, 512), targets.view(-1))
+        x, y = (torch.randn(8, 64, generator=self.batches) for _ in range(2))
+        return F.mse_loss(self.net(x), y)
+
+    def step(self):
+        self.loss().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def milliseconds(self, steps):
+        dist.barrier(self.group)
+        times = []
+        for _ in range(steps):
+            begin = time.perf_counter()
+            self.step()
+            times.append((time.perf_counter() - begin) * 1e3)
+        return statistics.median(times)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--steps", type=int, default=8, help="of a round, on each backend")
+    parser.add_argument("--modes", nargs="+", default=["mlp ddp", "mlp fsdp", "mlp tp", "gpt ddp", "gpt fsdp", "gpt tp"])
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group("serried")
+    groups = {name: dist.new_group(backend=name) for name in BACKENDS}
+    if dist.get_rank() == 0:
+        print(f"| {dist.get_world_size()} ranks, ms a step | gloo | serried | gloo / serried, median (range) of {given.rounds} rounds |\n| --- | --- | --- | --- |")
+    for text in given.modes:
+        model, mode = text.split()
+        trainings = {name: Training(model, mode, group) for name, group in groups.items()}
+        for training in trainings.values():
+            training.milliseconds(4)
+        rounds = []
+        for turn in range(given.rounds):
+            order = BACKENDS if turn % 2 == 0 else BACKENDS[::-1]
+            measured = {name: trainings[name].milliseconds(given.steps) for name in order}
+            rounds.append([measured[name] for name in BACKENDS])
+        if dist.get_rank() == 0:
+            gloo, ours = (statistics.median(column) for column in zip(*rounds))
+            ratios = sorted(each[0] / each[1] for each in rounds)
+            print(f"| {text} | {gloo:.2f} | {ours:.2f} | {statistics.median(ratios):.2f} ({ratios[0]:.2f}-{ratios[-1]:.2f}) |", flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""Shared memory for torch.distributed: `import serried`, then `init_process_group("serried")`.
+
+Registers the backends
+    serried        what ranks of one host have in common: shared memory; between hosts, shared memory and the network
+    hierarchical   the same, also where all ranks share a host
+    threads        ranks that are threads of one process
+"""
+
+import atexit
+import os
+import sys
+
+from serried import _check
+
+_check.torch_fits()
+
+from serried import _C  # noqa: E402
+
+_check.one_libtorch()
+
+import torch.distributed as _dist  # noqa: E402
+
+from serried import watch  # noqa: E402
+from serried._built import VERSION as __version__  # noqa: E402
+from serried._command import doctor, explain  # noqa: E402
+
+__all__ = ["doctor", "explain", "watch"]
+
+# Their names here, and in serried.
+_BACKENDS = {"serried": "auto", "hierarchical": "hierarchical", "threads": "threads"}
+
+
+def _maker_of(backend):
+    def make(group, options):
+        return _C.make_backend(backend, group.store, group.group_rank, group.group_size, group.timeout, options or {})
+
+    return make
+
+
+def _rendezvous(url, timeout=None, **_):
+    from datetime import timedelta
+
+    yield _C.rendezvous(url, timeout or timedelta(minutes=30))
+    raise RuntimeError("serried run: ranks meet once")
+
+
+def _register():
+    for name, backend in _BACKENDS.items():
+        _dist.Backend.register_backend(name, _maker_of(backend), extended_api=True, devices=["cpu"])
+    # serried run keeps the store itself, and has taken MASTER_PORT where it does not.
+    if os.environ.get("SERRIED_LAUNCHER"):
+        sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers["env"] = _rendezvous
+    # While there is an interpreter: what is open may call back into it.
+    atexit.register(_C.close_all)
+
+
+if _dist.is_available():
+    _register()

@@ -1,0 +1,66 @@
+#!/usr/bin/env python3
+"""Makes the wheel, lays it out as pip does, beside torch, and trains with what is in it."""
+
+import base64
+import csv
+import hashlib
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+import zipfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+TORCH = next(folder for folder in os.environ["PYTHONPATH"].split(":") if (pathlib.Path(folder) / "torch/version.py").exists())
+
+
+class Wheel(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.site = pathlib.Path(cls.folder.name) / "site"
+        made = subprocess.run([sys.executable, ROOT / "python/build_backend.py", cls.folder.name], stdout=subprocess.PIPE, check=True, text=True)
+        cls.wheel = pathlib.Path(made.stdout.strip())
+        with zipfile.ZipFile(cls.wheel) as archive:
+            for entry in archive.infolist():
+                path = pathlib.Path(archive.extract(entry, cls.site))
+                path.chmod(entry.external_attr >> 16 & 0o777)
+        # Where pip would put it.
+        (cls.site / "torch").symlink_to(pathlib.Path(TORCH) / "torch")
+        rest = [folder for folder in os.environ["PYTHONPATH"].split(":") if "build/python" not in folder]
+        cls.environment = os.environ | {"PYTHONPATH": ":".join([str(cls.site), *rest]), "OMP_NUM_THREADS": "1"}
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.folder.cleanup()
+
+    def run_here(self, *words):
+        done = subprocess.run(words, env=self.environment, capture_output=True, text=True, timeout=120)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout
+
+    def test_it_says_what_it_is_for_and_what_is_in_it(self):
+        version = f"{sys.version_info.major}{sys.version_info.minor}"
+        self.assertRegex(self.wheel.name, rf"^serried-\d+\.\d+\.\d+-cp{version}-cp{version}-linux_\w+\.whl$")
+        (info,) = self.site.glob("serried-*.dist-info")
+        self.assertIn("\nRequires-Dist: torch==2.13.*\n", (info / "METADATA").read_text())
+        rows = list(csv.reader((info / "RECORD").open()))
+        self.assertGreater(len(rows), 12)
+        for name, digest, size in rows:
+            if name.endswith("RECORD"):
+                continue
+            data = (self.site / name).read_bytes()
+            self.assertEqual(digest, "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode())
+            self.assertEqual(int(size), len(data))
+
+    def test_it_trains_and_its_command_works(self):
+        output = self.run_here(self.site / "serried/bin/serried", "run", "-n", "2", sys.executable, ROOT / "python/examples/ddp.py")
+        self.assertIn("step 60: loss", output)
+        place = self.run_here(sys.executable, "-c", "import serried; print(serried.__file__, serried.doctor()['healthy'])")
+        self.assertEqual(place, f"{self.site}/serried/__init__.py True\n")
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
