@@ -15,7 +15,8 @@ namespace serried::launch {
 namespace {
 
 std::string node_text(const Cause& cause) {
-  return "node " + std::to_string(cause.node) + " (" + cause.host + ")";
+  const std::string node = cause.node == kNodeOfLeader ? "the leader" : "node " + std::to_string(cause.node);
+  return node + " (" + cause.host + ")";
 }
 
 std::string how_it_ended(const Cause& cause) {
@@ -82,7 +83,10 @@ std::string describe(const Cause& cause, int world_size, int num_nodes) {
       if (cause.signal == SIGPIPE) return "[run] nobody reads the output of the job any more" + where + ended + "\n";
       return "[run] the job got " + signal_name(cause.signal) + where + ended + "\n";
     }
-    case Cause::Kind::node_lost: return "[run] lost the launcher of " + node_text(cause) + loss_text(cause, ended);
+    case Cause::Kind::node_lost: {
+      const std::string what = cause.node == kNodeOfLeader ? "lost " : "lost the launcher of ";
+      return "[run] " + what + node_text(cause) + loss_text(cause, ended);
+    }
     case Cause::Kind::changed: return "[run] the job grows by " + cause.host + ended + " to start again\n";
     case Cause::Kind::launch_failed: return cause.text + (num_nodes > 1 ? "\n  at:  " + node_text(cause) : "") + "\n";
   }

@@ -6,6 +6,9 @@
 
 namespace serried::launch {
 
+/// Of a leader that is no node.
+inline constexpr int kNodeOfLeader = -1;
+
 struct Cause {
   enum class Kind { rank_failed, interrupted, node_lost, launch_failed, changed };
 

@@ -24,7 +24,7 @@ Seconds seconds_in(const std::string& field) {
   return Seconds(std::strtod(field.c_str(), nullptr));
 }
 
-constexpr size_t kFixedFields = 21;
+constexpr size_t kFixedFields = 22;
 
 }  // namespace
 
@@ -76,6 +76,7 @@ Message to_message(const NodeSetup& setup) {
                      exact(o.slow_after),
                      std::to_string(static_cast<int>(o.keep_going)),
                      std::to_string(static_cast<int>(o.numa)),
+                     exact(o.sit_out),
                      std::to_string(setup.environment.size()),
                      std::to_string(o.command.size())};
   message.insert(message.end(), setup.environment.begin(), setup.environment.end());
@@ -87,8 +88,8 @@ Message to_message(const NodeSetup& setup) {
 NodeSetup node_setup_from(const Message& message) {
   if (message.size() < kFixedFields || message[0] != "node") throw std::runtime_error("no setup of a node");
   const auto number = [&](size_t i) { return number_in(message[i]); };
-  const int num_variables = number(19);
-  const int num_words = number(20);
+  const int num_variables = number(20);
+  const int num_words = number(21);
   const size_t num_fixed = kFixedFields + size_t(std::max(num_variables, 0)) + size_t(std::max(num_words, 0));
   if (num_variables < 0 || num_words < 1 || num_fixed > message.size()) {
     throw std::runtime_error("a setup of a node with a wrong number of fields");
@@ -115,7 +116,8 @@ NodeSetup node_setup_from(const Message& message) {
                       .reports = number(15) != 0,
                       .only_ranks = only_ranks,
                       .numa = number(18) != 0,
-                      .keep_going = number(17) != 0},
+                      .keep_going = number(17) != 0,
+                      .sit_out = seconds_in(message[19])},
           .environment = {message.begin() + kFixedFields, words}};
 }
 

@@ -1,4 +1,4 @@
-// Node 0's sockets. Peers are only dropped between turns, because watches point at them.
+// The leader's sockets. Peers are only dropped between turns, because watches point at them.
 #include "serried/launch/leader.h"
 
 #include <poll.h>
@@ -25,6 +25,9 @@ constexpr Seconds kSlack{10};  // for a node's last messages, on top of the grac
 constexpr const char* kOtherJobFix =
     "end the launchers of the job that is over, and give each job a port of its own; what differs between the nodes of "
     "one job can be in a script, which all of them run";
+constexpr const char* kSameVersion = "install the same version on every node: serried --version";
+constexpr const char* kOwnRanks =
+    "give each node its own --node-rank, or none of them one, and all the same --nnodes; a node too many is not needed";
 
 std::string make_run_id() {
   std::random_device random;
@@ -52,23 +55,29 @@ Leader::Leader(const Options& options, Screen& screen, Fd listener)
                    .last_call = options.last_call,
                    .keep_going = options.keep_going,
                    .join_timeout = options.join_timeout,
+                   .sit_out = options.sit_out,
+                   .leader_is_apart = options.num_ranks == 0,
                    .run_id = make_run_id(),
                    .job_secret = make_token(),
-                   .command = mark_of_command(options.command),
+                   .command = options.num_ranks == 0 ? CommandMark{} : mark_of_command(options.command),
                    .new_master_port = [this] { return new_master_port(); }}),
       join_deadline_(after(options.join_timeout)),
       notice_at_(after(kNoticeAfter)) {
-  membership_.join({.host = host_name(),
-                    .machine = machine_id(),
-                    .node_rank = 0,
-                    .min_nodes = options.min_nodes,
-                    .max_nodes = options.max_nodes,
-                    .num_local = options.num_ranks,
-                    .command = mark_of_command(options.command)},
-                   Clock::now());
+  if (is_apart()) return;
+  self_ = membership_
+              .join({.host = host_name(),
+                     .machine = machine_id(),
+                     .node_rank = 0,
+                     .min_nodes = options.min_nodes,
+                     .max_nodes = options.max_nodes,
+                     .num_local = options.num_ranks,
+                     .command = mark_of_command(options.command)},
+                    Clock::now())
+              .member;
 }
 
 int Leader::new_master_port() {
+  if (is_apart()) return 0;  // rank 0's launcher opens it
   if (options_.master_port != 0) return options_.master_port;
   master_ = listen_on({address_.host, 0});
   return port_of(master_);
@@ -102,9 +111,11 @@ void Leader::greet(Stranger& stranger) {
   const State state = stranger.handshake.advance(stranger.socket);
   if (state == State::open) return;
   if (state == State::agreed) {
+    const std::string host = peer_host(stranger.socket);
     peers_.push_back(
         std::make_unique<Peer>(Peer{.connection = Connection(std::move(stranger.socket), channel::kMostBytes),
-                                    .pulse = Pulse(options_.lost_after, Clock::now())}));
+                                    .pulse = Pulse(options_.lost_after, Clock::now()),
+                                    .host = host}));
     return;
   }
   if (state == State::closed_early) return stranger.socket.reset();
@@ -138,12 +149,13 @@ void Leader::hear(Peer& peer) {
 }
 
 void Leader::answer(Peer& peer, const Message& message) {
-  if (message[0] == "hello") return welcome(peer, hello_from(message));
+  if (message[0] == "hello") return hear_hello(peer, hello_from(message));
   if (message[0] == "pause") peer.pulse.pause();
   if (message[0] == "beat" && message.size() == 2) {
     peer.connection.send({"clock", message[1], std::to_string(monotonic_ns())});
   }
   if (message[0] == "beat" || message[0] == "pause") return;
+  if (message[0] == "listens") return hear_place(peer, message);
   if (peer.member < 0) return peer.connection.close();
   if (message[0] == "places" && message.size() == 2) places_.received.emplace_back(peer.member, message[1]);
   if (message[0] == "done") membership_.done(peer.member);
@@ -162,7 +174,7 @@ void Leader::answer(Peer& peer, const Message& message) {
 
 std::string Leader::why_refused(const Hello& hello) const {
   if (hello.version == version_text()) return "";
-  return hello.host + " has " + hello.version + ", and node 0, " + host_name() + ", " + version_text();
+  return hello.host + " has " + hello.version + ", and " + own_name() + ", " + host_name() + ", " + version_text();
 }
 
 // A launcher that lost its connection before this end did.
@@ -175,31 +187,57 @@ void Leader::drop_who_came_again(const Peer& peer) {
   }
 }
 
-void Leader::welcome(Peer& peer, const Hello& hello) {
-  if (peer.member >= 0) return peer.connection.close();
-  std::string refusal = why_refused(hello);
-  std::string fix = refusal.empty() ? "give each node its own --node-rank, or none of them one, and all the same "
-                                      "--nnodes; a node too many is not needed"
-                                    : "install the same version on every node: serried --version";
-  if (refusal.empty()) {
-    peer.id = hello.machine + "/" + hello.nonce;
-    drop_who_came_again(peer);
-    const Membership::Joined joined = membership_.join({.host = hello.host,
-                                                        .machine = hello.machine,
-                                                        .node_rank = hello.node_rank,
-                                                        .min_nodes = hello.min_nodes,
-                                                        .max_nodes = hello.max_nodes,
-                                                        .num_local = hello.num_local,
-                                                        .command = hello.command},
-                                                       Clock::now());
-    peer.member = joined.member;
-    refusal = joined.refusal;
-    if (joined.is_of_another_job) fix = kOtherJobFix;
+// With a leader that is apart, a node says first where its rank 0 would listen: all may start as soon as it is in.
+void Leader::hear_hello(Peer& peer, const Hello& hello) {
+  if (peer.member >= 0 || peer.hello) return peer.connection.close();
+  if (const std::string refusal = why_refused(hello); !refusal.empty())
+    return refuse(peer, hello, refusal, kSameVersion);
+  if (!is_apart()) return welcome(peer, hello);
+  peer.hello = hello;
+  peer.connection.send({"listen"});
+}
+
+// Also later, since each generation has a port of its own.
+void Leader::hear_place(Peer& peer, const Message& message) {
+  if (!is_apart() || message.size() != 4) return peer.connection.close();
+  peer.master_port = number_in(message[1]);
+  if (peer.member >= 0) return;
+  if (!peer.hello) return peer.connection.close();
+  const Hello hello = *std::exchange(peer.hello, {});
+  const int max_restarts = number_in(message[2]);
+  const bool keep_going = message[3] == "1";
+  if (max_restarts > 0 && max_restarts != options_.max_restarts) {
+    return refuse(peer, hello,
+                  "this node was started with --max-restarts " + message[2] + ", the leader with --max-restarts " +
+                      std::to_string(options_.max_restarts),
+                  "pass it to serried rendezvous; nodes may leave it out");
   }
-  if (refusal.empty()) return peer.connection.send({"welcome"});
+  if (keep_going && !options_.keep_going) {
+    return refuse(peer, hello, "this node was started with --keep-going, the leader without",
+                  "pass it to serried rendezvous; nodes may leave it out");
+  }
+  welcome(peer, hello);
+}
+
+void Leader::welcome(Peer& peer, const Hello& hello) {
+  peer.id = hello.machine + "/" + hello.nonce;
+  drop_who_came_again(peer);
+  const Membership::Joined joined = membership_.join({.host = hello.host,
+                                                      .machine = hello.machine,
+                                                      .node_rank = hello.node_rank,
+                                                      .min_nodes = hello.min_nodes,
+                                                      .max_nodes = hello.max_nodes,
+                                                      .num_local = hello.num_local},
+                                                     Clock::now());
+  if (!joined.refusal.empty()) return refuse(peer, hello, joined.refusal, kOwnRanks);
+  peer.member = joined.member;
+  peer.connection.send({"welcome"});
+}
+
+void Leader::refuse(Peer& peer, const Hello& hello, const std::string& refusal, const std::string& fix) {
   screen_.write(Stream::err, "[run] refused a launcher on " + hello.host + ": " + refusal + "\n");
   peer.connection.send(
-      {"refuse", std::to_string(kExitUsage), "node 0 at " + options_.rendezvous + " refuses: " + refusal, fix});
+      {"refuse", std::to_string(kExitUsage), own_name() + " at " + options_.rendezvous + " refuses: " + refusal, fix});
   peer.connection.close();
 }
 
@@ -274,7 +312,7 @@ void Leader::check_joined() {
   if (membership_.deadline() != kNever) return;  // enough are there, and the last call is on
   const std::string who = who_is_missing();
   const std::string leads =
-      options_.node_rank < 0 ? "; " + host_name() + " is node 0, since it could listen there" : "";
+      options_.node_rank < 0 && !is_apart() ? "; " + host_name() + " is node 0, since it could listen there" : "";
   if (Clock::now() >= notice_at_) {
     screen_.write(Stream::err, "[run] waiting at " + options_.rendezvous + " for " + who + leads + "\n");
     notice_at_ = kNever;
@@ -315,9 +353,9 @@ std::vector<Relay::Answer> Leader::take_answers() {
 
 void Leader::deliver_answers() {
   for (const auto& [who, answer] : keys_.take_answers()) {
-    if (who.node == kSelf) own_answers_.emplace_back(who.number, answer);
+    if (who.node == self_) own_answers_.emplace_back(who.number, answer);
     for (const auto& peer : peers_) {
-      if (who.node == kSelf || peer->member != who.node) continue;
+      if (who.node == self_ || peer->member != who.node) continue;
       Message message = {"answer", std::to_string(who.number)};
       message.insert(message.end(), answer.begin(), answer.end());
       peer->connection.send(message);
@@ -326,7 +364,9 @@ void Leader::deliver_answers() {
 }
 
 void Leader::deliver() {
-  for (const auto& [member, order] : membership_.take_orders()) {
+  std::vector<MemberOrder> orders = membership_.take_orders();
+  if (is_apart()) place_rank_0(orders);
+  for (auto& [member, order] : orders) {
     // No rank of the generation before is left.
     if (order.kind == Order::Kind::start && generation_ != order.assignment.attempt) {
       generation_ = order.assignment.attempt;
@@ -335,11 +375,29 @@ void Leader::deliver() {
     if (order.kind == Order::Kind::over) keys_.end_generations_before(order.assignment.attempt + 1);
     // Where nodes join, those before go on in their old table for a while.
     if (order.kind == Order::Kind::table) generation_ = order.assignment.attempt;
-    if (member == kSelf) own_orders_.push_back(order);
+    order.assignment.master_host = master_host_;
+    if (is_apart()) order.assignment.master_port = master_port_;
+    if (member == self_) own_orders_.push_back(order);
     for (const auto& peer : peers_) {
-      if (member != kSelf && peer->member == member) peer->connection.send(to_message(order));
+      if (member != self_ && peer->member == member) peer->connection.send(to_message(order));
     }
   }
+}
+
+// Where programs that call c10d themselves meet. Ranks that live on keep the place they have.
+void Leader::place_rank_0(const std::vector<MemberOrder>& orders) {
+  for (const auto& [member, order] : orders) {
+    if (order.kind != Order::Kind::start || member == kLeader || order.assignment.first_rank != 0) continue;
+    for (const auto& peer : peers_) {
+      if (peer->member != member) continue;
+      master_host_ = peer->host;
+      master_port_ = peer->master_port;
+    }
+  }
+}
+
+void Leader::interrupt(int signal) {
+  membership_.end({.kind = Cause::Kind::interrupted, .node = kNodeOfLeader, .host = host_name(), .signal = signal});
 }
 
 Time Leader::deadline() const {

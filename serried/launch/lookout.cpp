@@ -95,10 +95,11 @@ bool Lookout::asks(bool waits, Time now) {
   return true;
 }
 
-std::vector<std::string> Lookout::lines(const LocalRanks& ranks, size_t num_others, bool waits, Time now) {
+std::vector<std::string> Lookout::lines(const LocalRanks* ranks, size_t num_others, bool waits, Time now) {
   if (!waits && !others_wait() && stalls_.empty()) return {};
   size_t num_told = 0;
-  std::vector<HostSeen> hosts = {seen(ranks)};
+  std::vector<HostSeen> hosts;
+  if (ranks != nullptr) hosts.push_back(seen(*ranks));
   for (const auto& [member, place] : places_) {
     hosts.push_back(place.seen);
     hosts.back().now_ns += std::chrono::nanoseconds(now - place.received_at).count();

@@ -17,8 +17,8 @@ namespace serried::launch {
 
 /// What launchers tell each other of their ranks, between the link to them and the lookout.
 struct PlacesMail {
-  bool asked = false;                                      // node 0 wants to know now
-  std::vector<std::pair<int, std::string>> received = {};  // by node 0: from which member, as JSON
+  bool asked = false;                                      // the leader wants to know now
+  std::vector<std::pair<int, std::string>> received = {};  // by the leader: from which member, as JSON
 };
 
 class Lookout {
@@ -31,7 +31,7 @@ class Lookout {
 
   Time deadline() const { return next_look_; }
 
-  /// Call it in every turn. What there is to say; node 0 says it for all nodes.
+  /// Call it in every turn. What there is to say; the leader says it for all nodes.
   template <class Link>
   std::vector<std::string> turn(const LocalRanks& ranks, Link& link) {
     const Time now = Clock::now();
@@ -40,9 +40,20 @@ class Lookout {
     if (now >= next_look_) next_look_ = now + kBetweenLooks;
     const bool waits = any_waits(ranks);
     if (tells(link.places(), waits, now)) link.send_places(places_text(ranks));
-    if (!link.is_node_0()) return {};
+    if (!link.is_leader()) return {};
     if (asks(waits, now)) link.ask_for_places();
-    return lines(ranks, link.num_others(), waits, now);
+    return lines(&ranks, link.num_others(), waits, now);
+  }
+
+  /// The same of a leader without ranks.
+  template <class Link>
+  std::vector<std::string> turn_without_ranks(Link& link) {
+    const Time now = Clock::now();
+    hear(link.places(), now);
+    if (now < next_look_) return {};
+    next_look_ = now + kBetweenLooks;
+    if (asks(false, now)) link.ask_for_places();
+    return lines(nullptr, link.num_others(), false, now);
   }
 
   /// What is to be said of this node's ranks now; GroupSeen::open has what lasts for half of slow_after.
@@ -62,7 +73,7 @@ class Lookout {
   void hear(PlacesMail& mail, Time now);
   bool tells(PlacesMail& mail, bool waits, Time now);
   bool asks(bool waits, Time now);
-  std::vector<std::string> lines(const LocalRanks& ranks, size_t num_others, bool waits, Time now);
+  std::vector<std::string> lines(const LocalRanks* ranks, size_t num_others, bool waits, Time now);
   bool others_wait() const;
 
   Seconds slow_after_;

@@ -84,10 +84,11 @@ void Member::greet() {
     throw LaunchError(kExitUsage, what, "set the same SERRIED_TOKEN_FILE or SERRIED_TOKEN on every node");
   }
   if (state == State::other_protocol) {
-    throw LaunchError(kExitUsage, "node 0 at " + options_.rendezvous + " runs another version of serried",
+    throw LaunchError(kExitUsage, "the leader at " + options_.rendezvous + " runs another version of serried",
                       "install the same one on every node: serried --version");
   }
   if (state != State::agreed) return try_later(kNotNode0);
+  own_host_ = own_host(greeting_->socket);
   connection_.emplace(std::move(greeting_->socket), channel::kMostBytes);
   num_received_ = 0;
   greeting_.reset();
@@ -137,8 +138,19 @@ void Member::answer(const Message& message) {
     return;
   }
   if (message[0] == "refuse" && message.size() == 4) throw LaunchError(number_in(message[1]), message[2], message[3]);
-  Order order = order_from(message);
-  order.assignment.master_host = address_.host;  // it has just been proved to reach node 0
+  if (message[0] == "listen") {
+    leader_is_apart_ = true;
+    return open_master();
+  }
+  take_order(order_from(message));
+}
+
+void Member::take_order(Order order) {
+  // What reaches the leader, as has just been proved, where rank 0 is there.
+  if (order.assignment.master_host.empty()) order.assignment.master_host = address_.host;
+  leader_is_done_ = leader_is_done_ || order.kind == Order::Kind::exit;
+  const bool has_rank_0 = order.kind == Order::Kind::start && order.assignment.first_rank == 0;
+  if (has_rank_0 && leader_is_apart_) order.assignment.listen_fd = master_.get();
   working_ = working_ || order.kind == Order::Kind::start || order.kind == Order::Kind::table;
   if (order.kind != Order::Kind::over && order.kind != Order::Kind::table) answer_by_ = kNever;
   orders_.push_back(std::move(order));
@@ -148,6 +160,7 @@ void Member::tick() {
   keep_pulse();
   const bool closed = connection_ && connection_->closed();
   if (working_) {
+    if (leader_is_done_) return;
     if (!lost_ && closed) lose_node_0("");
     if (!lost_ && Clock::now() >= answer_by_) lose_node_0("it gave no order");
     return;
@@ -183,7 +196,8 @@ void Member::check_join_deadline() {
                     host_name() + " cannot reach node 0's launcher at " + where() + " within " +
                         to_text(options_.join_timeout) + ": tried " + std::to_string(num_attempts_) +
                         (num_attempts_ == 1 ? " time" : " times") + ", at last: " + last_error_,
-                    "start the same command on that host, or check --rendezvous, the firewall, --join-timeout");
+                    "start the same command, or serried rendezvous, on that host, or check --rendezvous, the firewall, "
+                    "--join-timeout");
 }
 
 // The name, and what it means on this host.
@@ -193,20 +207,38 @@ std::string Member::where() const {
 
 // The connection itself goes in a later turn: watches may point at it.
 void Member::lose_node_0(const std::string& why) {
+  connection_->close();
+  if (lost_ || leader_is_done_) return;
   lost_ = true;
   answer_by_ = kNever;
-  connection_->close();
+  const int node = leader_is_apart_ ? kNodeOfLeader : 0;
   orders_.push_back({.kind = Order::Kind::stop,
-                     .cause = {.kind = Cause::Kind::node_lost, .node = 0, .host = address_.host, .text = why}});
+                     .cause = {.kind = Cause::Kind::node_lost, .node = node, .host = address_.host, .text = why}});
 }
 
 Time Member::deadline() const {
+  if (leader_is_done_) return kNever;
   const bool connected = connection_ && !connection_->closed();
   const Time beat = connected ? pulse_->deadline() : kNever;
   if (working_) return std::min(answer_by_, beat);
   if (welcomed_) return beat;
   const Time next_try = connection_ ? kNever : try_at_;
   return std::min({beat, next_try, join_deadline_, notice_at_});
+}
+
+// At the address by which the leader sees this node, since that is what it tells the others.
+void Member::open_master() {
+  master_port_ = options_.master_port;
+  if (master_port_ == 0) {
+    master_ = listen_on({own_host_.empty() ? address_.host : own_host_, 0});
+    master_port_ = port_of(master_);
+  }
+  connection_->send({"listens", std::to_string(master_port_), std::to_string(options_.max_restarts),
+                     std::to_string(static_cast<int>(options_.keep_going))});
+}
+
+void Member::started() {
+  if (leader_is_apart_ && connection_ && !connection_->closed()) open_master();
 }
 
 std::vector<Order> Member::take_orders() {

@@ -1,4 +1,4 @@
-// The side of a job of every node but node 0: joins, obeys, tells what happened here.
+// The side of a job of every node but the leader's: joins, obeys, tells what happened here.
 #pragma once
 
 #include <optional>
@@ -27,10 +27,12 @@ class Member {
   void watch(std::vector<Watch>& watches);
   Time deadline() const;
 
-  /// LaunchError if node 0 cannot be reached in time or refuses this node.
+  /// LaunchError if the leader cannot be reached in time or refuses this node.
   void tick();
   std::vector<Order> take_orders();
-  void started() {}
+
+  /// Rank 0, if it is here, has inherited the master socket: the next one gets another.
+  void started();
 
   /// As the leader's, which is asked.
   void ask(uint64_t number, const Message& question);
@@ -54,7 +56,7 @@ class Member {
 
   /// Where the ranks of this node are, for node 0.
   PlacesMail& places() { return places_; }
-  bool is_node_0() const { return false; }
+  bool is_leader() const { return false; }
   size_t num_others() const { return 0; }
   void ask_for_places() {}
   void send_places(const std::string& text);
@@ -78,6 +80,8 @@ class Member {
   void lose_node_0(const std::string& why);
   void keep_pulse();
   void send_questions();
+  void open_master();
+  void take_order(Order order);
   std::string where() const;
 
   Options options_;
@@ -87,6 +91,7 @@ class Member {
   std::optional<Greeting> greeting_;
   std::optional<Connection> connection_;
   std::optional<Pulse> pulse_;  // as long as there is a connection
+  std::string own_host_;        // of it; "" for loopback
   size_t num_received_ = 0;     // of it
   std::vector<Order> orders_;
   Relay relay_;
@@ -100,6 +105,10 @@ class Member {
   bool welcomed_ = false;
   bool working_ = false;  // has been told to start once
   bool lost_ = false;
+  bool leader_is_apart_ = false;  // node 0 is another: if it has rank 0, this node opens the port for it
+  bool leader_is_done_ = false;   // it has given its last order, and may go
+  Fd master_;
+  int master_port_ = 0;
   Time join_deadline_;
   Time notice_at_;
   Time try_at_;              // connecting: the next try

@@ -26,7 +26,7 @@ bool outweighs(const Cause& late, const Cause& first) {
 
 }  // namespace
 
-Membership::Membership(MembershipOptions options) : options_(std::move(options)) {}
+Membership::Membership(MembershipOptions options) : options_(std::move(options)), sit_out_(options_.sit_out) {}
 
 bool Membership::has(int place) const {
   return std::any_of(members_.begin(), members_.end(), [&](const auto& m) { return m.second.place == place; });
@@ -39,7 +39,8 @@ bool Membership::any(State state) const {
 std::string Membership::why_refused(const Joiner& joiner) const {
   if (joiner.min_nodes != options_.min_nodes || joiner.max_nodes != options_.max_nodes) {
     return "this node was started with --nnodes " + range_text(joiner.min_nodes, joiner.max_nodes) +
-           ", node 0 with --nnodes " + range_text(options_.min_nodes, options_.max_nodes);
+           (options_.leader_is_apart ? ", the leader with --nnodes " : ", node 0 with --nnodes ") +
+           range_text(options_.min_nodes, options_.max_nodes);
   }
   if (joiner.node_rank < -1 || joiner.node_rank >= options_.max_nodes) {
     return "there is no node-rank " + std::to_string(joiner.node_rank);
@@ -71,9 +72,10 @@ int Membership::free_place(const Joiner& joiner) const {
 
 Membership::Joined Membership::join(const Joiner& joiner, Time now) {
   if (const std::string refusal = why_refused(joiner); !refusal.empty()) return {.refusal = refusal};
+  if (options_.command.digest.empty()) options_.command = joiner.command;
   if (joiner.command.digest != options_.command.digest) {
-    return {.refusal =
-                "this node was started to run \"" + joiner.command.text + "\", node 0 \"" + options_.command.text + '"',
+    return {.refusal = "this node was started to run \"" + joiner.command.text + "\", " +
+                       (options_.leader_is_apart ? "the first one \"" : "node 0 \"") + options_.command.text + '"',
             .is_of_another_job = true};
   }
   const int number = next_member_++;
@@ -97,7 +99,12 @@ void Membership::plan_change(Time now) {
 }
 
 void Membership::tick(Time now) {
+  now_ = now;
   give_up_on_nodes(now);
+  if (now >= back_at_) {
+    change_at_ = std::min(change_at_, now);
+    back_at_ = sit_out_.next_back(now);
+  }
   if (now < change_at_ || cause_ || concluded_) return;
   change_at_ = kNever;
   if (!started()) return start("");
@@ -106,19 +113,60 @@ void Membership::tick(Time now) {
   if (options_.keep_going) return grow();
   std::string hosts;
   for (const auto& [number, member] : members_) {
-    if (member.state == State::waiting) hosts += (hosts.empty() ? "" : ", ") + member.host;
+    if (member.state == State::waiting && !sits_out(number, now)) hosts += (hosts.empty() ? "" : ", ") + member.host;
   }
-  stop({.kind = Cause::Kind::changed, .host = hosts});
+  if (!hosts.empty()) stop({.kind = Cause::Kind::changed, .host = hosts});
 }
 
-Assignment Membership::assignment_of_all(const std::string& news) {
+// Who leads may not leave. A launcher that is started again at its place is the same node.
+bool Membership::sits_out(int number, Time now) const {
+  const Member& member = members_.at(number);
+  const bool leads = number == 0 && !options_.leader_is_apart;
+  return !leads && sit_out_.sits_out(member.machine + "/" + std::to_string(member.place), now);
+}
+
+void Membership::note_failure(int number) {
+  const Member& member = members_.at(number);
+  sit_out_.failed(member.machine + "/" + std::to_string(member.place), now_);
+  back_at_ = sit_out_.next_back(now_);
+}
+
+// By place. Nobody sits out where there would be too few.
+std::map<int, int> Membership::who_takes_part() const {
+  std::map<int, int> by_place;
+  int num_left = num_members();
+  for (const auto& [number, member] : members_) {
+    if (num_left > options_.min_nodes && sits_out(number, now_)) {
+      --num_left;
+    } else {
+      by_place[member.place] = number;
+    }
+  }
+  return by_place;
+}
+
+// Those that take no part, whose launchers must not wait for an order any more: what to tell of them.
+std::string Membership::leave_out(const std::map<int, int>& by_place) {
+  std::string text;
+  for (auto& [number, member] : members_) {
+    if (by_place.contains(member.place) || member.state == State::waiting) continue;
+    member.state = State::waiting;
+    member.num_owed = 0;
+    const std::string word = sit_out_.text(member.host);
+    orders_.push_back({number, {.kind = Order::Kind::wait, .assignment = {.news = word}}});
+    text += "; " + word;
+  }
+  return text;
+}
+
+Assignment Membership::assignment_of(const std::map<int, int>& by_place, const std::string& news) {
   int world_size = 0;
-  for (const auto& [number, member] : members_) world_size += member.num_local;
+  for (const auto& [place, number] : by_place) world_size += members_.at(number).num_local;
   master_port_ = options_.new_master_port();
   return {.attempt = generation_,
           .max_restarts = options_.max_restarts,
           .world_size = world_size,
-          .num_nodes = num_members(),
+          .num_nodes = static_cast<int>(by_place.size()),
           .master_port = master_port_,
           .run_id = options_.run_id,
           .job_secret = options_.job_secret,
@@ -130,9 +178,9 @@ void Membership::start(const std::string& news) {
   ++generation_;
   cause_.reset();
   change_at_ = kNever;
-  Order order{.kind = Order::Kind::start, .assignment = assignment_of_all(news)};
-  std::map<int, int> by_place;
-  for (const auto& [number, member] : members_) by_place[member.place] = number;
+  const std::map<int, int> by_place = who_takes_part();
+  const std::string left_out = leave_out(by_place);
+  Order order{.kind = Order::Kind::start, .assignment = assignment_of(by_place, news + left_out)};
   int node_rank = 0;
   int first_rank = 0;
   std::vector<Seats::Node> nodes;
@@ -142,6 +190,7 @@ void Membership::start(const std::string& news) {
   for (const auto& [place, number] : by_place) {
     Member& member = members_.at(number);
     member.state = State::running;
+    member.num_owed = 0;
     member.node_rank = node_rank++;
     order.assignment.node_rank = member.node_rank;
     order.assignment.num_local = member.num_local;
@@ -149,6 +198,7 @@ void Membership::start(const std::string& news) {
     order.assignment.first_rank = std::exchange(first_rank, first_rank + member.num_local);
     orders_.push_back({number, order});
   }
+  tell_leader(order);
 }
 
 void Membership::done(int member) {
@@ -161,6 +211,7 @@ void Membership::done(int member) {
 void Membership::failed(int member, Cause cause) {
   const Member& entry = members_.at(member);
   if (started() && entry.state == State::waiting) return;
+  if (cause.kind == Cause::Kind::rank_failed && started() && !cause_) note_failure(member);
   cause.node = entry.node_rank;
   cause.host = entry.host;
   stop(cause);
@@ -178,6 +229,7 @@ void Membership::stop(Cause cause) {
     member.state = State::stopping;
     orders_.push_back({number, {.kind = Order::Kind::stop, .cause = cause}});
   }
+  tell_leader({.kind = Order::Kind::stop, .cause = cause});
   if (!started()) conclude(exit_code(cause));
 }
 
@@ -198,9 +250,8 @@ void Membership::lost(int member, const std::string& why) {
   if (gone.state == State::waiting) return;
   const Cause cause{.kind = Cause::Kind::node_lost, .node = gone.node_rank, .host = gone.host, .text = why};
   seats_.remove_member(member);
-  if (keeps_going()) return go_on_without(cause, -1);
-  stop(cause);
-  conclude_if_all_ended();
+  keeps_going() ? go_on_without(cause, -1) : stop(cause);
+  conclude_if_all_ended();  // nobody may be left who is to stop
 }
 
 void Membership::conclude_if_all_ended() {
@@ -208,7 +259,8 @@ void Membership::conclude_if_all_ended() {
   if (concluded_ || !cause_ || any(State::stopping)) return;
   const bool enough = num_members() >= options_.min_nodes;
   const std::string what = ": all ranks start again";
-  const std::string on = options_.min_nodes < options_.max_nodes ? " on " + nodes_text(num_members()) : "";
+  const std::string on =
+      options_.min_nodes < options_.max_nodes ? " on " + nodes_text(static_cast<int>(who_takes_part().size())) : "";
   if (enough && cause_->kind == Kind::changed) return start("the nodes are others" + what + on);
   const bool failure = cause_->kind == Kind::rank_failed || cause_->kind == Kind::node_lost;
   if (enough && failure && restarts_ < options_.max_restarts) {
@@ -224,6 +276,16 @@ void Membership::conclude(int exit_code) {
   for (const auto& [number, member] : members_) {
     orders_.push_back({number, {.kind = Order::Kind::exit, .exit_code = exit_code}});
   }
+  tell_leader({.kind = Order::Kind::exit, .exit_code = exit_code});
+}
+
+// Also where no member is left to be told.
+void Membership::tell_leader(Order order) {
+  if (!options_.leader_is_apart) return;
+  order.assignment.node_rank = kLeader;
+  order.assignment.num_local = 0;
+  order.assignment.seats.clear();
+  orders_.push_back({kLeader, std::move(order)});
 }
 
 std::vector<MemberOrder> Membership::take_orders() {

@@ -6,6 +6,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "serried/launch/cause.h"
@@ -14,6 +15,7 @@
 #include "serried/launch/order.h"
 #include "serried/launch/program.h"
 #include "serried/launch/seats.h"
+#include "serried/launch/sit_out.h"
 
 namespace serried::launch {
 
@@ -21,12 +23,14 @@ struct MembershipOptions {
   int min_nodes = 1;
   int max_nodes = 1;
   int max_restarts = 0;
-  Seconds last_call{3};       // from the moment that there are enough nodes; for those that come a little later
-  bool keep_going = false;    // ranks that use Elastic live on when others are lost
-  Seconds join_timeout{300};  // then: how long they wait while there are fewer than min_nodes
+  Seconds last_call{3};          // from the moment that there are enough nodes; for those that come a little later
+  bool keep_going = false;       // ranks that use Elastic live on when others are lost
+  Seconds join_timeout{300};     // then: how long they wait while there are fewer than min_nodes
+  Seconds sit_out{0};            // of a node whose ranks fail again and again; see SitOut
+  bool leader_is_apart = false;  // it has no ranks, and is told what all members are, as kLeader
   std::string run_id = {};
   std::string job_secret = {};
-  CommandMark command = {};
+  CommandMark command = {};              // of the job; empty: that of the first who joins
   std::function<int()> new_master_port;  // called once per generation
 };
 
@@ -41,18 +45,23 @@ struct Joiner {
   CommandMark command = {};
 };
 
+/// Who leads without being a member.
+inline constexpr int kLeader = kNodeOfLeader;
+
 struct MemberOrder {
   int member;
   Order order;
 };
 
-/// The leader's view of all nodes, its own included, which joins first and has rank 0. Members are numbered as they
-/// join. A generation is one table of ranks: the members that start together. Numbers of both are used once. Each call
-/// may add orders, which `take_orders` hands out.
+/// The leader's view of all nodes. Its own is one of them, joins first and has rank 0, unless it is apart. Members are
+/// numbered as they join. A generation is one table of ranks: the members that start together. Numbers of both are used
+/// once. Each call may add orders, which `take_orders` hands out.
 ///     gathering → running → stopping → running again, or the end
 /// With `keep_going` a rank or node that is lost makes a generation of those that are left, in their old order, and of
 /// a rank in its place while restarts are left; they are told that the old one is over. Nodes that join make one
-/// without that. All stop only if a rank that lives does not use Elastic, or none is left.
+/// without that. A node that sits out (see SitOut) has no ranks, or gets none in the place of one that was lost, while
+/// at least min_nodes others have some; the leader's own never does. All stop only if a rank that lives does not use
+/// Elastic, or none is left.
 class Membership {
  public:
   explicit Membership(MembershipOptions options);
@@ -76,9 +85,11 @@ class Membership {
   void ended(int member);
   /// The member's launcher is gone; `why` says how that was noticed, where it did not simply end.
   void lost(int member, const std::string& why = {});
+  /// A leader that is apart ends the job.
+  void end(Cause cause) { stop(std::move(cause)); }
   /// Call it at `deadline`.
   void tick(Time now);
-  Time deadline() const { return std::min(cause_ ? kNever : change_at_, enough_by_); }
+  Time deadline() const { return std::min({cause_ ? kNever : change_at_, enough_by_, back_at_}); }
 
   std::vector<MemberOrder> take_orders();
 
@@ -98,6 +109,7 @@ class Membership {
     int num_local = 0;
     std::string host;
     std::string machine;
+    int num_owed = 0;  // --keep-going: ranks to start when it sits out no more
   };
 
   std::string why_refused(const Joiner& joiner) const;
@@ -110,10 +122,17 @@ class Membership {
   void stop(Cause cause);
   void conclude_if_all_ended();
   void conclude(int exit_code);
-  Assignment assignment_of_all(const std::string& news);
+  void tell_leader(Order order);
+  bool sits_out(int number, Time now) const;
+  std::map<int, int> who_takes_part() const;
+  void note_failure(int number);
+  std::string leave_out(const std::map<int, int>& by_place);
+  Assignment assignment_of(const std::map<int, int>& by_place, const std::string& news);
   bool keeps_going() const { return options_.keep_going && started() && !cause_ && !concluded_; }
   void go_on_without(Cause cause, int member_with_room);
   void grow();
+  int num_nodes_with_ranks() const;
+  std::string give_back(bool also_who_sits_out);
   void publish(const std::string& news);
   void give_up_on_nodes(Time now);
 
@@ -123,6 +142,9 @@ class Membership {
   std::vector<MemberOrder> orders_;
   std::optional<Cause> cause_;
   Time change_at_ = kNever;  // the last call is over
+  SitOut sit_out_;
+  Time now_{};             // of the last tick
+  Time back_at_ = kNever;  // the next that sits out comes back
   int next_member_ = 0;
   int generation_ = -1;
   int restarts_ = 0;

@@ -1,4 +1,5 @@
 // The state machine of a job under --keep-going: one table of ranks after another, while its processes live on.
+#include <algorithm>
 #include <utility>
 
 #include "serried/launch/error.h"
@@ -33,6 +34,7 @@ void Membership::rank_lost(int member, int seat, Cause cause) {
   cause.node = entry.node_rank;
   cause.host = entry.host;
   seats_.remove(seat);
+  note_failure(member);
   go_on_without(std::move(cause), member);
 }
 
@@ -48,20 +50,42 @@ void Membership::go_on_without(Cause cause, int member_with_room) {
   const bool enough = num_members() >= options_.min_nodes;
   // Who has finished would have to do it all again: a job that ends gets nobody new.
   const bool again = member_with_room >= 0 && restarts_ < options_.max_restarts && !any_rank_done_;
+  const bool later = again && sits_out(member_with_room, now_) &&
+                     num_nodes_with_ranks() - (seats_.num_seats_of(member_with_room) > 0) >= options_.min_nodes;
   cause.goes_on = true;
   cause.note = "the other " + ranks_text(num_left) +
                (num_left == 1 ? (enough ? " goes on" : " waits") : (enough ? " go on" : " wait")) +
-               (enough ? "" : " for more nodes") + (again ? ", and it is started again" : "");
+               (enough ? "" : " for more nodes") +
+               (later   ? "; " + sit_out_.text(members_.at(member_with_room).host)
+                : again ? ", and it is started again"
+                        : "");
   for (const auto& [number, member] : members_) {
     if (member.state != State::running) continue;
     orders_.push_back({number, {.kind = Order::Kind::over, .assignment = {.attempt = generation_}, .cause = cause}});
   }
-  if (again) {
-    ++restarts_;
-    seats_.add(member_with_room);
-  }
+  tell_leader({.kind = Order::Kind::over, .assignment = {.attempt = generation_}, .cause = cause});
+  if (again) ++restarts_;
+  if (later) ++members_.at(member_with_room).num_owed;
+  if (again && !later) seats_.add(member_with_room);
+  if (num_nodes_with_ranks() < options_.min_nodes) give_back(true);
   short_of_nodes_ = !enough;
   if (enough) publish("");
+}
+
+int Membership::num_nodes_with_ranks() const {
+  return static_cast<int>(
+      std::count_if(members_.begin(), members_.end(), [&](const auto& m) { return seats_.num_seats_of(m.first) > 0; }));
+}
+
+// To nodes that sit out no more, the ranks they were not given meanwhile. The hosts of these.
+std::string Membership::give_back(bool also_who_sits_out) {
+  std::string hosts;
+  for (auto& [number, member] : members_) {
+    if (member.num_owed == 0 || any_rank_done_ || (!also_who_sits_out && sits_out(number, now_))) continue;
+    for (; member.num_owed > 0; --member.num_owed) seats_.add(number);
+    hosts += (hosts.empty() ? "" : ", ") + member.host;
+  }
+  return hosts;
 }
 
 // Of nodes that have come. Ranks that may not know of tables are left alone.
@@ -69,9 +93,9 @@ void Membership::grow() {
   wants_to_grow_ = seats_.first_not_elastic() >= 0;
   if (wants_to_grow_ || any_rank_done_) return;
   if (num_members() < options_.min_nodes) return;  // one was lost meanwhile; the next that comes makes them enough
-  std::string hosts;
+  std::string hosts = give_back(false);
   for (auto& [number, member] : members_) {
-    if (member.state != State::waiting) continue;
+    if (member.state != State::waiting || (sits_out(number, now_) && !short_of_nodes_)) continue;
     member.state = State::running;
     hosts += (hosts.empty() ? "" : ", ") + member.host;
     for (int i = 0; i < member.num_local; ++i) seats_.add(number);
@@ -106,6 +130,7 @@ void Membership::publish(const std::string& news) {
     order.assignment.first_rank = order.assignment.seats.front().rank;
     orders_.push_back({number, order});
   }
+  tell_leader(order);
 }
 
 // There are fewer than there must be, and no other comes.

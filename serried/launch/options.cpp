@@ -36,7 +36,7 @@ void check_token(const Options& options, const Address& address) {
         "--insecure on all of them");
 }
 
-void check_nodes(const Options& options) {
+void check_range(const Options& options) {
   const std::string nodes = range_text(options.min_nodes, options.max_nodes);
   if (options.min_nodes < 1) usage("--nnodes is " + nodes, "pass 1 or more");
   if (options.max_nodes > kMostNodes) usage("--nnodes is " + nodes, "pass " + std::to_string(kMostNodes) + " or less");
@@ -44,6 +44,11 @@ void check_nodes(const Options& options) {
     usage("--nnodes is " + nodes,
           "pass min:max, the smaller number first: " + range_text(options.max_nodes, options.min_nodes));
   }
+}
+
+void check_nodes(const Options& options) {
+  check_range(options);
+  const std::string nodes = range_text(options.min_nodes, options.max_nodes);
   if (options.node_rank < -1 || options.node_rank >= options.max_nodes) {
     usage("--node-rank is " + std::to_string(options.node_rank) + " of --nnodes " + nodes,
           "pass 0 to " + std::to_string(options.max_nodes - 1) + ", or leave it out");
@@ -65,6 +70,11 @@ void check_nodes(const Options& options) {
   check_token(options, address);
 }
 
+void check_restarts(const Options& options) {
+  if (options.max_restarts >= 0) return;
+  usage("--max-restarts is " + std::to_string(options.max_restarts), "pass 0 or more");
+}
+
 void check_times(const Options& options) {
   if (!(options.grace.count() >= 0 && options.grace.count() < 1e6)) {
     usage("--grace is " + to_text(options.grace), "pass a number of seconds, 0 or more");
@@ -78,6 +88,9 @@ void check_times(const Options& options) {
   if (!(options.slow_after.count() >= 0 && options.slow_after.count() < 1e6)) {
     usage("--slow-after is " + to_text(options.slow_after),
           "pass a number of seconds, or 0 for no word of ranks that wait");
+  }
+  if (!(options.sit_out.count() >= 0 && options.sit_out.count() < 1e8)) {
+    usage("--sit-out is " + to_text(options.sit_out), "pass a number of seconds, or 0 for nodes that never sit out");
   }
   if (!(options.last_call.count() >= 0 && options.last_call.count() < 1e6)) {
     usage("--last-call is " + to_text(options.last_call), "pass a number of seconds, 0 or more");
@@ -104,9 +117,7 @@ void check_one_node(const Options& options) {
           "serried run --help lists the options; those of the program come after the program");
   }
   if (options.num_ranks < 1) usage("-n is " + std::to_string(options.num_ranks), "pass 1 or more ranks");
-  if (options.max_restarts < 0) {
-    usage("--max-restarts is " + std::to_string(options.max_restarts), "pass 0 or more");
-  }
+  check_restarts(options);
   if (options.keep_going && options.num_ranks == 1 && options.max_nodes == 1) {
     usage("--keep-going with one rank: nobody is left when it is lost", "pass -n 2 or more, or --max-restarts alone");
   }
@@ -121,6 +132,18 @@ void check_one_node(const Options& options) {
     usage("--master-port is " + std::to_string(options.master_port),
           "pass 1 to 65535, or leave it out for a free port");
   }
+}
+
+void check_leader(const Options& options) {
+  if (options.rendezvous.empty()) usage("--listen is missing", "pass --listen host:port, where host is this machine");
+  const Address address = parse_address(options.rendezvous, 1, "--listen");
+  check_range(options);
+  if (options.max_nodes == 1) {
+    usage("--nnodes is 1, and one node needs no leader", "pass the --nnodes of the job, for example 2 or 2:4");
+  }
+  check_restarts(options);
+  check_times(options);
+  check_token(options, address);
 }
 
 void check(const Options& options) {
@@ -175,10 +198,10 @@ std::string to_text(const Address& address) {
   return (is_v6 ? "[" + address.host + "]" : address.host) + ":" + std::to_string(address.port);
 }
 
-Address parse_address(const std::string& text, int least_port) {
+Address parse_address(const std::string& text, int least_port, const std::string& option) {
   const size_t colon = text.rfind(':');
   const auto bad = [&] {
-    usage("--rendezvous \"" + text + "\" is not host:port", "for example --rendezvous node0:29500");
+    usage(option + " \"" + text + "\" is not host:port", "for example " + option + " node0:29500");
   };
   if (colon == std::string::npos || colon == 0) bad();
   Address address{.host = text.substr(0, colon)};

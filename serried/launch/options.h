@@ -22,11 +22,11 @@ class Control;
 
 struct Options {
   std::vector<std::string> command = {};  // the program and its arguments
-  int num_ranks = 1;                      // on this node
+  int num_ranks = 1;                      // on this node; 0: a leader alone, which `serried rendezvous` is
   int min_nodes = 1;
   int max_nodes = 1;
   int node_rank = -1;           // -1: whoever can listen at the rendezvous is node 0, the others follow as they come
-  std::string rendezvous = {};  // host:port of node 0's launcher; for several nodes
+  std::string rendezvous = {};  // host:port of the leader; for several nodes
   int master_port = 0;          // 0: a free port, opened by the launcher and inherited by rank 0
   int max_restarts = 0;         // node 0's value counts
   Seconds grace{5};             // from SIGTERM to SIGKILL
@@ -44,6 +44,7 @@ struct Options {
   bool numa = false;                 // bind ranks to the memory nodes of this machine
   bool keep_going = false;           // ranks that use Elastic live on when others are lost; node 0's value counts
   int listen_fd = -1;                // already bound to the rendezvous; node 0 takes it over
+  Seconds sit_out{600};              // of a node whose ranks failed 3 times within that time; the leader's value counts
 };
 
 /// "2" or "2:4" as numbers of nodes; LaunchError if it is neither.
@@ -62,6 +63,9 @@ void check(const Options& options);
 /// The same for what has nothing to do with other nodes.
 void check_one_node(const Options& options);
 
+/// The same for a leader without ranks.
+void check_leader(const Options& options);
+
 /// "0,4-6" as numbers; LaunchError if it is no list of ranks.
 std::vector<int> parse_ranks(const std::string& text);
 
@@ -73,7 +77,7 @@ struct Address {
 
 std::string to_text(const Address& address);
 
-/// LaunchError if `text` is not host:port.
-Address parse_address(const std::string& text, int least_port = 1);
+/// LaunchError that names `option` if `text` is not host:port.
+Address parse_address(const std::string& text, int least_port = 1, const std::string& option = "--rendezvous");
 
 }  // namespace serried::launch

@@ -23,6 +23,7 @@ Message start_message(const std::string& verb, const Assignment& a) {
   message.push_back(a.job_secret);
   message.push_back(a.news);
   message.push_back(std::to_string(static_cast<int>(a.keep_going)));
+  message.push_back(a.master_host);
   for (const Seat& seat : a.seats) {
     for (const int number : {seat.number, seat.rank, static_cast<int>(seat.fresh)}) {
       message.push_back(std::to_string(number));
@@ -32,7 +33,7 @@ Message start_message(const std::string& verb, const Assignment& a) {
 }
 
 Assignment assignment_from(const Message& message) {
-  constexpr size_t kFixed = 13;
+  constexpr size_t kFixed = 14;
   if (message.size() < kFixed || (message.size() - kFixed) % 3 != 0) expect_fields(message, kFixed);
   const auto number = [&](size_t i) { return number_in(message[i]); };
   std::vector<Seat> seats;
@@ -46,6 +47,7 @@ Assignment assignment_from(const Message& message) {
           .world_size = number(5),
           .node_rank = number(6),
           .num_nodes = number(7),
+          .master_host = message[13],
           .master_port = number(8),
           .run_id = message[9],
           .job_secret = message[10],
@@ -59,6 +61,7 @@ Assignment assignment_from(const Message& message) {
 Message to_message(const Order& order) {
   if (order.kind == Order::Kind::start) return start_message("start", order.assignment);
   if (order.kind == Order::Kind::table) return start_message("table", order.assignment);
+  if (order.kind == Order::Kind::wait) return {"wait", order.assignment.news};
   if (order.kind == Order::Kind::exit) return {"exit", std::to_string(order.exit_code)};
   Message message = to_fields(order.cause);
   if (order.kind == Order::Kind::over) message.insert(message.begin(), std::to_string(order.assignment.attempt));
@@ -73,6 +76,10 @@ Order order_from(const Message& message) {
     return {.kind = Order::Kind::over,
             .assignment = {.attempt = number_in(message[1])},
             .cause = cause_from_fields(message, 2)};
+  }
+  if (message[0] == "wait") {
+    expect_fields(message, 2);
+    return {.kind = Order::Kind::wait, .assignment = {.news = message[1]}};
   }
   if (message[0] == "stop") return {.kind = Order::Kind::stop, .cause = cause_from_fields(message, 1)};
   if (message[0] != "exit") throw std::runtime_error("unknown message " + message[0]);

@@ -13,12 +13,13 @@ namespace serried::launch {
 
 /// What a node's launcher is told to do.
 struct Order {
-  enum class Kind { start, stop, exit, over, table };
+  enum class Kind { start, stop, exit, over, table, wait };
 
   Kind kind = Kind::exit;
-  Assignment assignment = {};  // start; table: the ranks that are there go on with it; over: the generation only
-  Cause cause = {};            // stop: end your ranks, say `ended`; over: tell them that its ranks are not all there
-  int exit_code = 0;           // exit
+  // start; table: the ranks that are there go on with it; over: the generation only; wait, without ranks: the news only
+  Assignment assignment = {};
+  Cause cause = {};   // stop: end your ranks, say `ended`; over: tell them that its ranks are not all there
+  int exit_code = 0;  // exit
 };
 
 /// How a launcher introduces itself to the leader.

@@ -23,7 +23,7 @@ struct Assignment {
   int world_size = 1;
   int node_rank = 0;
   int num_nodes = 1;
-  std::string master_host = "127.0.0.1";
+  std::string master_host = "127.0.0.1";  // on its way to a launcher, "": that of the rendezvous
   int master_port = 0;
   std::string run_id = {};
   std::string job_secret = {};   // known to the job's ranks and launchers only

@@ -209,6 +209,10 @@ bool Job::advance() {
 void Job::obey(const Order& order) {
   if (order.kind == Order::Kind::start) return start(order.assignment);
   if (order.kind == Order::Kind::over || order.kind == Order::Kind::table) return change(order);
+  if (order.kind == Order::Kind::wait) {
+    if (options_.reports) screen_.write(Stream::err, "[run] " + order.assignment.news + "\n");
+    return;
+  }
   if (order.kind == Order::Kind::exit && ranks_ && assignment_.keep_going) {
     exit_after_ = order.exit_code;
     if (!ending_) end_ranks(SIGTERM);

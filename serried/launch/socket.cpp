@@ -50,6 +50,14 @@ std::string text_of(const sockaddr* address, socklen_t size, bool with_port) {
   return with_port ? std::string(host) + ":" + port : host;
 }
 
+// A socket for IPv6 writes "::ffff:10.0.0.2" for an address of IPv4.
+std::string host_of(const sockaddr_storage& address, socklen_t size) {
+  constexpr const char* kMapped = "::ffff:";
+  std::string host = text_of(reinterpret_cast<const sockaddr*>(&address), size, false);
+  if (host.starts_with(kMapped) && host.find('.') != host.npos) host.erase(0, std::strlen(kMapped));
+  return host.starts_with("127.") || host == "::1" || host == "somebody" ? "" : host;
+}
+
 }  // namespace
 
 Fd listen_on(const Address& address) {
@@ -118,6 +126,20 @@ std::string peer_address(const Fd& socket) {
   socklen_t size = sizeof there;
   if (::getpeername(socket.get(), reinterpret_cast<sockaddr*>(&there), &size) != 0) return "somebody";
   return text_of(reinterpret_cast<sockaddr*>(&there), size, true);
+}
+
+std::string peer_host(const Fd& socket) {
+  sockaddr_storage there{};
+  socklen_t size = sizeof there;
+  if (::getpeername(socket.get(), reinterpret_cast<sockaddr*>(&there), &size) != 0) return "";
+  return host_of(there, size);
+}
+
+std::string own_host(const Fd& socket) {
+  sockaddr_storage here{};
+  socklen_t size = sizeof here;
+  if (::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&here), &size) != 0) return "";
+  return host_of(here, size);
 }
 
 void keep_alive(const Fd& socket) {

@@ -34,6 +34,10 @@ std::string connect_error(const Fd& socket);
 /// "10.0.0.2:40113", of the other end; "somebody" where the kernel does not know.
 std::string peer_address(const Fd& socket);
 
+/// "10.0.0.2", of the other end or of this one; "" for loopback, and where the kernel does not know.
+std::string peer_host(const Fd& socket);
+std::string own_host(const Fd& socket);
+
 /// The kernel notices within 30 s when the other machine is gone without a word.
 void keep_alive(const Fd& socket);
 

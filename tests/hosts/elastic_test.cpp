@@ -64,6 +64,38 @@ TEST(ElasticOverHosts, ThoseLeftGoOnWhenAHostIsFrozen) {
                          "so it is frozen, off or cut off; the other 2 ranks go on");
 }
 
+// Where the leader is on a machine that stays: the store of the job, which is the leader's, outlives the host too.
+void expect_goes_on_without_rank_0(const std::function<void(const Hosts&)>& fault, const std::string& said) {
+  const Hosts hosts(3);
+  const std::vector<std::string> token = {"SERRIED_TOKEN=" + std::string(64, 'a')};
+  Command head = hosts.serried(0, {"rendezvous", "--listen", "h0:29500", "--nnodes", "1:2", "--keep-going"}, token);
+  const auto start_on = [&](int host, std::vector<std::string> words) {
+    words.insert(words.begin(), {"run", "--nnodes", "1:2", "--rendezvous", "h0:29500", "-n", "2"});
+    words.insert(words.end(), {SERRIED_ELASTIC_WORKER, "800", "1"});
+    return hosts.serried(host, words, token);
+  };
+  Command first = start_on(1, {});
+  Command second = start_on(2, {"--node-rank", "1"});
+  first.wait_for("done 200\n");  // rank 0 says it
+  fault(hosts);
+  const Result result = second.finish();
+  expect_trained(result, 2);
+  EXPECT_EQ(count_of(result.out, " 4 2 "), 2) << "of each rank's list of ranks per step";
+  EXPECT_THAT(result.err, HasSubstr("[run] lost the launcher of node 0 (h1)" + said));
+  const Result end = head.finish();
+  EXPECT_EQ(end.exit_code, 0) << end.err;
+  EXPECT_THAT(end.err, HasSubstr("[run] lost the launcher of node 0 (h1)" + said));
+}
+
+TEST(ElasticOverHosts, ThoseLeftGoOnWhenTheHostOfRankZeroIsKilled) {
+  expect_goes_on_without_rank_0([](const Hosts& hosts) { hosts.kill(1); }, "; the other 2 ranks go on");
+}
+
+TEST(ElasticOverHosts, ThoseLeftGoOnWhenTheHostOfRankZeroIsOff) {
+  expect_goes_on_without_rank_0([](const Hosts& hosts) { hosts.off(1); },
+                                ": it said nothing for 10 s, so it is frozen, off or cut off; the other 2 ranks go on");
+}
+
 TEST(ElasticOverHosts, AHostThatComesLaterTakesTheState) {
   const Hosts hosts(2);
   // Steps enough for it to come: the others wait for nobody.

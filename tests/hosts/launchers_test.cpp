@@ -39,6 +39,26 @@ TEST(JobOverHosts, TheHostThatTheRendezvousNamesLeads) {
   third.wait_for("of 3");
 }
 
+// Of programs that call c10d themselves: where rank 0 is, which is not where the leader is.
+TEST(JobOverHosts, WithALeaderWithoutRanksTheMasterIsTheHostOfRankZero) {
+  const Hosts hosts(3, {.trap = true});
+  const std::vector<std::string> token = {"SERRIED_TOKEN=" + std::string(64, 'a')};
+  Command head = hosts.serried(0, {"rendezvous", "--listen", "h0:29500", "--nnodes", "2"}, token);
+  head.wait_for("[run] h0 leads the job that meets at h0:29500, for --nnodes 2\n");
+  const auto start = [&](int host, std::vector<std::string> words) {
+    words.insert(words.begin(), {"run", "--nnodes", "2", "--rendezvous", "h0:29500"});
+    words.insert(words.end(), {"sh", "-c", "echo $RANK meets at $MASTER_ADDR:$MASTER_PORT"});
+    return hosts.serried(host, words, token);
+  };
+  Command second = start(1, {"--node-rank", "1"});
+  Command first = start(2, {});
+  const Result a = first.finish(), b = second.finish();
+  EXPECT_THAT(a.out, HasSubstr("[rank 0] 0 meets at " + hosts.address(2) + ":")) << a.err;
+  const std::string place = a.out.substr(a.out.find("meets"));
+  EXPECT_EQ(b.out, "[rank 1] 1 " + place) << b.err;
+  EXPECT_EQ(head.finish().exit_code, 0);
+}
+
 TEST(JobOverHosts, AHostThatReachesNobodyNamesBoth) {
   const Hosts hosts(2);
   Command first = start_waiting(hosts, 0, "2");

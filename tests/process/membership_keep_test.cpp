@@ -203,7 +203,7 @@ TEST(LaunchKeepGoing, OrdersComeBackFromTheirMessages) {
 class RandomKeptJob {
  public:
   RandomKeptJob(unsigned seed, int min_nodes, int max_nodes)
-      : random_(seed), min_(min_nodes), max_(max_nodes), membership_(keeping(min_nodes, max_nodes, draw(5))) {
+      : random_(seed), min_(min_nodes), max_(max_nodes), membership_(options(seed)) {
     join();
   }
 
@@ -244,6 +244,15 @@ class RandomKeptJob {
     int rank;
     bool elastic;
   };
+
+  MembershipOptions options(unsigned seed) {
+    MembershipOptions result = keeping(min_, max_, draw(5));
+    result.leader_is_apart = seed % 5 == 0;
+    if (seed % 3 != 0) return result;
+    result.sit_out = Seconds(20);
+    result.max_restarts = 20;
+    return result;
+  }
 
   int draw(int below) { return static_cast<int>(random_() % static_cast<unsigned>(below)); }
 
@@ -296,6 +305,7 @@ class RandomKeptJob {
     int generation = -1;
     int world_size = 0;
     for (const auto& [node, order] : membership_.take_orders()) {
+      if (node == kLeader && order.kind == Order::Kind::exit) over_ = true;
       if (!nodes_.contains(node)) continue;  // it was told before it was lost
       ASSERT_FALSE(over_ && order.kind != Order::Kind::exit) << "an order after the end";
       if (order.kind == Order::Kind::stop) nodes_[node] = true;

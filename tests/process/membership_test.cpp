@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 #include <set>
 
@@ -282,18 +283,26 @@ TEST(LaunchMembership, AMachineThatComesAgainGetsItsOldPlace) {
 /// A job with nodes that come, fail, finish and vanish at random, and what must hold of the orders they get.
 class RandomJob {
  public:
-  RandomJob(unsigned seed, int min_nodes, int max_nodes)
-      : random_(seed), min_(min_nodes), max_(max_nodes), membership_(options_for(min_nodes, max_nodes, draw(4))) {
+  struct Ways {
+    Seconds sit_out{0};
+    bool leader_is_apart = false;
+  };
+
+  RandomJob(unsigned seed, int min_nodes, int max_nodes, Ways ways)
+      : random_(seed), min_(min_nodes), max_(max_nodes), ways_(ways), membership_(options()) {
     join();
   }
 
   void step() {
     now_ += std::chrono::milliseconds(draw(2000));
+    if (sits()) membership_.tick(now_);
+    take();
     const int kind = draw(12);
     if (kind < 3) join();
     if (kind == 3 && nodes_.size() > 1) lose(pick_other());
-    if (kind == 4) fail(draw(6) == 0 ? Cause::Kind::interrupted : Cause::Kind::rank_failed);
-    if (kind == 5) finish(draw(5) == 0);
+    if (kind == 4 || (sits() && kind == 5))
+      fail(draw(sits() ? 60 : 6) == 0 ? Cause::Kind::interrupted : Cause::Kind::rank_failed);
+    if (kind == 6 && draw(sits() ? 40 : 2) == 0) finish(draw(5) == 0);
     if (kind > 5) membership_.tick(now_);
     if (kind > 8) answer_one();
     take();
@@ -315,16 +324,29 @@ class RandomJob {
   }
 
   int num_generations() const { return last_generation_ + 1; }
+  int num_left_out() const { return num_left_out_; }
   bool over() const { return over_; }
 
  private:
   enum class State { waiting, running, done, told_to_stop, ended };
 
+  MembershipOptions options() {
+    MembershipOptions result = options_for(min_, max_, sits() ? 100 : draw(4));
+    result.sit_out = ways_.sit_out;
+    result.leader_is_apart = ways_.leader_is_apart;
+    return result;
+  }
+
+  bool sits() const { return ways_.sit_out > Seconds(0); }
+
   int draw(int below) { return static_cast<int>(random_() % static_cast<unsigned>(below)); }
 
   void join() {
-    const auto joined = membership_.join(joiner("h" + std::to_string(draw(6)), min_, max_, 1 + draw(3)), now_);
+    const std::string host = "h" + std::to_string(draw(6));
+    const auto joined = membership_.join(joiner(host, min_, max_, 1 + draw(3)), now_);
     if (joined.refusal.empty()) {
+      hosts_[joined.member] = host;
+      ++num_joins_[host];
       EXPECT_TRUE(nodes_.emplace(joined.member, State::waiting).second) << "a number used twice";
     } else {
       EXPECT_TRUE(over_ || nodes_.size() == static_cast<size_t>(max_)) << joined.refusal;
@@ -340,8 +362,10 @@ class RandomJob {
   }
 
   void fail(Cause::Kind kind) {
-    const int node = std::next(nodes_.begin(), draw(static_cast<int>(nodes_.size())))->first;
+    const bool last = sits() && draw(4) > 0;  // one that fails more often than the others
+    const int node = last ? nodes_.rbegin()->first : std::next(nodes_.begin(), draw(int(nodes_.size())))->first;
     if (nodes_[node] != State::running && (membership_.started() || kind == Cause::Kind::rank_failed)) return;
+    if (kind == Cause::Kind::rank_failed) failures_[hosts_[node]].push_back(now_);
     membership_.failed(node, {.kind = kind, .exit_code = 3, .signal = kind == Cause::Kind::interrupted ? 2 : 0});
   }
 
@@ -368,10 +392,15 @@ class RandomJob {
     std::set<int> ranks;
     int starting = 0;
     for (const auto& [node, order] : membership_.take_orders()) {
-      ASSERT_TRUE(nodes_.contains(node)) << "an order for a node that is gone";
       ASSERT_FALSE(over_ && order.kind != Order::Kind::exit) << "an order after the end";
-      if (order.kind == Order::Kind::stop) nodes_[node] = State::told_to_stop;
       if (order.kind == Order::Kind::exit) over_ = true;
+      if (node == kLeader) {
+        EXPECT_TRUE(ways_.leader_is_apart);
+        continue;
+      }
+      ASSERT_TRUE(nodes_.contains(node)) << "an order for a node that is gone";
+      if (order.kind == Order::Kind::stop) nodes_[node] = State::told_to_stop;
+      if (order.kind == Order::Kind::wait) leave_out(node);
       if (order.kind != Order::Kind::start) continue;
       if (starting++ == 0) begin(order.assignment);
       check_start(node, order.assignment, ranks);
@@ -379,8 +408,34 @@ class RandomJob {
     if (starting == 0) return;
     EXPECT_GE(starting, min_);
     EXPECT_LE(starting, max_);
-    EXPECT_EQ(static_cast<size_t>(starting), nodes_.size()) << "who is there takes part";
+    const auto sits_out = [](const auto& node) { return node.second == State::waiting; };
+    const auto num_sitting = std::count_if(nodes_.begin(), nodes_.end(), sits_out);
+    for (const auto& [node, state] : nodes_) {
+      if (state == State::waiting) expect_failures(node);
+      const auto until = out_until_.find(node);
+      const bool is_out = until != out_until_.end() && now_ < until->second;
+      EXPECT_TRUE(!is_out || state == State::waiting || starting <= min_) << "it takes part, and nobody needs it";
+    }
+    EXPECT_EQ(static_cast<size_t>(starting + num_sitting), nodes_.size()) << "who is there takes part";
     EXPECT_EQ(ranks.size(), static_cast<size_t>(*ranks.rbegin()) + 1);
+  }
+
+  // Its ranks have failed three times within the span, and that has not been over for as long.
+  void expect_failures(int node) {
+    const std::vector<Time>& all = failures_[hosts_[node]];
+    const auto recent = [&](Time failure) { return now_ - failure < 2 * ways_.sit_out; };
+    EXPECT_GE(std::count_if(all.begin(), all.end(), recent), 3) << "node " << node << " is left out";
+  }
+
+  void leave_out(int node) {
+    EXPECT_EQ(nodes_[node], State::ended);
+    EXPECT_TRUE(node != 0 || ways_.leader_is_apart) << "who leads may not leave";
+    nodes_[node] = State::waiting;
+    ++num_left_out_;
+    // Where it is plain since when: the only node of its host that ever came, and left out for the first time.
+    const std::vector<Time>& all = failures_[hosts_[node]];
+    const bool is_plain = num_joins_[hosts_[node]] == 1 && all.size() == 3;
+    if (is_plain) out_until_[node] = all.back() + std::chrono::duration_cast<Clock::duration>(ways_.sit_out);
   }
 
   // One generation at a time: whoever had ranks has said that they have ended.
@@ -394,7 +449,7 @@ class RandomJob {
 
   void check_start(int node, const Assignment& assignment, std::set<int>& ranks) {
     EXPECT_EQ(assignment.attempt, last_generation_);
-    EXPECT_EQ(node == 0, assignment.first_rank == 0) << "the leader has rank 0";
+    EXPECT_TRUE(ways_.leader_is_apart || (node == 0) == (assignment.first_rank == 0)) << "the leader has rank 0";
     for (int i = 0; i < assignment.num_local; ++i) EXPECT_TRUE(ranks.insert(assignment.first_rank + i).second);
     nodes_[node] = State::running;
   }
@@ -402,8 +457,14 @@ class RandomJob {
   std::mt19937 random_;
   int min_;
   int max_;
+  Ways ways_;
   Membership membership_;
   std::map<int, State> nodes_;
+  std::map<int, std::string> hosts_;
+  std::map<std::string, std::vector<Time>> failures_;
+  std::map<std::string, int> num_joins_;
+  std::map<int, Time> out_until_;
+  int num_left_out_ = 0;
   Time now_ = kBegin;
   int last_generation_ = -1;
   bool over_ = false;
@@ -413,13 +474,28 @@ TEST(LaunchMembership, KeepsItsPromisesWhateverHappens) {
   int generations = 0;
   for (unsigned seed = 0; seed < 3000; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
-    RandomJob job(seed, 1 + static_cast<int>(seed % 3), 1 + static_cast<int>(seed % 3 + seed % 4));
+    RandomJob job(seed, 1 + static_cast<int>(seed % 3), 1 + static_cast<int>(seed % 3 + seed % 4),
+                  {.leader_is_apart = seed % 5 == 0});
     for (int i = 0; i < 60 && !job.over(); ++i) job.step();
     job.run_out();
     generations += job.num_generations();
     if (::testing::Test::HasFailure()) break;
   }
   EXPECT_GT(generations, 3000);  // it was not all about jobs that never began
+}
+
+TEST(LaunchMembership, KeepsItsPromisesWhileNodesSitOut) {
+  int left_out = 0;
+  for (unsigned seed = 0; seed < 2000; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    RandomJob job(seed, 1 + static_cast<int>(seed % 2), 2 + static_cast<int>(seed % 3),
+                  {.sit_out = Seconds(30), .leader_is_apart = seed % 2 == 0});
+    for (int i = 0; i < 150 && !job.over(); ++i) job.step();
+    job.run_out();
+    left_out += job.num_left_out();
+    if (::testing::Test::HasFailure()) break;
+  }
+  EXPECT_GT(left_out, 300);
 }
 
 }  // namespace

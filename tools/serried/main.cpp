@@ -12,6 +12,7 @@
 #include "serried/launch/version.h"
 #include "tools/serried/debug_command.h"
 #include "tools/serried/external.h"
+#include "tools/serried/rendezvous_command.h"
 #include "tools/serried/run_command.h"
 #include "tools/serried/top_command.h"
 #include "tools/serried/trace_command.h"
@@ -34,6 +35,7 @@ int run_serried(int argc, char** argv) {
   app.footer("Other commands:" + serried::tools::describe_external_commands() + "\n");
   app.require_subcommand(0, 1);
   serried::tools::RunCommand run(app);
+  serried::tools::RendezvousCommand rendezvous(app);
   serried::tools::TopCommand top(app);
   const serried::tools::TraceCommand trace(app);
   const serried::tools::DebugCommand debug(app);
@@ -54,17 +56,19 @@ int run_serried(int argc, char** argv) {
   try {
     app.parse(static_cast<int>(end - argv), argv);
   } catch (const CLI::ParseError& error) {
-    const std::string asked = trace.chosen()    ? "trace merge"
-                              : debug.chosen()  ? debug.asked()
-                              : token->parsed() ? "token"
-                              : top.chosen()    ? "top"
-                                                : "run";
+    const std::string asked = trace.chosen()        ? "trace merge"
+                              : debug.chosen()      ? debug.asked()
+                              : token->parsed()     ? "token"
+                              : top.chosen()        ? "top"
+                              : rendezvous.chosen() ? rendezvous.kName
+                                                    : "run";
     return parse_error(app, error, asked);
   }
   if (token->parsed()) {
     std::cout << serried::launch::make_token() << "\n";
     return 0;
   }
+  if (rendezvous.chosen()) return rendezvous.execute();
   if (top.chosen()) return top.execute();
   if (trace.chosen()) return trace.execute();
   if (debug.chosen()) return debug.execute();

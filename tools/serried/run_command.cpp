@@ -47,6 +47,7 @@ RunCommand::RunCommand(CLI::App& app)
       join_seconds_(options_.join_timeout.count()),
       last_call_seconds_(options_.last_call.count()),
       lost_seconds_(options_.lost_after.count()),
+      sit_out_seconds_(options_.sit_out.count()),
       slow_seconds_(options_.slow_after.count()) {
   CLI::App& run = *command_;
   run.prefix_command();
@@ -82,6 +83,9 @@ RunCommand::RunCommand(CLI::App& app)
       ->capture_default_str();
   run.add_option("--lost-after", lost_seconds_, "Seconds of silence after which a node is lost; the same on all nodes")
       ->capture_default_str();
+  run.add_option("--sit-out", sit_out_seconds_,
+                 "Seconds that a node sits out whose ranks failed 3 times within them; 0: never; node 0's value counts")
+      ->capture_default_str();
   run.add_option("--slow-after", slow_seconds_,
                  "Seconds after which ranks that wait for others in a call are told of; 0: they are not")
       ->capture_default_str();
@@ -110,6 +114,7 @@ int RunCommand::execute(const std::vector<std::string>& rest) {
   options_.join_timeout = launch::Seconds(join_seconds_);
   options_.last_call = launch::Seconds(last_call_seconds_);
   options_.lost_after = launch::Seconds(lost_seconds_);
+  options_.sit_out = launch::Seconds(sit_out_seconds_);
   options_.slow_after = launch::Seconds(slow_seconds_);
   const launch::NodeRange nodes = launch::parse_nodes(nodes_);
   options_.min_nodes = nodes.min;
