@@ -46,7 +46,7 @@ IndexedFile parse_file(const std::string& name, const json& object, int64_t bloc
   if (!is_file_name(name)) throw std::invalid_argument("a file has a name that leads elsewhere");
   IndexedFile file{name, object.at("bytes").get<int64_t>()};
   for (const auto& hash : object.at("blocks")) file.hashes.push_back(hash_of_text(hash.get<std::string>()));
-  if (file.num_bytes < 0 || (file.num_bytes + block_bytes - 1) / block_bytes != int64_t(file.hashes.size())) {
+  if (file.num_bytes < 0 || BlockGrid{file.num_bytes, block_bytes}.num_blocks() != int64_t(file.hashes.size())) {
     throw std::invalid_argument("a file has more or fewer hashes than blocks");
   }
   return file;
