@@ -173,7 +173,7 @@ void save(const std::string& path, const Contents& contents, SaveOptions options
   detail::refuse_recording("checkpoint::save");
   const detail::Ranks ranks(detail::chosen_group(options.process_group));
   try {
-    detail::wait_for_saving(ranks.group());
+    detail::wait_for_saving();
     const detail::SavePlan plan = detail::make_plan(contents, ranks, options);
     detail::write_checkpoint(path, detail::order_of(plan, ranks.is_first()), ranks, [&](detail::Writer& writer) {
       detail::for_each_piece(plan, ranks.is_first(), [&](size_t file, int64_t offset, const char* data, int64_t size) {
