@@ -253,7 +253,10 @@ Saving async_save(const std::string& path, const Contents& contents, SaveOptions
       detail::reserve(*order, background->staging);
       return std::string();
     });
-    detail::stage(plan, ranks, background->staging);
+    ranks.together([&] {
+      detail::stage(plan, ranks, background->staging);
+      return std::string();
+    });
   } catch (const detail::Failure& failure) {
     detail::raise_failure("checkpoint::async_save", failure);
   }

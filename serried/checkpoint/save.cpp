@@ -140,8 +140,10 @@ void write_checkpoint(const std::string& path, WriteOrder order, const Ranks& ra
   const std::string& folder = folders[0];
   check_volume(plan, ranks.together([&] { return packed(order.planned_bytes); }));
   Writer writer(folder, plan);
-  write(writer);
-  note_hashes(plan, ranks.together([&] { return packed(writer.finish()); }));
+  note_hashes(plan, ranks.together([&] {
+    write(writer);
+    return packed(writer.finish());
+  }));
   if (lacks_hashes(plan)) {
     note_hashes(plan, ranks.together([&] { return packed(hash_shared_blocks(folder, plan, ranks)); }));
   }
