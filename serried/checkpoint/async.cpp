@@ -9,6 +9,7 @@
 #include <mutex>
 #include <numeric>
 #include <thread>
+#include <vector>
 
 #include "serried/base/error.h"
 #include "serried/base/log.h"
@@ -84,6 +85,7 @@ class Saving::Job {
   }
 
   bool is_done() const { return is_done_.load(); }
+  int rank() const { return label_.rank; }
 
   void wait_quietly() {
     std::unique_lock<std::mutex> lock(mutex_);
@@ -171,6 +173,23 @@ class Backgrounds {
     return by_group_.emplace(group.get(), std::move(background)).first->second;
   }
 
+  void note_job(const std::shared_ptr<Saving::Job>& job) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::erase_if(jobs_, [](const auto& each) { return each.second.expired(); });
+    jobs_.emplace_back(job->rank(), job);
+  }
+
+  /// Those of a rank, whatever group they are of: ranks may be threads of one process.
+  std::vector<std::shared_ptr<Saving::Job>> jobs_of(int rank) {
+    std::vector<std::shared_ptr<Saving::Job>> jobs;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& [owner, job] : jobs_) {
+      if (owner == rank) jobs.push_back(job.lock());
+    }
+    std::erase(jobs, nullptr);
+    return jobs;
+  }
+
  private:
   // With the group goes the memory that its saves have used.
   void forget(const c10d::ProcessGroup* key) {
@@ -189,6 +208,7 @@ class Backgrounds {
 
   std::mutex mutex_;
   std::map<const c10d::ProcessGroup*, std::shared_ptr<Background>> by_group_;
+  std::vector<std::pair<int, std::weak_ptr<Saving::Job>>> jobs_;  // by rank
 };
 
 Group sibling_of(const Group& group) {
@@ -208,11 +228,9 @@ std::shared_ptr<Background> background_of(const Group& group) {
 
 }  // namespace
 
-void wait_for_saving(const Group& group) {
-  const std::shared_ptr<Background> background = Backgrounds::all().find(group);
-  if (!background) return;
-  const std::lock_guard<std::mutex> lock(background->mutex);
-  wait_for_job(*background);
+// Each goes on without its callers: all ranks of its group have begun it.
+void wait_for_saving() {
+  for (const std::shared_ptr<Saving::Job>& job : Backgrounds::all().jobs_of(rank_label().rank)) job->wait_quietly();
 }
 
 }  // namespace detail
@@ -221,6 +239,7 @@ Saving async_save(const std::string& path, const Contents& contents, SaveOptions
   const trace::Span span("checkpoint::async_save", trace::kSetup);
   detail::refuse_recording("checkpoint::async_save");
   const detail::Ranks ranks(detail::chosen_group(options.process_group));
+  detail::wait_for_saving();
   const std::shared_ptr<detail::Background> background = detail::background_of(ranks.group());
   const std::lock_guard<std::mutex> lock(background->mutex);
   detail::wait_for_job(*background);
@@ -234,7 +253,10 @@ Saving async_save(const std::string& path, const Contents& contents, SaveOptions
       detail::reserve(*order, background->staging);
       return std::string();
     });
-    detail::stage(plan, ranks, background->staging);
+    ranks.together([&] {
+      detail::stage(plan, ranks, background->staging);
+      return std::string();
+    });
   } catch (const detail::Failure& failure) {
     detail::raise_failure("checkpoint::async_save", failure);
   }
@@ -253,6 +275,7 @@ Saving async_save(const std::string& path, const Contents& contents, SaveOptions
     });
   });
   background->job = job;
+  detail::Backgrounds::all().note_job(job);
   return Saving(std::move(job));
 }
 

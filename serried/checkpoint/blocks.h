@@ -14,7 +14,7 @@ uint64_t hash_of(const void* data, int64_t size);
 struct BlockGrid {
   int64_t file_bytes = 0;
   int64_t block_bytes = 0;
-  int64_t num_blocks() const { return (file_bytes + block_bytes - 1) / block_bytes; }
+  int64_t num_blocks() const { return file_bytes / block_bytes + (file_bytes % block_bytes != 0); }
   int64_t begin(int64_t block) const { return block * block_bytes; }
   int64_t end(int64_t block) const {
     const int64_t end = (block + 1) * block_bytes;

@@ -52,7 +52,7 @@ class Saving {
 };
 
 /// The same, but returns when this rank's part is copied; a thread writes it. The memory for the copies is used again
-/// by the next one. The next save or load of these ranks waits until this one is done.
+/// by the next one. The next save or load of this rank, with whatever group, waits until this one is done.
 ///     checkpoint::Saving saving = checkpoint::async_save("ckpt/step200", {{"model", checkpoint::state_of(*net)}});
 ///     train_on();
 ///     saving.wait();

@@ -28,6 +28,10 @@ struct Failure : std::exception {
   throw Failure(Failure::Kind::value, std::move(text), std::move(fix));
 }
 
+/// The exception that is being handled as one: what a layer below has raised, as for want of memory, ends a step on
+/// this rank like what the machine refused, and the other ranks have to hear of it.
+Failure current_failure();
+
 /// ValueError for mistakes, c10::Error for what the machine refused.
 [[noreturn]] void raise_failure(const char* where, const Failure& failure);
 

@@ -1,7 +1,6 @@
 // POSIX calls with errors that name the file.
 #include "serried/checkpoint/files.h"
 
-#include <c10/util/Exception.h>
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -13,7 +12,6 @@
 #include <cstring>
 #include <thread>
 
-#include "serried/base/error.h"
 #include "serried/base/log.h"
 #include "serried/base/text.h"
 #include "serried/checkpoint/failure.h"
@@ -50,11 +48,6 @@ int open_or_fail(const char* verb, const std::string& path, int flags, bool was_
 }
 
 }  // namespace
-
-void raise_failure(const char* where, const Failure& failure) {
-  if (failure.kind == Failure::Kind::value) raise<c10::ValueError>({where, failure.text, failure.fix});
-  raise<c10::Error>({where, failure.text, failure.fix});
-}
 
 void fail_with_errno(const char* verb, const std::string& path, int error, bool was_there) {
   throw Failure(Failure::Kind::system, "cannot " + std::string(verb) + " " + path + ": " + std::strerror(error),

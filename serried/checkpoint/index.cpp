@@ -14,6 +14,7 @@
 #include "serried/checkpoint/commit.h"
 #include "serried/checkpoint/failure.h"
 #include "serried/checkpoint/files.h"
+#include "serried/checkpoint/limits.h"
 #include "serried/checkpoint/load_names.h"
 #include "serried/checkpoint/parse_json.h"
 
@@ -24,7 +25,7 @@ using nlohmann::json;
 namespace fs = std::filesystem;
 
 constexpr const char* kFormat = "serried checkpoint";
-constexpr int64_t kMaxIndexBytes = int64_t(1) << 30;
+constexpr int64_t kMaxBlockBytes = int64_t(1) << 30;
 
 constexpr std::string_view kChecksum = "{\n \"checksum\": \"";
 constexpr size_t kHashLetters = 16;
@@ -46,7 +47,7 @@ IndexedFile parse_file(const std::string& name, const json& object, int64_t bloc
   if (!is_file_name(name)) throw std::invalid_argument("a file has a name that leads elsewhere");
   IndexedFile file{name, object.at("bytes").get<int64_t>()};
   for (const auto& hash : object.at("blocks")) file.hashes.push_back(hash_of_text(hash.get<std::string>()));
-  if (file.num_bytes < 0 || (file.num_bytes + block_bytes - 1) / block_bytes != int64_t(file.hashes.size())) {
+  if (file.num_bytes < 0 || BlockGrid{file.num_bytes, block_bytes}.num_blocks() != int64_t(file.hashes.size())) {
     throw std::invalid_argument("a file has more or fewer hashes than blocks");
   }
   return file;
@@ -109,6 +110,24 @@ std::vector<std::string> checkpoints_in(const std::string& folder) {
        "pass the folder of one of these; checkpoint::latest names the newest");
 }
 
+int64_t count_values(const json& value) {
+  int64_t count = 1;
+  if (!value.is_structured()) return count;
+  for (const json& inside : value) count += count_values(inside);
+  return count;
+}
+
+// What is written has to be read again, with its checksum.
+void check_size(const json& object, const std::string& text) {
+  const auto check = [](int64_t size, int64_t most, const char* what) {
+    if (size <= most) return;
+    fail(c10::str("index.json would have ", size, " ", what, ", and may have ", most),
+         "save long lists and texts as tensors, or in several checkpoints");
+  };
+  check(int64_t(text.size()), format_limits().json_bytes, "bytes");
+  check(count_values(object) + 1, format_limits().json_values, "values");
+}
+
 json json_of_file(const IndexedFile& file) {
   json hashes = json::array();
   for (uint64_t hash : file.hashes) hashes.push_back(hash_text(hash));
@@ -132,7 +151,9 @@ std::string index_text(const Index& index) {
   }
   for (const IndexedFile& file : index.files) object["files"][file.name] = json_of_file(file);
   for (const IndexedFile& file : index.weight_maps) object["weight_maps"][file.name] = json_of_file(file);
-  return with_checksum(object.dump(1) + "\n");
+  std::string text = with_checksum(object.dump(1) + "\n");
+  check_size(object, text);
+  return text;
 }
 
 std::string with_checksum(const std::string& text) {
@@ -150,7 +171,7 @@ Index parse_index(const std::string& text, const std::string& path) {
     index.saved_at = object.at("saved_at").get<int64_t>();
     index.world_size = object.at("world_size").get<int64_t>();
     index.block_bytes = object.at("block_bytes").get<int64_t>();
-    if (index.block_bytes <= 0 || index.block_bytes > kMaxIndexBytes) {
+    if (index.block_bytes <= 0 || index.block_bytes > kMaxBlockBytes) {
       throw std::invalid_argument("block_bytes is no size of a block");
     }
     index.values = object.at("values");
@@ -174,7 +195,7 @@ Index parse_index(const std::string& text, const std::string& path) {
 Index read_index(const std::string& folder) {
   const std::string path = folder + "/" + kIndexName;
   if (!has_index(folder)) fail_for_path(folder);
-  return parse_index(read_file(path, kMaxIndexBytes), path);
+  return parse_index(read_file(path, format_limits().json_bytes), path);
 }
 
 std::optional<Index> index_of(const std::string& folder) {

@@ -45,6 +45,7 @@ bool is_file_name(const std::string& name);
 /// "model.safetensors.index.json", as Hugging Face's readers want it.
 std::string weight_map_name(const std::string& entry);
 
+/// Failure where it would be too long to be read.
 std::string index_text(const Index& index);
 
 /// The text of a JSON object with "checksum", a hash of all bytes behind it, as its first key.

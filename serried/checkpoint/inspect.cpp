@@ -23,10 +23,13 @@ using nlohmann::json;
 using serried::detail::bytes_text;
 using serried::detail::printable;
 
-struct BlockToCheck {
+// Blocks of one file that are read at once.
+struct BlocksToCheck {
   size_t file;
-  int64_t block;
+  int64_t first, count;
 };
+
+constexpr int64_t kBytesAtOnce = int64_t(1) << 20;  // fewer cost a file that is opened each time, more a cache
 
 // What is wrong, from several threads.
 class Findings {
@@ -52,8 +55,18 @@ class Findings {
   std::optional<Failure> failure_;
 };
 
+// Opened each time: a process may not have all of them open. `on_block` gets each block and its bytes.
+template <class OnBlock>
+void read_blocks(const std::string& path, const BlockGrid& grid, const BlocksToCheck& blocks, std::string& bytes,
+                 const OnBlock& on_block) {
+  const int64_t last = blocks.first + blocks.count - 1, begin = grid.begin(blocks.first);
+  bytes.resize(size_t(grid.end(last) - begin));
+  File::open_to_read(path, true).read(begin, bytes.data(), int64_t(bytes.size()));
+  for (int64_t block = blocks.first; block <= last; ++block) on_block(block, bytes.data() + grid.begin(block) - begin);
+}
+
 void check_blocks(const std::string& folder, const std::vector<IndexedFile>& indexed, int64_t block_bytes,
-                  const std::vector<BlockToCheck>& blocks, const OnBytes& on_bytes, Findings& findings) {
+                  const std::vector<BlocksToCheck>& blocks, const OnBytes& on_bytes, Findings& findings) {
   std::atomic<size_t> next = 0;
   std::mutex mutex;  // of `done`, and of whom it is told
   int64_t done = 0, total = 0;
@@ -64,21 +77,21 @@ void check_blocks(const std::string& folder, const std::vector<IndexedFile>& ind
     if (on_bytes) on_bytes(done, total, what);
   };
   const auto work = [&] {
-    std::string bytes(size_t(block_bytes), '\0');
+    std::string bytes;
     for (size_t i = next++; i < blocks.size(); i = next++) {
       const IndexedFile& file = indexed[blocks[i].file];
       const BlockGrid grid{file.num_bytes, block_bytes};
-      const int64_t begin = grid.begin(blocks[i].block), end = grid.end(blocks[i].block);
       try {
-        // Opened for each block: a process may not have all of them open.
-        File::open_to_read(folder + "/" + file.name, true).read(begin, bytes.data(), end - begin);
-        if (hash_of(bytes.data(), end - begin) != file.hashes[size_t(blocks[i].block)]) {
-          findings.add(c10::str(file.name, ": bytes ", begin, " to ", end, " are not those that were saved"));
-        }
+        read_blocks(folder + "/" + file.name, grid, blocks[i], bytes, [&](int64_t block, const char* data) {
+          const int64_t begin = grid.begin(block), end = grid.end(block);
+          if (hash_of(data, end - begin) != file.hashes[size_t(block)]) {
+            findings.add(c10::str(file.name, ": bytes ", begin, " to ", end, " are not those that were saved"));
+          }
+          tell(end - begin, file.name);
+        });
       } catch (const Failure& failure) {
         findings.add(failure);
       }
-      tell(end - begin, file.name);
     }
   };
   tell(0, "");
@@ -147,12 +160,14 @@ std::vector<std::string> verify(const std::string& path, const OnBytes& on_bytes
   std::vector<IndexedFile> all = index.files;
   all.insert(all.end(), index.weight_maps.begin(), index.weight_maps.end());
   Findings findings;
-  std::vector<BlockToCheck> blocks;
+  std::vector<BlocksToCheck> blocks;
+  const int64_t at_once = std::max<int64_t>(1, kBytesAtOnce / index.block_bytes);
   for (size_t i = 0; i < all.size(); ++i) {
     try {
       if (i < index.files.size()) const TensorFile whole(folder, all[i], index.block_bytes);  // that it has a header
       check_length(File::open_to_read(folder + "/" + all[i].name, true), all[i]);
-      for (size_t b = 0; b < all[i].hashes.size(); ++b) blocks.push_back({i, int64_t(b)});
+      const auto count = int64_t(all[i].hashes.size());
+      for (int64_t b = 0; b < count; b += at_once) blocks.push_back({i, b, std::min(at_once, count - b)});
     } catch (const Failure& failure) {
       findings.add(failure);
     }

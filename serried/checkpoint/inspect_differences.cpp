@@ -84,6 +84,24 @@ void compare_entries(const std::string& name, json first, json second, std::vect
   compare_values(name, first, second, lines);
 }
 
+// Names of tensors that stand under another one: what is one tensor in one of them may be two in the other.
+void compare_aliases(const std::string& entry, const IndexedEntry& first, const IndexedEntry& second,
+                     std::vector<std::string>& lines) {
+  const auto shown = [&](const std::string& name) { return printable(whole_name(entry, name)); };
+  const auto say = [&](const auto&... parts) { lines.push_back(c10::str(parts...)); };
+  for (const auto& [name, one] : first.aliases) {
+    const auto other = second.aliases.find(name);
+    if (other == second.aliases.end()) {
+      say(shown(name), ": is ", shown(one), " in the first alone");
+    } else if (other->second != one) {
+      say(shown(name), ": is ", shown(one), ", and ", shown(other->second));
+    }
+  }
+  for (const auto& [name, other] : second.aliases) {
+    if (first.aliases.count(name) == 0) say(shown(name), ": is ", shown(other), " in the second alone");
+  }
+}
+
 // Random states, of each rank or of one for all.
 void compare_ranks(const std::string& name, const json& first, const json& second, std::vector<std::string>& lines) {
   if (first == second || !first.is_array() || !second.is_array()) return;
@@ -162,6 +180,7 @@ std::vector<std::string> differences(const std::string& first, const std::string
     const IndexedEntry mine = entry_of(a, name), theirs = entry_of(b, name);
     compare_entries(name, mine.values, theirs.values, lines);
     compare_ranks(name, mine.per_rank, theirs.per_rank, lines);
+    compare_aliases(name, mine, theirs, lines);
   }
   compare_tensors(a, b, on_bytes, lines);
   return lines;

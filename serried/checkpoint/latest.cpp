@@ -62,7 +62,7 @@ bool exists(const std::string& path, ExistsOptions options) {
   detail::refuse_recording("checkpoint::exists");
   const detail::Ranks ranks(detail::chosen_group(options.process_group));
   try {
-    detail::wait_for_saving(ranks.group());
+    detail::wait_for_saving();
     const std::vector<std::string> found =
         ranks.together([&] { return std::string(ranks.is_first() && detail::is_there(path) ? "yes" : ""); });
     return !found[0].empty();
@@ -75,7 +75,7 @@ std::optional<std::string> latest(const std::string& folder, LatestOptions optio
   detail::refuse_recording("checkpoint::latest");
   const detail::Ranks ranks(detail::chosen_group(options.process_group));
   try {
-    detail::wait_for_saving(ranks.group());
+    detail::wait_for_saving();
     const std::vector<std::string> found =
         ranks.together([&] { return ranks.is_first() ? detail::newest_in(folder) : std::string(); });
     return found[0].empty() ? std::nullopt : std::optional(found[0]);

@@ -10,8 +10,8 @@
 namespace serried::checkpoint::detail {
 namespace {
 
-constexpr int64_t kShortestBlock = int64_t(256) << 10;
-constexpr int64_t kMaxBlocks = int64_t(1) << 14;  // of 18 bytes each in the index; more where blocks are the longest
+constexpr int64_t kShortestBlock = int64_t(32) << 10;
+constexpr int64_t kMaxBlocks = int64_t(1) << 17;  // of 24 bytes each in the index; more where blocks are the longest
 
 int64_t planned_bytes(const PlannedTensor& tensor) {
   return bytes_of(tensor.dtype, tensor.sizes);

@@ -210,7 +210,7 @@ void load(const std::string& path, const Contents& contents, LoadOptions options
   detail::refuse_recording("checkpoint::load");
   const detail::Ranks ranks(detail::chosen_group(options.process_group));
   try {
-    detail::wait_for_saving(ranks.group());
+    detail::wait_for_saving();
     std::unique_ptr<detail::Checkpoint> checkpoint;
     detail::LoadPlan plan;
     const detail::ParameterNames names = detail::parameter_names(contents);

@@ -1,10 +1,13 @@
 // Builds a value event by event: nlohmann's parser with a callback looks at all children again whenever one ends.
 #include "serried/checkpoint/parse_json.h"
 
+#include <c10/util/StringUtil.h>
+
 #include <vector>
 
 #include "serried/base/text.h"
 #include "serried/checkpoint/failure.h"
+#include "serried/checkpoint/limits.h"
 
 namespace serried::checkpoint::detail {
 namespace {
@@ -45,6 +48,7 @@ class JsonBuilder : public nlohmann::json_sax<json> {
   }
 
   json& place_for(json value) {
+    if (++num_values_ > format_limits().json_values) refuse(c10::str("has more than ", num_values_ - 1, " values"));
     if (open_.empty()) return root_ = std::move(value);
     if (open_.back()->is_object()) return *place_of_key_ = std::move(value);
     return open_.back()->emplace_back(std::move(value));
@@ -70,6 +74,7 @@ class JsonBuilder : public nlohmann::json_sax<json> {
   json root_;
   std::vector<json*> open_ = {};  // objects and lists that have not ended: none moves before those inside have
   json* place_of_key_ = nullptr;
+  int64_t num_values_ = 0;
 };
 
 }  // namespace

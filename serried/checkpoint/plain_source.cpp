@@ -8,6 +8,7 @@
 #include "serried/base/text.h"
 #include "serried/checkpoint/commit.h"
 #include "serried/checkpoint/failure.h"
+#include "serried/checkpoint/limits.h"
 #include "serried/checkpoint/parse_json.h"
 
 namespace serried::checkpoint::detail {
@@ -18,7 +19,6 @@ namespace fs = std::filesystem;
 constexpr const char* kOnlyFile = "model.safetensors";
 constexpr const char* kIndexOfFiles = "model.safetensors.index.json";
 constexpr const char* kIndexEnding = ".safetensors.index.json";
-constexpr int64_t kMaxIndexBytes = int64_t(1) << 30;
 
 std::string named(const std::string& name) {
   return c10::str('"', serried::detail::printable(name), '"');
@@ -75,7 +75,7 @@ PlainSource::Places PlainSource::open_files_of(const std::string& index) {
   const fs::path folder = parent_of(index);
   std::map<std::string, Places> by_file;
   Places all;
-  for (const auto& [name, file_name] : parse_weight_map(read_file(index, kMaxIndexBytes), index)) {
+  for (const auto& [name, file_name] : parse_weight_map(read_file(index, format_limits().json_bytes), index)) {
     auto [found, is_new] = by_file.try_emplace(file_name);
     if (is_new) {
       found->second = open((folder / file_name).string());

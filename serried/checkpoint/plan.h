@@ -52,7 +52,7 @@ SavePlan make_plan(const Contents& contents, const Ranks& ranks, const SaveOptio
 
 /// How long blocks with a hash are where files have so many bytes in all: short, since a block that ranks share is read
 /// again to be checked, but not so many that the index is long.
-///     block_bytes_for(384 MiB)  ->  256 KiB;   32 GiB  ->  2 MiB;   from 64 GiB on  ->  4 MiB
+///     block_bytes_for(4 GiB)  ->  32 KiB;   64 GiB  ->  512 KiB;   from 512 GiB on  ->  4 MiB
 int64_t block_bytes_for(int64_t num_bytes);
 
 /// Gives every tensor its file and place: by entry, large elements first so that all are aligned, files of limited

@@ -1,7 +1,6 @@
 // One text per rank and step, which says how it went.
 #include "serried/checkpoint/ranks.h"
 
-#include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
 #include <nlohmann/json.hpp>
@@ -22,24 +21,11 @@ std::string failure_text(const Failure& failure) {
                        .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-// An error of a layer below is formatted already: its parts are put into ours.
-Failure failure_of(const std::string& formatted) {
-  const size_t fix = formatted.find("\n  fix: ");
-  const size_t at = formatted.find("\n  at: ");
-  const std::string what = formatted.substr(0, std::min(fix, at));
-  if (fix == std::string::npos) return {Failure::Kind::value, what, ""};
-  return {Failure::Kind::value, what, formatted.substr(fix + 8, at == std::string::npos ? at : at - fix - 8)};
-}
-
 std::string outcome_of(const std::function<std::string()>& step) {
   try {
     return kDone + step();
-  } catch (const Failure& failure) {
-    return failure_text(failure);
-  } catch (const c10::Error& error) {
-    return failure_text(failure_of(error.what_without_backtrace()));
-  } catch (const std::exception& error) {
-    return failure_text(failure_of(error.what()));
+  } catch (const std::exception&) {
+    return failure_text(current_failure());
   }
 }
 

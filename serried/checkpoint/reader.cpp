@@ -54,11 +54,11 @@ class PartReader {
     if (spec_ && !spec_->mesh.contains_this_rank()) return;
     const Placements rows = spec_ ? rows_instead(*spec_) : Placements();
     if (!rows.empty()) return read_rows(rows);
-    const Region region = spec_ ? Region::of(*spec_) : Region::whole(reading_.from->sizes);
-    if (can_read_in_place()) {
-      read(region, part_.mutable_data_ptr());
-    } else {
-      store(read_region(region));
+    if (failure_) return;
+    try {
+      read_part(spec_ ? Region::of(*spec_) : Region::whole(reading_.from->sizes));
+    } catch (const std::exception&) {
+      failure_ = current_failure();  // e.g. no memory: the others wait for this rank at the next tensor in short runs
     }
   }
 
@@ -66,6 +66,14 @@ class PartReader {
   bool can_read_in_place() const {
     return part_.device().is_cpu() && part_.is_contiguous() && !part_.is_conj() && !part_.is_neg() &&
            part_.scalar_type() == reading_.from->dtype;
+  }
+
+  void read_part(const Region& region) {
+    if (can_read_in_place()) {
+      read(region, part_.mutable_data_ptr());
+    } else {
+      store(read_region(region));
+    }
   }
 
   at::Tensor read_region(const Region& region) {
@@ -86,7 +94,11 @@ class PartReader {
   void store(const at::Tensor& value) const {
     if (failure_) return;
     const LocalOnly local_only;
-    part_.copy_(value);
+    try {
+      part_.copy_(value);
+    } catch (const std::exception&) {
+      failure_ = current_failure();
+    }
   }
 
   void read(const Region& region, void* to) const {
@@ -97,8 +109,8 @@ class PartReader {
       for_each_run(region, int64_t(c10::elementSize(reading_.from->dtype)), [&](const Run& run) {
         reading_.file->read(begin + run.in_file, data + run.in_part, run.num_bytes);
       });
-    } catch (const Failure& failure) {
-      failure_ = failure;
+    } catch (const std::exception&) {
+      failure_ = current_failure();
     }
   }
 

@@ -140,8 +140,10 @@ void write_checkpoint(const std::string& path, WriteOrder order, const Ranks& ra
   const std::string& folder = folders[0];
   check_volume(plan, ranks.together([&] { return packed(order.planned_bytes); }));
   Writer writer(folder, plan);
-  write(writer);
-  note_hashes(plan, ranks.together([&] { return packed(writer.finish()); }));
+  note_hashes(plan, ranks.together([&] {
+    write(writer);
+    return packed(writer.finish());
+  }));
   if (lacks_hashes(plan)) {
     note_hashes(plan, ranks.together([&] { return packed(hash_shared_blocks(folder, plan, ranks)); }));
   }
@@ -173,7 +175,7 @@ void save(const std::string& path, const Contents& contents, SaveOptions options
   detail::refuse_recording("checkpoint::save");
   const detail::Ranks ranks(detail::chosen_group(options.process_group));
   try {
-    detail::wait_for_saving(ranks.group());
+    detail::wait_for_saving();
     const detail::SavePlan plan = detail::make_plan(contents, ranks, options);
     detail::write_checkpoint(path, detail::order_of(plan, ranks.is_first()), ranks, [&](detail::Writer& writer) {
       detail::for_each_piece(plan, ranks.is_first(), [&](size_t file, int64_t offset, const char* data, int64_t size) {

@@ -23,8 +23,8 @@ WriteOrder order_of(const SavePlan& plan, bool is_first);
 /// Writes a planned checkpoint and commits it. All ranks call it; Failure on all of them where one of them fails.
 void write_checkpoint(const std::string& path, WriteOrder order, const Ranks& ranks, const WritePieces& write);
 
-/// Waits for what async_save has under way on `group`, whether it went well or not.
-void wait_for_saving(const Group& group);
+/// Waits for what async_save has under way on this rank, with whatever group, and whether it goes well or not.
+void wait_for_saving();
 
 /// ValueError inside a function that is being captured.
 void refuse_recording(const char* where);

@@ -148,8 +148,11 @@ void set_state(at::Generator generator, const json& saved) {
   const std::string bytes = value_of(saved, {}).toStringRef();
   const at::Tensor state = at::empty({int64_t(bytes.size())}, at::kByte);
   std::memcpy(state.mutable_data_ptr(), bytes.data(), bytes.size());
-  const std::lock_guard<std::mutex> lock(generator.mutex());
-  generator.set_state(state);
+  {
+    const std::lock_guard<std::mutex> lock(generator.mutex());
+    generator.set_state(state);
+  }
+  serried::detail::note_new_state(generator);  // ranks may have had different ones
 }
 
 // What one rank loads of what each had.

@@ -31,22 +31,9 @@ void for_each_own_piece(const PlannedTensor& tensor, int64_t begin, int64_t size
   }
 }
 
-struct PartToWrite {
-  Region region;
-  at::Tensor bytes;  // undefined where nobody asked for them
-};
-
 Region region_of(const PlannedTensor& tensor, const Placements& rows) {
   if (!tensor.spec) return Region::whole(tensor.sizes);
   return Region::of(*tensor.spec, rows.empty() ? tensor.spec->placements : rows);
-}
-
-PartToWrite part_to_write(const PlannedTensor& tensor) {
-  const Placements rows = tensor.spec ? rows_instead(*tensor.spec) : Placements();
-  at::Tensor part = part_of(tensor.tensor);
-  if (!rows.empty()) part = redistribute_local(part, *tensor.spec, rows);
-  const serried::detail::LocalOnly local_only;
-  return {region_of(tensor, rows), bytes_to_write(part)};
 }
 
 template <class Visit>
@@ -56,6 +43,14 @@ void for_each_run_of(const PlannedTensor& tensor, const Region& region, const Vi
       visit(at, run.in_part + (at - tensor.begin - run.in_file), size);
     });
   });
+}
+
+void take_part(const PlannedTensor& tensor, const Placements& rows, const at::Tensor& part, const TakeBytes& take) {
+  const serried::detail::LocalOnly local_only;
+  const at::Tensor bytes = bytes_to_write(part);
+  const auto* data = static_cast<const char*>(bytes.const_data_ptr());
+  for_each_run_of(tensor, region_of(tensor, rows),
+                  [&](int64_t at, int64_t in_part, int64_t size) { take(tensor.file, at, data + in_part, size); });
 }
 
 // A rank with nothing to write takes part where parts are brought to rows.
@@ -92,14 +87,22 @@ void for_each_piece(const SavePlan& plan, bool is_first, const TakeBytes& take) 
       if (is_first) take(next_header, 0, header.data(), int64_t(header.size()));
     }
   };
+  std::optional<Failure> failure;
   for (const PlannedTensor& tensor : plan.tensors) {
-    take_headers(tensor.file + 1);
-    if (!takes_part(tensor)) continue;
-    const PartToWrite part = part_to_write(tensor);
-    const auto* data = static_cast<const char*>(part.bytes.const_data_ptr());
-    for_each_run_of(tensor, part.region,
-                    [&](int64_t at, int64_t in_part, int64_t size) { take(tensor.file, at, data + in_part, size); });
+    const bool is_ours = takes_part(tensor);
+    const Placements rows = is_ours && tensor.spec ? rows_instead(*tensor.spec) : Placements();
+    at::Tensor part = is_ours ? part_of(tensor.tensor) : at::Tensor();
+    // What goes wrong in here goes wrong between ranks: after it they cannot take part in the next one together.
+    if (!rows.empty()) part = redistribute_local(part, *tensor.spec, rows);
+    if (failure) continue;
+    try {
+      take_headers(tensor.file + 1);
+      if (is_ours) take_part(tensor, rows, part, take);
+    } catch (const std::exception&) {
+      failure = current_failure();
+    }
   }
+  if (failure) throw *failure;
 }
 
 Writer::Writer(std::string folder, const SavePlan& plan) : folder_(std::move(folder)), plan_(plan) {}

@@ -24,7 +24,8 @@ using TakeBytes = std::function<void(size_t file, int64_t offset, const char* da
 std::vector<int64_t> planned_bytes_of(const SavePlan& plan, bool is_first);
 
 /// Shows all of them. Parts that lie in short runs are brought to rows first: all ranks of a mesh call it. Calls `take`
-/// only with memory that is gone afterwards.
+/// only with memory that is gone afterwards. What goes wrong on this rank alone is kept until it has taken part in what
+/// all do, then thrown as a Failure.
 void for_each_piece(const SavePlan& plan, bool is_first, const TakeBytes& take);
 
 /// Writes pieces. An error is kept until the end, so that a rank with a full disk still takes part in what all do.

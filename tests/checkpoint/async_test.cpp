@@ -111,6 +111,27 @@ TEST(AsyncSave, TheNextSaveWaitsAlsoOneThatIsNone) {
   EXPECT_EQ(folder.names(), std::set<std::string>{"c"});
 }
 
+TEST(AsyncSave, TheNextSaveWaitsAlsoOneOfAnotherGroupOfTheseRanks) {
+  const Folder folder;
+  run_ranks(2, [&](const Group& world) {
+    const Group other = split_group(world, {{0, 1}});
+    for (int64_t step = 0; step < 20; step += 2) {
+      const auto saving = checkpoint::async_save(folder / "c", {{"x", torch::full({30000}, step)}, {"step", step}});
+      checkpoint::save(folder / "c", {{"x", torch::full({30000}, step + 1)}, {"step", step + 1}},
+                       {.process_group = other});
+      EXPECT_TRUE(saving.done());
+      saving.wait();
+      const auto more = checkpoint::async_save(folder / "c", {{"step", step + 2}}, {.process_group = other});
+      int64_t found = 0;
+      checkpoint::load(folder / "c", {{"step", &found}});
+      EXPECT_EQ(found, step + 2);
+      EXPECT_TRUE(more.done());
+      more.wait();
+    }
+  });
+  EXPECT_EQ(folder.names(), std::set<std::string>{"c"});
+}
+
 TEST(AsyncSave, AnErrorSurfacesInWaitOnAllRanks) {
   const Folder folder;
   write_content(folder / "file", "x");

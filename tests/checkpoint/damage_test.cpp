@@ -7,6 +7,8 @@
 #include <thread>
 
 #include "serried/checkpoint/checkpoint.h"
+#include "serried/checkpoint/blocks.h"
+#include "serried/checkpoint/failure.h"
 #include "serried/checkpoint/index.h"
 #include "serried/tensor/dtensor.h"
 #include "tests/checkpoint/folder.h"
@@ -155,6 +157,30 @@ TEST(CheckpointDamage, AnIndexThatIsDamagedOrNewerIsRefused) {
   EXPECT_EQ(refused(checkpoint::detail::with_checksum(elsewhere)),
             c10::str("[checkpoint::load] ", path,
                      " is damaged: a file has a name that leads elsewhere\n  fix: use another checkpoint"));
+}
+
+TEST(CheckpointDamage, ALengthAtTheEndOfAllNumbersIsRefused) {
+  const auto refused = [](const std::string& bytes, const std::string& block_bytes) -> std::string {
+    const std::string file = R"("f": {"bytes": )" + bytes + R"(, "blocks": []})";
+    const std::string text = R"({"format": "serried checkpoint", "version": 2, "saved_at": 1, "world_size": 1, )"
+                             R"("block_bytes": )" +
+                             block_bytes + R"(, "values": {}, "entries": {}, "files": {)" + file + "}}";
+    try {
+      checkpoint::detail::parse_index(checkpoint::detail::with_checksum(text), "index.json");
+    } catch (const checkpoint::detail::Failure& failure) {
+      return failure.text;
+    }
+    return "no error";
+  };
+  EXPECT_EQ(refused("0", "64"), "no error");
+  for (const char* bytes : {"9223372036854775807", "9223372036854775745", "-1"}) {
+    for (const char* block_bytes : {"1", "64", "1073741824"}) {
+      EXPECT_EQ(refused(bytes, block_bytes), "index.json is damaged: a file has more or fewer hashes than blocks");
+    }
+  }
+  // The sum of a length and a block would be beyond it.
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  EXPECT_EQ((checkpoint::detail::BlockGrid{kMost, 64}.num_blocks()), kMost / 64 + 1);
 }
 
 TEST(CheckpointDamage, BlocksThatRanksReadInPartsAreComparedByOneOfThem) {

@@ -1,11 +1,15 @@
 // Disks that are full, folders that vanish or cannot be written: the old checkpoint stays, and nothing else.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <torch/torch.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <filesystem>
 #include <functional>
+#include <thread>
 
 #include "serried/checkpoint/checkpoint.h"
 #include "serried/checkpoint/commit.h"
@@ -13,7 +17,9 @@
 #include "serried/checkpoint/save_job.h"
 #include "serried/comm/collectives/collectives.h"
 #include "serried/comm/groups/ranks.h"
+#include "tests/checkpoint/disk_calls.h"
 #include "tests/checkpoint/folder.h"
+#include "tests/support/close.h"
 #include "tests/support/errors.h"
 
 namespace serried::testing {
@@ -175,6 +181,125 @@ TEST(CheckpointDisk, AFolderThatVanishesBeforeTheEndIsNamed) {
     EXPECT_EQ(text.find("rank 0: cannot finish "), 0u) << text;
   });
   EXPECT_EQ(folder.names(), std::set<std::string>{});
+}
+
+// While alive no file whose path has a text in it can be written.
+class FullFor {
+ public:
+  explicit FullFor(std::string text) { disk_calls().is_full_for = std::move(text); }
+  ~FullFor() { disk_calls().is_full_for.clear(); }
+  FullFor(const FullFor&) = delete;
+};
+
+TEST(CheckpointDisk, ADiskThatIsFullForAnyFileLeavesTheOldOneInTheBackgroundToo) {
+  const Folder folder;
+  torch::nn::Linear net(3, 2);
+  const auto contents = [&](int64_t step) -> checkpoint::Contents {
+    return {{"model", checkpoint::state_of(*net)}, {"step", step}};
+  };
+  run_ranks(2, [&](const Group&) { checkpoint::save(folder / "c", contents(1)); });
+  for (const std::string file : {"/model-00001-of-00001.safetensors", "/model.safetensors.index.json", "/index.json"}) {
+    for (const bool is_async : {false, true}) {
+      const FullFor full(file);
+      run_ranks(2, [&](const Group&) {
+        const std::string text = error_text<c10::Error>([&] {
+          is_async ? checkpoint::async_save(folder / "c", contents(2)).wait()
+                   : checkpoint::save(folder / "c", contents(2));
+        });
+        const std::string where = is_async ? "async_save" : "save";
+        EXPECT_EQ(text.find("[checkpoint::" + where + "] rank 0: cannot write " + (folder / "c.partial-")), 0u) << text;
+        EXPECT_NE(text.find(file + ": No space left on device\n  fix: free some space"), std::string::npos) << text;
+      });
+      EXPECT_EQ(folder.names(), std::set<std::string>{"c"});
+      EXPECT_EQ(checkpoint::read_value(folder / "c", "step").toInt(), 1);
+    }
+  }
+  run_ranks(2, [&](const Group&) { checkpoint::async_save(folder / "c", contents(2)).wait(); });
+  EXPECT_EQ(checkpoint::read_value(folder / "c", "step").toInt(), 2);
+}
+
+TEST(CheckpointDisk, WritesOfWhichADiskTakesAPartAreGoneOnWith) {
+  const Folder folder;
+  const at::Tensor x = torch::arange(5000);
+  disk_calls().most_of_a_write = 999;
+  checkpoint::save(folder / "c", {{"x", x}});
+  disk_calls().most_of_a_write = 0;
+  expect_equal(checkpoint::read_value(folder / "c", "x").toTensor(), x);
+}
+
+TEST(CheckpointDisk, AFolderThatMayNotBeWrittenKeepsItsOldOne) {
+  namespace fs = std::filesystem;
+  const Folder folder;
+  checkpoint::save(folder / "c", {{"step", 1}});
+  fs::permissions(folder.path(), fs::perms(0555));
+  std::thread([&] {
+    // Of this thread alone, which ends; for root permissions do not count.
+    constexpr long kNobody = 65534;
+    ::syscall(SYS_setfsuid, kNobody);
+    for (const bool is_async : {false, true}) {
+      const std::string text = error_text<c10::Error>([&] {
+        is_async ? checkpoint::async_save(folder / "c", {{"step", 2}}).wait()
+                 : checkpoint::save(folder / "c", {{"step", 2}});
+      });
+      EXPECT_NE(text.find("] cannot make the folder " + (folder / "c.partial-")), std::string::npos) << text;
+      EXPECT_NE(text.find(": Permission denied\n  fix: choose a folder that this user may write"), std::string::npos)
+          << text;
+    }
+    int64_t step = 0;
+    checkpoint::load(folder / "c", {{"step", &step}});
+    EXPECT_EQ(step, 1);
+  }).join();
+  EXPECT_EQ(folder.names(), std::set<std::string>{"c"});
+}
+
+// Where in `calls` the last one is that is `call`; -1: nowhere.
+int64_t last_of(const std::vector<std::string>& calls, const std::string& call) {
+  const auto found = std::find(calls.rbegin(), calls.rend(), call);
+  return found == calls.rend() ? -1 : calls.rend() - found - 1;
+}
+
+TEST(CheckpointDisk, AllIsOnTheDiskBeforeItGetsItsNameAndThenTheName) {
+  const Folder folder;
+  torch::nn::Linear net(30, 20);
+  const SmallLimits limits({.file_bytes = 1000, .block_bytes = 64, .short_run = 16});
+  for (const std::string parent : {"new", "new", "."}) {
+    const bool is_there = std::filesystem::exists(folder / (parent + "/c"));
+    disk_calls().records = true;
+    run_ranks(2, [&](const Group&) {
+      checkpoint::save(folder / (parent + "/c"), {{"model", checkpoint::state_of(*net)}, {"step", 1}});
+    });
+    disk_calls().records = false;
+    const std::vector<std::string> calls = disk_calls().taken();
+    const auto renamed =
+        std::find_if(calls.begin(), calls.end(), [](const std::string& call) { return call.starts_with("rename "); });
+    ASSERT_NE(renamed, calls.end());
+    const std::string from = renamed->substr(7, renamed->find(' ', 7) - 7),
+                      partial = std::filesystem::weakly_canonical(from);
+    EXPECT_NE(from.find("/c.partial-"), std::string::npos) << from;
+    const int64_t folder_synced = last_of(calls, "fsync " + partial);
+    EXPECT_GT(folder_synced, last_of(calls, "unlink " + from + "/.lock"));
+    EXPECT_LT(folder_synced, renamed - calls.begin());
+    int num_files = 0;
+    for (const auto& item : std::filesystem::directory_iterator(folder / (parent + "/c"))) {
+      const std::string file = partial + "/" + item.path().filename().string();
+      EXPECT_GE(last_of(calls, "pwrite " + file), 0) << file;
+      EXPECT_GT(last_of(calls, "fsync " + file), last_of(calls, "pwrite " + file)) << file;
+      EXPECT_LT(last_of(calls, "fsync " + file), folder_synced) << file;
+      ++num_files;
+    }
+    EXPECT_GT(num_files, 3);
+    const std::string holder = std::filesystem::weakly_canonical(folder / parent);
+    EXPECT_GT(last_of(calls, "fsync " + holder), renamed - calls.begin());
+    // What it replaces is removed when the new one's name is on the disk.
+    const int64_t first_removed =
+        std::find_if(renamed, calls.end(), [](const std::string& call) { return call.starts_with("unlink "); }) -
+        calls.begin();
+    if (is_there) EXPECT_GT(first_removed, last_of(calls, "fsync " + holder));
+    EXPECT_EQ(first_removed < int64_t(calls.size()), is_there);
+    if (parent == "new" && !is_there) {
+      EXPECT_GE(last_of(calls, "fsync " + std::filesystem::weakly_canonical(folder.path()).string()), 0);
+    }
+  }
 }
 
 }  // namespace

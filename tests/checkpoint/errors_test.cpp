@@ -149,6 +149,20 @@ TEST(CheckpointErrors, APartialIsRefusedOnAllRanks) {
   });
 }
 
+TEST(CheckpointErrors, NothingIsLoadedIntoAPartial) {
+  const Folder folder;
+  checkpoint::save(folder / "c", {{"x", torch::zeros({2})}});
+  on_mesh({2}, [&](const DeviceMesh& mesh) {
+    const DTensor pending = DTensor::from_local(torch::ones({2}), mesh, {Partial()});
+    const std::string text = load_error(folder / "c", {{"x", pending}});
+    EXPECT_EQ(
+        text.substr(0, text.rfind('\n')),
+        "[checkpoint::load] rank 0: \"x\" is loaded into f32[2] P on mesh 2, which is Partial\n  fix: load into one "
+        "that is Replicate or Shard");
+    expect_equal(pending.to_local(), torch::ones({2}));
+  });
+}
+
 TEST(CheckpointErrors, RanksThatSaveDifferentThings) {
   const Folder folder;
   run_ranks(2, [&](const Group& group) {

@@ -8,7 +8,7 @@
 #include "serried/checkpoint/index.h"
 #include "serried/comm/groups/ranks.h"
 #include "tests/checkpoint/folder.h"
-#include "tests/checkpoint/renames.h"
+#include "tests/checkpoint/stand_in_disk.h"
 #include "tests/support/errors.h"
 
 namespace serried::testing {
@@ -38,9 +38,9 @@ std::string captured(const std::function<void()>& body) {
 TEST(CheckpointFolders, WithoutExchangesANewOneTakesThePlaceOfAnOlder) {
   const Folder folder;
   save(folder / "c", 1);
-  renames().can_exchange = false;
+  disk_calls().can_exchange = false;
   save(folder / "c", 2);
-  renames().can_exchange = true;
+  disk_calls().can_exchange = true;
   EXPECT_EQ(value_in(folder / "c"), 2);
   EXPECT_EQ(folder.names(), Names{"c"});
 }
@@ -131,9 +131,9 @@ TEST(CheckpointFolders, WhatElseIsInsideIsNotLost) {
 TEST(CheckpointFolders, AnOlderOneThatCannotBeRemovedIsAWarning) {
   const Folder folder;
   save(folder / "c1", 1);
-  renames().refused = "/c1";
+  disk_calls().cannot_rename = "/c1";
   const std::string text = captured([&] { save(folder / "c2", 2, {.keep_last = 1}); });
-  renames().refused = "";
+  disk_calls().cannot_rename = "";
   EXPECT_NE(text.find(c10::str("[checkpoint] ", folder / "c2", " is saved, but of the older ones ", folder / "c1",
                                " stays: cannot rename a folder to ", folder / "c1.partial-")),
             std::string::npos)

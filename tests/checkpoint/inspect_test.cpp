@@ -331,6 +331,26 @@ TEST(CheckpointInspect, WhatDiffersInTheSameWayIsOneLineAndCanBeShown) {
   EXPECT_EQ(shown(folder / "c", "optim.groups.0.options.lr"), "0.25\n");
 }
 
+// What is tied in one of them and not in the other, though all that both have is equal.
+TEST(CheckpointInspect, ShowsTiedNamesThatDiffer) {
+  const Folder folder;
+  const auto save = [&](const char* name, const std::vector<std::string>& tied) {
+    torch::nn::Module net;
+    const at::Tensor one = net.register_parameter("a", torch::ones({1}));
+    const at::Tensor other = net.register_parameter("b", torch::ones({1}));
+    for (const std::string& each : tied) net.register_parameter(each.substr(1), each[0] == 'a' ? one : other);
+    checkpoint::save(folder / name, {{"net", checkpoint::state_of(net)}});
+  };
+  save("one", {"ahead", "atail"});
+  save("same", {"ahead", "atail"});
+  save("fewer", {"ahead"});
+  save("other", {"ahead", "btail"});
+  EXPECT_EQ(differences(folder / "one", folder / "same"), Lines{});
+  EXPECT_EQ(differences(folder / "one", folder / "fewer"), Lines{"net.tail: is net.a in the first alone"});
+  EXPECT_EQ(differences(folder / "fewer", folder / "one"), Lines{"net.tail: is net.a in the second alone"});
+  EXPECT_EQ(differences(folder / "one", folder / "other"), Lines{"net.tail: is net.a, and net.b"});
+}
+
 TEST(CheckpointInspect, ShowsWhatAListNamesAndRefusesWhatNamesSeveral) {
   const Folder folder;
   torch::nn::Module net, other;

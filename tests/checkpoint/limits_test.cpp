@@ -117,6 +117,34 @@ TEST(CheckpointLimits, NamesTooLongForARegularExpressionAreRefused) {
   }
 }
 
+TEST(CheckpointLimits, AnIndexThatIsTooLongIsNeitherWrittenNorRead) {
+  const Folder folder;
+  const std::vector<int64_t> list(300, 7);
+  checkpoint::save(folder / "c", {{"list", list}});
+  const std::string text = content_of(folder / "c/index.json");
+  const auto save = [&] { checkpoint::save(folder / "d", {{"list", list}}); };
+  const auto load = [&] { checkpoint::read_value(folder / "c", "list"); };
+  {
+    const SmallLimits limits({.json_values = 200});
+    EXPECT_EQ(error_text<c10::ValueError>(save),
+              "[checkpoint::save] index.json would have 312 values, and may have 200\n  fix: save long lists and texts "
+              "as tensors, or in several checkpoints");
+    EXPECT_EQ(error_text<c10::ValueError>(load),
+              c10::str("[checkpoint::read_value] ", folder / "c/index.json",
+                       " has more than 200 values\n  fix: the file is damaged: use another checkpoint"));
+  }
+  {
+    const SmallLimits limits({.json_bytes = 1000});
+    EXPECT_EQ(error_text<c10::ValueError>(save).find("[checkpoint::save] index.json would have "), 0u);
+    EXPECT_EQ(error_text<c10::ValueError>(load),
+              c10::str("[checkpoint::read_value] ", folder / "c/index.json", " has ", text.size(),
+                       " bytes, and may have 1000\n  fix: the file is damaged: use a copy"));
+  }
+  const SmallLimits limits({.json_bytes = int64_t(text.size()), .json_values = 312});
+  load();
+  EXPECT_EQ(folder.names(), std::set<std::string>{"c"});
+}
+
 TEST(CheckpointLimits, AParameterInTwoGroupsIsRefusedByTheSave) {
   const Folder folder;
   torch::nn::Linear net(2, 2);

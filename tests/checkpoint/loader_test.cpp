@@ -8,8 +8,11 @@
 #include "serried/checkpoint/index.h"
 #include "serried/checkpoint/state_dict.h"
 #include "serried/comm/groups/ranks.h"
+#include "serried/tensor/making/factories.h"
+#include "serried/tensor/random/random.h"
 #include "tests/checkpoint/folder.h"
 #include "tests/support/close.h"
+#include "tests/support/errors.h"
 
 namespace serried::testing {
 namespace {
@@ -111,6 +114,35 @@ TEST(CheckpointGenerators, AreNoOtherThings) {
   EXPECT_EQ(load_error(folder / "c", {{"mine", state_of(generator)}}),
             "[checkpoint::load] a random generator is one of \"cuda\" in the checkpoint, and of \"cpu\" here\n  fix: "
             "load into a generator of the same kind of device");
+}
+
+// Each rank had its own when it was saved: replicas that are drawn from them would differ.
+TEST(CheckpointGenerators, StatesThatDifferBetweenRanksAreFoundByTheNextDraw) {
+  const Folder folder;
+  run_ranks(2, [&](const Group& group) {
+    const DeviceMesh mesh = init_device_mesh("cpu", {2}, {"dp"}, {.group = group});
+    const auto draw = [&] { (void)serried::randn({3}, mesh, {Replicate()}); };
+    const checkpoint::Contents contents = {{"random", checkpoint::random_state()}};
+    rank_generator().set_current_seed(uint64_t(group->getRank()));
+    checkpoint::save(folder / "differ", contents);
+    manual_seed(3, mesh);
+    checkpoint::save(folder / "agree", contents);
+    draw();  // found equal
+    checkpoint::load(folder / "agree", contents);
+    EXPECT_EQ(error_text<c10::ValueError>(draw), "no error");
+    checkpoint::load(folder / "differ", contents);
+    EXPECT_EQ(error_text<c10::ValueError>(draw).find("[random] the generators of ranks 1 differ from rank 0's on "),
+              0u);
+    manual_seed(3, mesh);
+    const checkpoint::StateDict agree = checkpoint::get_state(contents);
+    rank_generator().set_current_seed(uint64_t(group->getRank()));
+    const checkpoint::StateDict differ = checkpoint::get_state(contents);
+    checkpoint::set_state(contents, agree);
+    draw();
+    checkpoint::set_state(contents, differ);
+    EXPECT_EQ(error_text<c10::ValueError>(draw).find("[random] the generators of ranks 1 differ from rank 0's on "),
+              0u);
+  });
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <fstream>
 #include <thread>
 
 #include "serried/checkpoint/checkpoint.h"
@@ -217,6 +218,35 @@ TEST(PlainFiles, AFolderOfSeveralIsReadByItsIndex) {
                      "safetensors file"));
   save_safetensors(folder / "hub/model.safetensors", *saved);
   load_safetensors(folder / "hub", *loaded);
+}
+
+// A sparse file, of which next to nothing is on the disk or read.
+TEST(PlainFiles, ATensorBeyondFourGiBIsReadFromItsPlace) {
+  constexpr int64_t kHuge = int64_t(5) << 30;
+  const Folder folder;
+  const std::string header =
+      c10::str(R"({"huge": {"dtype": "U8", "shape": [)", kHuge, R"(], "data_offsets": [0, )", kHuge,
+               R"(]}, "small": {"dtype": "I64", "shape": [7, 2], "data_offsets": [)", kHuge, ", ", kHuge + 112, "]}}");
+  const auto length = int64_t(header.size());
+  const at::Tensor small = torch::arange(14).view({7, 2}) + 5;
+  {
+    std::ofstream file(folder / "f", std::ios::binary);
+    file.write(reinterpret_cast<const char*>(&length), 8);
+    file << header;
+    file.seekp(8 + length + kHuge);
+    file.write(static_cast<const char*>(small.const_data_ptr()), 112);
+  }
+  torch::nn::Module plain;
+  const at::Tensor loaded = plain.register_buffer("small", torch::zeros({7, 2}, at::kLong));
+  load_safetensors(folder / "f", plain, {.strict = false});
+  expect_equal(loaded, small);
+  on_mesh({2}, [&](const DeviceMesh& mesh) {
+    torch::nn::Module cut;
+    const DTensor part = distribute_tensor(torch::zeros({7, 2}, at::kLong), mesh, {Shard(0)});
+    cut.register_buffer("small", part);
+    load_safetensors(folder / "f", cut, {.strict = false});
+    expect_equal(full(part), small);
+  });
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "serried/checkpoint/checkpoint.h"
+#include "serried/checkpoint/limits.h"
 
 namespace {
 
@@ -31,6 +32,9 @@ int write(const std::string& folder) {
   const Module module(true);
   serried::save_safetensors(folder + "/plain.safetensors", module, {.metadata = {{"note", "from C++"}}});
   serried::checkpoint::save(folder + "/checkpoint", {{"model", serried::checkpoint::state_of(module)}});
+  // Each tensor in a file of its own, or two.
+  serried::checkpoint::detail::format_limits().file_bytes = 40;
+  serried::checkpoint::save(folder + "/many", {{"model", serried::checkpoint::state_of(module)}});
   return 0;
 }
 

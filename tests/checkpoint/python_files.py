@@ -35,15 +35,28 @@ EXPECTED = {
 NAMES = {"F32": "float32", "BF16": "bfloat16", "I64": "int64", "BOOL": "bool", "F64": "float64"}
 
 
-def check(path):
-    """All tensors of a file, as the package reads them, and the metadata."""
-    found = dict(safetensors.deserialize(path.read_bytes()))
+def check_tensors(found):
     assert sorted(found) == sorted(EXPECTED), sorted(found)
     for name, (dtype, shape, data) in EXPECTED.items():
         tensor = found[name]
         assert (tensor["dtype"], list(tensor["shape"]), bytes(tensor["data"])) == (dtype, shape, data), (name, tensor)
+
+
+def check(path):
+    """All tensors of a file, as the package reads them, and the metadata."""
+    check_tensors(dict(safetensors.deserialize(path.read_bytes())))
     length = struct.unpack("<Q", path.read_bytes()[:8])[0]
     return json.loads(path.read_bytes()[8:8 + length])["__metadata__"]
+
+
+def check_by_map(folder):
+    """The files that the map names, and of each the tensors that it has there."""
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    files = {name: dict(safetensors.deserialize((folder / name).read_bytes())) for name in set(index["weight_map"].values())}
+    assert len(files) > 2, files.keys()
+    check_tensors({name: files[file][name] for name, file in index["weight_map"].items()})
+    assert sum(len(tensors) for tensors in files.values()) == len(EXPECTED), files
+    assert index["metadata"]["total_size"] == sum(len(data) for _, _, data in EXPECTED.values()), index
 
 
 def serialized(tensors, metadata):
@@ -65,6 +78,7 @@ with tempfile.TemporaryDirectory() as folder:
     weight_map = json.loads((folder / "checkpoint" / "model.safetensors.index.json").read_text())["weight_map"]
     assert sorted(weight_map) == sorted(EXPECTED), weight_map
     check(folder / "checkpoint" / weight_map["table"])
+    check_by_map(folder / "many")
     theirs = folder / "theirs.safetensors"
     theirs.write_bytes(serialized(EXPECTED, {"tied": "layer_weight"}))
     subprocess.run([program, "read", theirs], check=True)

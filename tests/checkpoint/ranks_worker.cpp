@@ -6,8 +6,12 @@
 
 #include "serried/checkpoint/checkpoint.h"
 #include "serried/comm/collectives/collectives.h"
+#include "serried/comm/groups/ranks.h"
 #include "serried/mesh/mesh.h"
+#include "serried/parallel/fsdp/fully_shard.h"
 #include "serried/tensor/dtensor.h"
+#include "serried/tensor/making/modules.h"
+#include "serried/tensor/meta.h"
 
 namespace {
 
@@ -20,6 +24,62 @@ bool loads(const std::string& path, const DeviceMesh& mesh, const at::Tensor& ex
   const bool is_good = loaded.full_tensor().equal(expected) && step == expected_step;
   if (!is_good) std::cerr << path << " came back otherwise\n";
   return is_good;
+}
+
+struct DroppingImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) { return out(dropout(torch::gelu(in(x)))); }
+  torch::nn::Linear in = register_module("in", torch::nn::Linear(6, 8)),
+                    out = register_module("out", torch::nn::Linear(8, 2));
+  torch::nn::Dropout dropout = register_module("dropout", torch::nn::Dropout(0.3));
+};
+TORCH_MODULE(Dropping);
+
+// One rank's part of a sharded training whose ranks drop and draw differently.
+struct Training {
+  Dropping net;
+  std::unique_ptr<torch::optim::Optimizer> optimizer;
+
+  explicit Training(uint64_t seed) : net(seeded(seed, [] { return Dropping(); })) {
+    fully_shard(*net);
+    optimizer = std::make_unique<torch::optim::AdamW>(net->parameters(), torch::optim::AdamWOptions(0.05));
+  }
+  void train(int count) {
+    for (int i = 0; i < count; ++i) {
+      optimizer->zero_grad();
+      net(torch::randn({5, 6})).square().mean().backward();
+      optimizer->step();
+    }
+  }
+  checkpoint::Contents contents() {
+    return {{"model", checkpoint::state_of(*net)},
+            {"optim", checkpoint::state_of(*optimizer)},
+            {"random", checkpoint::random_state()}};
+  }
+};
+
+at::Tensor whole(const at::Tensor& parameter) {
+  const at::Tensor value = parameter.detach();
+  return is_dtensor(value) ? DTensor(value).full_tensor() : value;
+}
+
+// Torch's default generator is the process's: where ranks are threads they would share it.
+bool dropout_goes_on(const std::string& path, const Group& world) {
+  torch::manual_seed(uint64_t(10 + world->getRank()));
+  Training training(1), resumed(2);
+  training.train(3);
+  checkpoint::save(path, training.contents());
+  training.train(10);
+  torch::manual_seed(9);
+  checkpoint::load(path, resumed.contents());
+  resumed.train(10);
+  const auto expected = training.net->parameters(), found = resumed.net->parameters();
+  const at::NoGradGuard no_grad;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    if (whole(found[i]).equal(whole(expected[i]))) continue;
+    std::cerr << "parameter " << i << " went on otherwise\n";
+    return false;
+  }
+  return true;
 }
 
 }  // namespace
@@ -42,7 +102,8 @@ int main(int argc, char** argv) {
                                     {.keep_last = 2});
   }
   saving.wait();
-  const bool is_good = loads(folder + "/step4", mesh, value + 4, 4) && loads(folder + "/step5", mesh, value + 5, 5);
+  const bool is_good = loads(folder + "/step4", mesh, value + 4, 4) && loads(folder + "/step5", mesh, value + 5, 5) &&
+                       dropout_goes_on(folder + "/dropout", world);
   if (world->getRank() == 0) std::cout << (is_good ? "loaded\n" : "failed\n");
   return is_good ? 0 : 1;
 }

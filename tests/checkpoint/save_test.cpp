@@ -6,12 +6,15 @@
 
 #include "serried/checkpoint/checkpoint.h"
 #include "serried/checkpoint/index.h"
+#include "serried/checkpoint/plan.h"
 #include "serried/checkpoint/reader.h"
+#include "serried/checkpoint/writer.h"
 #include "serried/comm/collectives/collectives.h"
 #include "serried/tensor/dtensor.h"
 #include "serried/tensor/meta.h"
 #include "serried/tensor/making/modules.h"
 #include "tests/checkpoint/folder.h"
+#include "tests/checkpoint/tensor_bytes.h"
 #include "tests/support/close.h"
 #include "tests/support/errors.h"
 #include "tests/support/on_mesh.h"
@@ -357,6 +360,33 @@ TEST(Checkpoint, ReplicasShareTheBlocks) {
   const at::Tensor value = torch::randn({100});
   run_ranks(3, [&](const Group&) { checkpoint::save(folder / "c", {{"x", value}}); });
   expect_equal(checkpoint::read_value(folder / "c", "x").toTensor(), value);
+}
+
+TEST(CheckpointSave, RanksThatHaveTheSameWriteAsMuchEach) {
+  const SmallLimits limits({.file_bytes = 1 << 30, .block_bytes = 1024, .short_run = 64});
+  torch::nn::Sequential net(torch::nn::Linear(70, 110), torch::nn::Linear(110, 90), torch::nn::Linear(90, 3));
+  run_ranks(4, [&](const Group& group) {
+    const checkpoint::detail::Ranks ranks(group);
+    const auto plan = checkpoint::detail::make_plan({{"model", checkpoint::state_of(*net)}}, ranks);
+    const std::vector<int64_t> files = checkpoint::detail::planned_bytes_of(plan, ranks.is_first());
+    ASSERT_EQ(files.size(), 1u);
+    at::Tensor mine = torch::tensor(files);
+    const at::Tensor all = all_gather(mine, group);
+    EXPECT_LE((all.max() - all.min()).item<int64_t>(), 1024) << all;
+    EXPECT_EQ(all.sum().item<int64_t>(), plan.files[0].num_bytes);
+    EXPECT_GT(all.min().item<int64_t>(), 15000);
+  });
+}
+
+TEST(CheckpointSave, RowsAreWrittenFromWhereTheyLie) {
+  const Folder folder;
+  on_mesh({2}, [&](const DeviceMesh& mesh) {
+    const DTensor x = distribute_tensor(torch::ones({1024, 512}), mesh, {Shard(0)});
+    const auto bytes = std::make_shared<TensorBytes>();
+    const c10::DebugInfoGuard counting(c10::DebugInfoKind::PROFILER_STATE, bytes);
+    checkpoint::save(folder / "c", {{"x", x}});
+    EXPECT_LT(bytes->most, 64 << 10);
+  });
 }
 
 }  // namespace

@@ -16,11 +16,13 @@
 #include <vector>
 
 #include "serried/checkpoint/checkpoint.h"
+#include "serried/checkpoint/inspect.h"
+#include "serried/comm/collectives/collectives.h"
 #include "serried/comm/groups/ranks.h"
 #include "serried/mesh/mesh.h"
 #include "serried/tensor/making/modules.h"
 #include "tests/checkpoint/folder.h"
-#include "tests/checkpoint/renames.h"
+#include "tests/checkpoint/stand_in_disk.h"
 
 namespace serried {
 namespace {
@@ -53,9 +55,9 @@ void save_over(const std::string& folder, const checkpoint::Contents& contents, 
 }
 // On a file system that cannot exchange two folders.
 void save_over_without_exchange(const std::string& folder, const checkpoint::Contents& contents, int64_t) {
-  testing::renames().can_exchange = false;
+  testing::disk_calls().can_exchange = false;
   checkpoint::save(folder + "/last", contents);
-  testing::renames().can_exchange = true;
+  testing::disk_calls().can_exchange = true;
 }
 // What the next one waits for.
 void save_asynchronously(const std::string& folder, const checkpoint::Contents& contents, int64_t) {
@@ -82,6 +84,23 @@ struct Board {
   std::_Exit(1);
 }
 
+/// One save, in a process that is killed behind so many of its calls to the disk; 0: not at all.
+[[noreturn]] void save_once(const std::string& folder, const Way& way, int num_ranks, int kill_after, Board& board) {
+  const int64_t step = board.committed + 1;
+  run_ranks(num_ranks, [&](const Group& world) {
+    Net net;
+    const DeviceMesh mesh = init_device_mesh("cpu", {num_ranks}, {"dp"}, {.group = world});
+    distribute_parameter(net.table, mesh, {Shard(0)});
+    net.fill(step);
+    barrier(world);
+    if (world->getRank() == 0) testing::disk_calls().kill_after = kill_after;
+    barrier(world);
+    way.save(folder, {{"model", checkpoint::state_of(net)}, {"step", step}}, step);
+    if (world->getRank() == 0) board.committed = step;
+  });
+  std::_Exit(0);
+}
+
 class KilledSaves : public ::testing::TestWithParam<Way> {
  protected:
   void SetUp() override {
@@ -101,22 +120,43 @@ class KilledSaves : public ::testing::TestWithParam<Way> {
     ::waitpid(child, nullptr, 0);
   }
 
+  /// Whether it was killed, and did not come to its end before.
+  bool save_and_kill_behind(int num_ranks, int num_calls) {
+    const pid_t child = ::fork();
+    if (child == 0) save_once(folder_.path().string(), GetParam(), num_ranks, num_calls, *board_);
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    if (!WIFSIGNALED(status)) EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+    return WIFSIGNALED(status);
+  }
+
   /// Every checkpoint there is, whole; the newest is the last that was finished, or the one that was being finished.
   void expect_whole() {
     int64_t newest = 0;
-    int num_partial = 0;
+    int num_partial = 0, num_aside = 0;
     for (const auto& item : fs::directory_iterator(folder_.path())) {
       const std::string path = item.path().string();
       if (path.find(".partial-") != std::string::npos) {
         ++num_partial;
         continue;
       }
+      num_aside += path.find(".replaced-") != std::string::npos;
+      EXPECT_TRUE(checkpoint::detail::verify(path).empty()) << path;
       newest = std::max(newest, expect_one_value(path));
     }
     EXPECT_GE(newest, board_->committed);
     EXPECT_LE(newest, board_->committed + 1);
     EXPECT_LE(num_partial, 1);
+    EXPECT_LE(num_aside, 1);
     board_->committed = newest;
+  }
+
+  void expect_nothing_left() const {
+    for (const auto& item : fs::directory_iterator(folder_.path())) {
+      const std::string name = item.path().filename().string();
+      EXPECT_EQ(name.find(".partial-"), std::string::npos) << name;
+      EXPECT_EQ(name.find(".replaced-"), std::string::npos) << name;
+    }
   }
 
   /// What was saved in one step, and nothing of another.
@@ -148,8 +188,23 @@ TEST_P(KilledSaves, LeaveTheLastCheckpointWhole) {
   // The next save clears up.
   Net net;
   GetParam().save(folder_.path().string(), {{"model", checkpoint::state_of(net)}, {"step", 0}}, board_->committed + 1);
-  for (const auto& item : fs::directory_iterator(folder_.path())) {
-    EXPECT_EQ(item.path().string().find(".partial-"), std::string::npos) << item.path();
+  expect_nothing_left();
+}
+
+// One after the other, so that no moment is left out: each file is written, each is on the disk, each is removed.
+TEST_P(KilledSaves, LeaveTheLastCheckpointWholeBehindEachCallOfTheDisk) {
+  for (int num_ranks : {1, 2}) {
+    for (int i = 0; i < 3; ++i) ASSERT_FALSE(save_and_kill_behind(num_ranks, 0));  // there are old ones to remove
+    int num_kills = 0;
+    while (save_and_kill_behind(num_ranks, num_kills + 1) && !HasFailure()) {
+      ++num_kills;
+      expect_whole();
+      ASSERT_FALSE(save_and_kill_behind(num_ranks, 0));
+      expect_nothing_left();
+    }
+    // Three files and an index are written and synced, a folder and its parent synced, one renamed, five things
+    // removed.
+    EXPECT_GE(num_kills, 16) << num_ranks;
   }
 }
 
@@ -166,7 +221,7 @@ TEST(KilledSavesBetweenRenames, LeaveTheOldOneOrTheNewOne) {
     const pid_t child = ::fork();
     ASSERT_GE(child, 0);
     if (child == 0) {
-      testing::renames().kill_after = num_renames;
+      testing::disk_calls().kill_after_renames = num_renames;
       save("a", 2);
       std::_Exit(0);
     }

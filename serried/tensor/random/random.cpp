@@ -147,6 +147,11 @@ at::Generator generator_for(const std::optional<at::Generator>& given, const Dev
   return stream.generator;
 }
 
+void detail::note_new_state(const at::Generator& generator) {
+  RankStream& stream = rank_stream();
+  if (generator == stream.generator) stream.checked.clear();
+}
+
 void detail::put_rank_generator(const c10::FunctionSchema& schema, torch::jit::Stack& stack, const DeviceMesh* mesh) {
   const std::optional<int> index = schema.argumentIndexWithName("generator");
   if (!index) return;

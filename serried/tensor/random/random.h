@@ -29,4 +29,12 @@ uint64_t seed_for(uint64_t seed, int64_t stage);
 /// compares the ranks' generators (one all-reduce of 16 bytes); ValueError that names the ranks that differ.
 at::Generator generator_for(const std::optional<at::Generator>& given, const DeviceMesh& mesh);
 
+namespace detail {
+
+/// Somebody has given `generator` another state, on this rank and perhaps on others: where it is this rank's, the next
+/// use on each mesh compares anew.
+void note_new_state(const at::Generator& generator);
+
+}  // namespace detail
+
 }  // namespace serried
