@@ -118,6 +118,7 @@ TEST_P(JobOverHostsLoses, AndNamesTheHostWithinTenSeconds) {
                                       "or cut off; its 3 ranks are ended\n"));
     EXPECT_GT(seconds_since(begin), 8);
     EXPECT_LT(seconds_since(begin), 20);
+    EXPECT_TRUE(all[host]->nothing_left());
   }
 }
 
@@ -164,6 +165,8 @@ TEST(JobOverHosts, AKilledRankAndAKilledLauncherAreNamedAtOnce) {
     EXPECT_THAT(result.err, HasSubstr(is_launcher ? "[run] lost the launcher of node 1 (h1); its 2 ranks are ended\n"
                                                   : "[run] rank 1 of 2 on node 1 (h1) (pid "));
     EXPECT_EQ(result.exit_code, is_launcher ? 1 : 137);
+    EXPECT_EQ(second.finish().exit_code, 137);
+    for (const Command* command : {&first, &second}) EXPECT_TRUE(command->nothing_left());
   }
 }
 

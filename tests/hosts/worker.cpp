@@ -21,11 +21,13 @@
 #include "serried/mesh/mesh.h"
 #include "serried/parallel/ddp/ddp.h"
 #include "serried/tensor/dtensor.h"
+#include "tests/hosts/every_collective.h"
 #include "tests/process/ranks/worker_output.h"
 
 namespace {
 
 using serried::Group;
+using serried::testing::now_ms;
 using serried::testing::say;
 using namespace std::chrono_literals;
 
@@ -35,11 +37,17 @@ void sum(const Group& group) {
   say(c10::str("sum ", x[0].item<int64_t>(), " on ", group->getBackendName()));
 }
 
+/// With the times, of a clock that all hosts have: when the call began, and now.
+void say_raised(const c10::Error& error, int64_t began_ms) {
+  say(c10::str("raised: ", error.msg().substr(0, error.msg().find('\n')), " [", began_ms, " to ", now_ms(), " ms]"));
+}
+
 void say_what_it_raises(const std::function<void()>& fn) {
+  const int64_t began_ms = now_ms();
   try {
     fn();
   } catch (const c10::Error& error) {
-    say("raised: " + error.msg().substr(0, error.msg().find('\n')));
+    say_raised(error, began_ms);
   }
 }
 
@@ -47,6 +55,26 @@ void say_what_it_raises(const std::function<void()>& fn) {
 void mismatch(const Group& group) {
   at::Tensor x = at::ones({group->getRank() == 0 ? 1000 : 300});
   say_what_it_raises([&] { serried::all_reduce_(x, group); });
+}
+
+/// The same so often, each in a group of its own; says how long the slowest took to be known.
+void mismatches(const Group& group, int count) {
+  int64_t slowest_ms = 0;
+  int raised = 0;
+  for (int i = 0; i < count; ++i) {
+    const Group used_up = serried::new_group("hierarchical", {.timeout = 10s});
+    at::Tensor x = at::ones({group->getRank() == 0 ? 1000 : 300});
+    serried::barrier(group);
+    const int64_t began_ms = now_ms();
+    try {
+      serried::all_reduce_(x, used_up);
+    } catch (const c10::Error&) {
+      ++raised;
+      slowest_ms = std::max(slowest_ms, now_ms() - began_ms);
+    }
+    serried::barrier(group);
+  }
+  say(c10::str(raised, " mismatches raised, the slowest after ", slowest_ms, " ms"));
 }
 
 /// Rank 0 calls another collective than the rest.
@@ -81,11 +109,15 @@ void killed(const Group& group) {
   ::signal(SIGTERM, SIG_IGN);
   at::Tensor x = at::ones({1'000'000});
   serried::all_reduce_(x, group);
-  if (group->getRank() == 3) ::kill(::getpid(), SIGKILL);
+  if (group->getRank() == 3) {
+    say(c10::str("rank 3 dies [", now_ms(), " to ", now_ms(), " ms]"));
+    ::kill(::getpid(), SIGKILL);
+  }
+  const int64_t began_ms = now_ms();
   try {
     serried::all_reduce_(x, group);
   } catch (const c10::Error& error) {
-    say("raised: " + error.msg().substr(0, error.msg().find('\n')));
+    say_raised(error, began_ms);
     throw;
   }
 }
@@ -171,12 +203,18 @@ void train(const std::vector<at::Tensor>& parameters, Forward&& forward) {
   }
 }
 
-/// DDP over all hosts beside one process with the whole batch.
+/// DDP over all hosts beside one process with the whole batch. Waits in between for the file "go" in FOLDER, if
+/// that is set.
 void ddp(const Group& group) {
   const auto loss = [](const at::Tensor& y, const at::Tensor& x) { return torch::mse_loss(y, x.sum(1, true)); };
   auto alone = make_model();
   train(alone->parameters(), [&](const at::Tensor& batch) { return loss(alone->forward(batch), batch); });
   serried::DistributedDataParallel<torch::nn::Sequential> spread(make_model(), {.process_group = group});
+  if (const char* folder = std::getenv("FOLDER")) {
+    say("waits");
+    const std::string go = std::string(folder) + "/go";
+    while (::access(go.c_str(), F_OK) != 0) std::this_thread::sleep_for(5ms);
+  }
   train(spread.parameters(), [&](const at::Tensor& batch) {
     const at::Tensor mine = batch.chunk(group->getSize())[size_t(group->getRank())];
     return loss(spread(mine), mine);
@@ -218,6 +256,7 @@ int main(int, char** argv) {
     const Group group = serried::new_group(backend.substr(0, colon), options);
     if (mode == "sum") sum(group);
     if (mode == "mismatch") mismatch(group);
+    if (mode.starts_with("mismatches ")) mismatches(group, std::stoi(mode.substr(11)));
     if (mode == "other_kind") other_kind(group);
     if (mode == "other_order") other_order(group);
     if (mode == "absent") absent(group);
@@ -226,6 +265,10 @@ int main(int, char** argv) {
     if (mode.starts_with("killed in ")) killed_in(mode.substr(10), group);
     if (mode == "bits") bits(group, 1'000'003);
     if (mode == "few bits") bits(group, 100'003);
+    if (mode == "all bits") {
+      const std::string others = serried::testing::calls_with_other_bits(group);
+      say(others.empty() ? "same bits" : "other bits:" + others);
+    }
     if (mode == "ddp") ddp(group);
     if (mode == "checkpoint") checkpoint_of(group);
   } catch (const c10::Error& error) {

@@ -9,6 +9,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "serried/base/error.h"
+#include "serried/base/log.h"
 #include "serried/comm/agree/own_address.h"
 #include "serried/comm/agree/rank_texts.h"
 #include "serried/comm/agree/says_that_it_waits.h"
@@ -41,6 +42,13 @@ void check_root(const watch::Record& record, int size) {
                           "pass a rank of this group, not of the world"});
 }
 
+// Each process that begins a group says so once.
+void say_that_nobody_is_authenticated() {
+  log::warn_once(
+      "[new_group] gloo between hosts authenticates nobody: whoever reaches its ports can take a rank's place\n"
+      "  fix: let only the hosts of the job reach the network between them");
+}
+
 }  // namespace
 
 GlooBackend::GlooBackend(const Store& store, int rank, int world_size, const EngineOptions& options)
@@ -50,6 +58,7 @@ GlooBackend::GlooBackend(const Store& store, int rank, int world_size, const Eng
       timeout_(options.timeout),
       calls_(make_shared_at_home<OpenCalls>(
           std::make_unique<detail::GroupStatus>(prefixed("watch", store), rank, world_size, options.timeout))) {
+  if (rank == 0 && !calls_->status().one_host()) say_that_nobody_is_authenticated();
   EngineOptions chosen = options;
   chosen.address =
       calls_->status().one_host() ? "127.0.0.1" : detail::own_address({store, rank, world_size, options.timeout});

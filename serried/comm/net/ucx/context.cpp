@@ -19,12 +19,14 @@
 namespace serried::net {
 namespace {
 
-bool user_sets(const char* name) {
-  return std::getenv((std::string("UCX_") + name).c_str()) != nullptr;
+bool user_sets(const std::string& name) {
+  return std::getenv(("UCX_" + name).c_str()) != nullptr;
 }
 
-void set(ucp_config_t* config, const char* name, const std::string& value) {
-  if (user_sets(name) || value.empty()) return;
+/// What is of one transport has its name in front as a variable, UCX_TCP_RX_SEG_SIZE, and not here: UCX takes a name
+/// that it does not know for fine, and lets it be.
+void set(ucp_config_t* config, const char* name, const std::string& value, const std::string& transport = "") {
+  if (user_sets(transport + name) || value.empty()) return;
   check_ucx(ucp_config_modify(config, name, value.c_str()), name);
 }
 
@@ -93,10 +95,10 @@ UcxContext::UcxContext(const std::string& device) {
   set(config, "TLS", "^sm");
   // By rendezvous the answer to a request waits in the one stream behind our own data.
   set(config, "RNDV_THRESH", "inf");
-  // The kernel tries for two minutes: who cannot be reached is to be named before ranks have timed out.
-  set(config, "TCP_SYN_CNT", "4");
+  // The kernel tries for two minutes, which UCX would do 25 times.
+  set(config, "MAX_CONN_RETRIES", "1", "TCP_");
   // Chunks of 256 KiB in one piece, with their header.
-  set(config, "TCP_RX_SEG_SIZE", "272K");
+  set(config, "RX_SEG_SIZE", "272K", "TCP_");
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_MT_WORKERS_SHARED;
   params.features = UCP_FEATURE_TAG | UCP_FEATURE_WAKEUP;
