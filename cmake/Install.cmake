@@ -6,9 +6,9 @@ set(serried_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/serried)
 
 # What the command finds beside itself; it would otherwise have to load LibTorch to start ranks.
 set(serried_commands serried_calibrate serried_checkpoint serried_doctor serried_explain serried_plan)
-# Where an installed library looks for LibTorch: in a folder libtorch of its own prefix, then beside that, then in Python's
-# torch beside it, where it is part of a wheel, then where it was at build time. CMake leaves out libraries inside the build folder, where the set-up puts LibTorch.
-set(serried_torch_folders "libtorch/lib" "../libtorch/lib" "../torch/lib")
+# Where an installed library looks for LibTorch: in a folder libtorch of its own prefix, then beside that, then where it
+# was at build time. CMake leaves out libraries inside the build folder, where the set-up puts LibTorch.
+set(serried_torch_folders "libtorch/lib" "../libtorch/lib")
 list(TRANSFORM serried_torch_folders PREPEND "$ORIGIN/../" OUTPUT_VARIABLE library_rpath)
 list(TRANSFORM serried_torch_folders PREPEND "$ORIGIN/../../" OUTPUT_VARIABLE command_rpath)
 list(PREPEND command_rpath "$ORIGIN/../../${CMAKE_INSTALL_LIBDIR}")

@@ -46,7 +46,7 @@ class Wheel(unittest.TestCase):
         self.assertRegex(self.wheel.name, rf"^serried-\d+\.\d+\.\d+-cp{version}-cp{version}-linux_\w+\.whl$")
         (info,) = self.site.glob("serried-*.dist-info")
         self.assertIn("\nRequires-Dist: torch==2.13.*\n", (info / "METADATA").read_text())
-        rows = list(csv.reader((info / "RECORD").open()))
+        rows = list(csv.reader((info / "RECORD").read_text().splitlines()))
         self.assertGreater(len(rows), 12)
         for name, digest, size in rows:
             if name.endswith("RECORD"):
@@ -54,6 +54,14 @@ class Wheel(unittest.TestCase):
             data = (self.site / name).read_bytes()
             self.assertEqual(digest, "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode())
             self.assertEqual(int(size), len(data))
+
+    def test_it_looks_for_torch_beside_itself_alone(self):
+        programs = [path for path in (self.site / "serried").rglob("*") if path.suffix == ".so" or path.parent.name == "serried" and path.name.startswith("serried-")]
+        self.assertGreaterEqual(len(programs), 7)
+        for program in programs:
+            said = subprocess.run(["objdump", "-p", program], stdout=subprocess.PIPE, check=True, text=True).stdout
+            (folders,) = [line.split()[1] for line in said.splitlines() if "RUNPATH" in line or "RPATH" in line]
+            self.assertTrue(all(folder.startswith("$ORIGIN") for folder in folders.split(":")), f"{program}: {folders}")
 
     def test_it_trains_and_its_command_works(self):
         output = self.run_here(self.site / "serried/bin/serried", "run", "-n", "2", sys.executable, ROOT / "python/examples/ddp.py")
