@@ -135,14 +135,13 @@ bench_checkpoint() {
 bench_pipeline() {
   local -r lines=$build/bench/pipeline_pytorch.jsonl run=("$build/bin/serried" run -n 2)
   local name
-  say "pipeline: every schedule on 2 ranks beside its simulation, and beside PyTorch on Gloo where python3 has it"
+  say "pipeline: every schedule on 2 ranks beside its simulation, and in turn with PyTorch on Gloo where python3 has it"
   rm -f "$lines"
-  if has_pytorch; then
-    for name in GPipe 1F1B Interleaved LoopedBFS InterleavedZeroBubble ZBV DualPipeV; do
-      "${run[@]}" --master-port 29627 python3 "$(dirname "$0")/pipeline/pytorch.py" $name "$lines"
-    done
-  fi
-  "${run[@]}" "$build/benchmarks/bench_pipeline" "$results" "$lines"
+  for name in GPipe 1F1B Interleaved LoopedBFS InterleavedZeroBubble ZBV DualPipeV; do
+    if has_pytorch; then "${run[@]}" --master-port 29627 python3 "$(dirname "$0")/pipeline/pytorch.py" $name "$lines"; fi
+    "${run[@]}" "$build/benchmarks/bench_pipeline" "$results" $name "$lines"
+  done
+  "${run[@]}" "$build/benchmarks/bench_pipeline" "$results" host
 }
 
 # Starts in the hosts what mpirun asks for; until nobody holds the pipe any more.

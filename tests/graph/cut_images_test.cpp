@@ -14,7 +14,7 @@ namespace {
 constexpr int kStepsOnImages = 6;
 
 struct SmallUNetImpl : torch::nn::Module {
-  SmallUNetImpl() {
+  explicit SmallUNetImpl(at::ScalarType dtype = at::kDouble) {
     register_module("first", first);
     register_module("norm", norm);
     register_module("down", down);
@@ -26,7 +26,7 @@ struct SmallUNetImpl : torch::nn::Module {
     for (at::Tensor& p : parameters()) {
       p.copy_(at::arange(p.numel(), at::kDouble).add(salt += 3).sin().mul(0.3).view(p.sizes()));
     }
-    to(at::kDouble);
+    to(dtype);
   }
   at::Tensor forward(const at::Tensor& x) {
     const at::Tensor fine = torch::relu(norm(first(x)));
@@ -86,6 +86,29 @@ TEST(CutImages, TrainAUNetAsOneProcessDoes) {
       }
     });
   }
+}
+
+// As images are trained on one host: float, and over shared memory.
+TEST(CutImages, CapturedStepsInFloatOverSharedMemoryAreEagerOnesBitForBit) {
+  const auto in_float = [](const at::Tensor& x) { return x.to(at::kFloat); };
+  const std::vector<at::Tensor> want = trained(SmallUNet(at::kFloat), false, in_float);
+  run_ranks(2,
+            [&](const Group& group) {
+              const DeviceMesh mesh = init_device_mesh("cpu", {2}, {}, {.group = group});
+              const auto run = [&](bool is_captured) {
+                SmallUNet net(at::kFloat);
+                distribute_module(*net, mesh);
+                return trained(net, is_captured,
+                               [&](const at::Tensor& x) -> at::Tensor { return place(in_float(x), mesh, {Shard(2)}); });
+              };
+              const std::vector<at::Tensor> eager = run(false), captured = run(true);
+              ASSERT_EQ(captured.size(), want.size());
+              for (size_t i = 0; i < want.size(); ++i) {
+                expect_equal(captured[i], eager[i], std::to_string(i));
+                EXPECT_TRUE(at::allclose(eager[i], want[i], 1e-4, 1e-5)) << i;
+              }
+            },
+            {.backend = "shm"});
 }
 
 }  // namespace

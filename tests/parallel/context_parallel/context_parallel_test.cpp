@@ -16,6 +16,7 @@
 #include "tests/support/close.h"
 #include "tests/support/errors.h"
 #include "tests/support/on_mesh.h"
+#include "tests/tensor/attention/whole_attention.h"
 
 namespace serried::testing {
 namespace {
@@ -253,12 +254,43 @@ std::vector<at::Tensor> attended(const DeviceMesh& mesh, const std::vector<at::T
 }
 
 std::vector<at::Tensor> attended_whole(const std::vector<at::Tensor>& qkv, const at::Tensor& grad_out,
-                                       const at::Tensor& mask) {
+                                       const at::Tensor& mask, bool causal = false) {
   std::vector<at::Tensor> leaves;
   for (const at::Tensor& t : qkv) leaves.push_back(t.clone().requires_grad_());
-  const at::Tensor out = at::scaled_dot_product_attention(leaves[0], leaves[1], leaves[2], mask);
+  const std::optional<at::Tensor> given = mask.defined() ? std::optional(mask) : std::nullopt;
+  const at::Tensor out = at::scaled_dot_product_attention(leaves[0], leaves[1], leaves[2], given, 0.0, causal);
   out.backward(grad_out);
   return {out.detach(), leaves[0].grad(), leaves[1].grad(), leaves[2].grad()};
+}
+
+std::vector<at::Tensor> in_float(std::vector<at::Tensor> tensors) {
+  for (at::Tensor& t : tensors) t = t.to(at::kFloat);
+  return tensors;
+}
+
+// Heads compute what one process does in float, whose own error grows with the length; parts that are merged are as
+// near to the exact values.
+TEST(ContextParallel, PlainAttentionInFloatIsThatOfOneProcess) {
+  for (const int64_t length : {64, 4096}) {
+    for (const int64_t ranks : {2, 3, 4}) {
+      const Sizes sizes = {1, ranks, length, 4};
+      const std::vector<at::Tensor> qkv = {iota(sizes).mul(0.377).sin(), iota(sizes).mul(0.713).sin(),
+                                           iota(sizes).mul(1.117).sin()};
+      const at::Tensor grad_out = iota(sizes).mul(0.291).sin();
+      const std::vector<at::Tensor> exact = in_float(attended_whole(qkv, grad_out, {}, true)), own = in_float(qkv),
+                                    as_it_is = attended_whole(own, grad_out.to(at::kFloat), {}, true);
+      on_mesh({ranks}, [&](const DeviceMesh& mesh) {
+        for (const AttentionWay way : {AttentionWay::heads, AttentionWay::gather, AttentionWay::ring}) {
+          const auto actual = attended(mesh, own, grad_out.to(at::kFloat), {.rotate = way, .length = length}, {}, true);
+          const auto& expected = way == AttentionWay::heads ? as_it_is : exact;
+          for (size_t i = 0; i < actual.size(); ++i) {
+            expect_within(actual[i], expected[i], 2e-6,
+                          c10::str(length, " positions on ", ranks, " ranks by ", to_string(way), ", tensor ", i));
+          }
+        }
+      });
+    }
+  }
 }
 
 TEST(ContextParallel, KeepsDocumentsApart) {

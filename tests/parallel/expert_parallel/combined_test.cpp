@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <map>
+
 #include "serried/comm/collectives/collectives.h"
 #include "serried/graph/capture.h"
 #include "serried/optim/adam.h"
@@ -24,7 +26,8 @@ namespace {
 using ::testing::HasSubstr;
 using namespace routed;
 
-constexpr int64_t kExperts = 4, kTokens = 6, kSteps = 8;
+constexpr int64_t kExperts = 4, kTokens = 6, kSteps = 20;
+constexpr double kMaxNorm = 0.1;  // below the norms of all steps
 
 /// What ranks share: layers before and after, and the router.
 struct SharedImpl : torch::nn::Module {
@@ -100,7 +103,8 @@ Trained train_alone(int64_t ranks, std::optional<double> capacity) {
       }
       (sum / double(ranks)).backward();
       trained.losses.push_back((sum / double(ranks)).detach());
-      trained.norms.push_back(clip_grad_norm_(nets.parameters(), 0.1).tensor());
+      trained.norms.push_back(clip_grad_norm_(nets.parameters(), kMaxNorm).tensor());
+      EXPECT_GT(trained.norms.back().item<double>(), kMaxNorm);
       optimizer.step();
     }
   });
@@ -153,7 +157,7 @@ class Trainer {
     const std::function<at::Tensor(const at::Tensor&, const at::Tensor&)> fn = experts;
     const at::Tensor loss = (shared_ ? (*shared_)(x, fn) : nets_.shared(x, fn)).square().mean();
     loss.backward();
-    const at::Tensor norm = clip_grad_norm_(nets_.parameters(), 0.1).tensor();
+    const at::Tensor norm = clip_grad_norm_(nets_.parameters(), kMaxNorm).tensor();
     optimizer_->step();
     return {loss.detach(), norm};
   }
@@ -166,6 +170,8 @@ class Trainer {
       const std::vector<at::Tensor> results = setting_.captured ? captured(x) : step(x);
       trained.losses.push_back(all_reduce(results[0].clone(), mesh_.root_group(), c10d::ReduceOp::AVG));
       trained.norms.push_back(results[1].clone());
+      const at::Tensor norms = all_gather(results[1].view({1}), mesh_.root_group());
+      for (const at::Tensor& each : norms.unbind()) expect_equal(each, trained.norms.back(), "norms of all ranks");
     }
     EXPECT_EQ(captured.replays(), setting_.captured ? kSteps - 3 : 0) << captured.last_recapture_reason();
     for (const at::Tensor& p : nets_.parameters()) trained.parameters.push_back(full(p.detach()));
@@ -211,6 +217,23 @@ TEST(MoeTogether, ExpertsTimesFullyShardTrainLikeOneProcess) {
 
 TEST(MoeTogether, ExpertsTimesDataParallelTrainLikeOneProcess) {
   expect_trained_like_alone(How::ddp);
+}
+
+TEST(MoeTogether, ExpertsTimesFullyShardCommunicateWhatTheyNeed) {
+  run_ranks(4, [&](const Group& group) {
+    for (const std::optional<double> capacity : {std::optional<double>(), std::optional<double>(1.0)}) {
+      Trainer trainer({.capacity = capacity}, group);
+      for (int step = 0; step < 3; ++step) {
+        const CommDebugMode comm;
+        trainer.step(batch_of(group->getRank(), step, at::kDouble));
+        // Gathers and reductions of two blocks, which are kept whole until backward; tokens there and results back, and
+        // the same of gradients; and the norm.
+        EXPECT_EQ(comm.counts(), (std::map<std::string, int64_t>{
+                                     {"all_gather", 2}, {"reduce_scatter", 2}, {"all_to_all", 4}, {"all_reduce", 1}}))
+            << comm.report();
+      }
+    }
+  });
 }
 
 TEST(MoeTogether, CapturedStepsAreEagerOnesBitForBit) {

@@ -1,31 +1,23 @@
 // Pipelines whose stages are data parallel, fully sharded, tensor parallel, and all of that at once.
 #include <gtest/gtest.h>
 
+#include <map>
+
 #include "serried/parallel/ddp/ddp.h"
 #include "serried/parallel/fsdp/fully_shard.h"
-#include "serried/parallel/recompute.h"
 #include "serried/tensor/debug/comm_debug.h"
 #include "serried/tensor/guards.h"
+#include "tests/parallel/pipeline/gpt_stage.h"
 #include "tests/parallel/pipeline/nets.h"
-#include "tests/parallel/tensor_parallel/gpt.h"
 #include "tests/support/errors.h"
 
 namespace serried::testing {
 namespace {
 
+using staged::GptStage;
+using staged::kAllTables;
 using staged::Layer;
-
-struct ScheduleCase {
-  Schedule schedule;
-  int64_t stages_per_rank;
-};
-const std::vector<ScheduleCase> kComposed = {{Schedule::GPipe, 1},
-                                             {Schedule::OneFOneB, 1},
-                                             {Schedule::Interleaved, 2},
-                                             {Schedule::LoopedBFS, 2},
-                                             {Schedule::InterleavedZeroBubble, 2},
-                                             {Schedule::ZBV, 2},
-                                             {Schedule::DualPipeV, 2}};
+using staged::ScheduleCase;
 
 constexpr int64_t kMicrobatches = 4;
 
@@ -34,14 +26,16 @@ PipelineTable table_on_two(const ScheduleCase& each) {
                         {.ranks = 2, .stages_per_rank = each.stages_per_rank, .microbatches = kMicrobatches});
 }
 
-// A step of each data-parallel rank's own batch, or of one batch for all of them.
+// A step of each data-parallel rank's own batch, in double, or of one batch for all of them, in float.
 staged::Batch batch_for(int64_t step, int64_t data_rank, bool is_shared) {
-  return staged::batch_of(5, 2, 10 * step + (is_shared ? 0 : data_rank));
+  const staged::Batch batch = staged::batch_of(5, 2, 10 * step + (is_shared ? 0 : data_rank));
+  if (is_shared) return batch;
+  return {batch.input.to(at::kDouble), batch.target.to(at::kDouble)};
 }
 
 using Wrap = std::function<PipelineStage(Layer&, const DeviceMesh& dp)>;
 
-// Three steps on pp=2 dp=2, gradients of the average of both batches.
+// Three steps on pp=2 dp=2, gradients of the average of both batches: of one batch bit for bit.
 void expect_averages(const ScheduleCase& each, bool is_shared, const Wrap& wrap) {
   SCOPED_TRACE(c10::str(to_string(each.schedule), is_shared ? ", one batch" : ", own batches"));
   run_ranks(4, [&](const Group& world) {
@@ -49,6 +43,9 @@ void expect_averages(const ScheduleCase& each, bool is_shared, const Wrap& wrap)
     const Group pp = mesh.get_group("pp");
     const PipelineTable table = table_on_two(each);
     std::vector<Layer> layers = staged::make_layers(table.stages()), plain = staged::make_layers(table.stages());
+    for (std::vector<Layer>* all : {&layers, &plain}) {
+      for (Layer& layer : *all) layer->to(is_shared ? at::kFloat : at::kDouble);
+    }
     std::vector<PipelineStage> stages;
     const std::vector<int64_t> own = table.stages_of(pp->getRank());
     for (const int64_t index : own) stages.push_back(wrap(layers[size_t(index)], mesh["dp"]));
@@ -70,7 +67,7 @@ void expect_averages(const ScheduleCase& each, bool is_shared, const Wrap& wrap)
           if (is_shared) {
             expect_equal(gradient, expected[item.key()].grad(), what);
           } else {
-            EXPECT_TRUE(at::allclose(gradient, expected[item.key()].grad() / 2, 1e-4, 1e-6)) << what;
+            EXPECT_TRUE(at::allclose(gradient, expected[item.key()].grad() / 2, 1e-9, 1e-9)) << what;
           }
         }
       }
@@ -86,7 +83,7 @@ TEST(PipelineComposition, DataParallelStagesAverageOncePerStep) {
         new DistributedDataParallel(layer, {.process_group = dp.get_group()}));
     return PipelineStage(ddp);
   };
-  for (const ScheduleCase& each : kComposed) {
+  for (const ScheduleCase& each : kAllTables) {
     expect_averages(each, true, in_ddp);
     expect_averages(each, false, in_ddp);
   }
@@ -100,7 +97,7 @@ TORCH_MODULE(Scale);
 
 // The weight part of its backward is one node, next to the parameter.
 TEST(PipelineComposition, DataParallelStagesOfOneOpAreAveraged) {
-  for (const ScheduleCase& each : kComposed) {
+  for (const ScheduleCase& each : kAllTables) {
     SCOPED_TRACE(to_string(each.schedule));
     run_ranks(4, [&](const Group& world) {
       const DeviceMesh mesh = init_device_mesh("cpu", {2, 2}, {"pp", "dp"}, {.group = world});
@@ -165,7 +162,7 @@ TEST(PipelineComposition, FullyShardedStagesReduceOncePerStep) {
     fully_shard(*layer, {.mesh = dp});
     return PipelineStage(layer);
   };
-  for (const ScheduleCase& each : kComposed) {
+  for (const ScheduleCase& each : kAllTables) {
     expect_averages(each, true, sharded);
     expect_averages(each, false, sharded);
   }
@@ -210,6 +207,26 @@ TEST(PipelineComposition, FullyShardGathersAndReducesEachBlockOnce) {
   });
 }
 
+using Counts = std::map<std::string, int64_t>;
+
+// Each message is a header and its data. Of the V's borders the middle one is within a rank.
+TEST(PipelineComposition, AVSendsActivationsAndGradientsOverTwoOfItsThreeBorders) {
+  run_ranks(2, [](const Group& group) {
+    const PipelineTable table = table_on_two({Schedule::ZBV, 2});
+    std::vector<Layer> layers = staged::make_layers(4);
+    Pipeline pipe(staged::stages_of(table, group->getRank(), layers),
+                  {.group = group, .schedule = Schedule::ZBV, .microbatches = kMicrobatches, .loss = staged::loss_fn});
+    const staged::Batch batch = staged::batch_of(5, 2, 0);
+    const CommDebugMode comm;
+    pipe.step(batch.input, batch.target);
+    EXPECT_EQ(comm.counts(), (Counts{{"send", 2 * 2 * kMicrobatches}, {"recv", 2 * 2 * kMicrobatches}}))
+        << comm.report();
+    // Activations of stage 0 and gradients of stage 3, or activations of stage 2 and gradients of stage 1.
+    const int64_t data = 2 * 5 * 2 * staged::kWidth * 4, headers = 2 * kMicrobatches * 257;
+    EXPECT_EQ(comm.bytes("send"), data + headers);
+  });
+}
+
 TEST(PipelineComposition, TablesMaySayWhenStagesAreGathered) {
   run_ranks(2, [](const Group& world) {
     const PipelineTable table =
@@ -230,46 +247,6 @@ TEST(PipelineComposition, TablesMaySayWhenStagesAreGathered) {
     }
   });
 }
-
-// A stage of a GPT: the table of words in the first one, the head in the last.
-struct GptStageImpl : torch::nn::Module {
-  GptStageImpl(const gpt::Gpt& net, int64_t index, bool recomputes_) : recomputes(recomputes_) {
-    if (index == 0) {
-      tokens = register_module("tokens", net->tokens);
-      places = register_module("places", net->places);
-    }
-    blocks = register_module("blocks", torch::nn::Sequential());
-    blocks->push_back(net->blocks->ptr<gpt::BlockImpl>(size_t(index)));
-    if (index + 1 == int64_t(net->blocks->size())) {
-      norm = register_module("norm", net->norm);
-      head = register_module("head", net->head);
-    }
-  }
-  at::Tensor forward(at::Tensor x) {
-    if (tokens) x = tokens(x) + places(at::arange(x.size(1)));
-    x = recomputes ? recompute([this](const at::Tensor& y) { return blocks->forward(y); }, x) : blocks->forward(x);
-    return head ? head(norm(x)) : x;
-  }
-  ParallelPlan plan(bool by_sequence) const {
-    const RowwiseParallel row = by_sequence ? RowwiseParallel({.output = {Shard(1)}}) : RowwiseParallel();
-    ParallelPlan plan = {{"blocks.*.[qkv]", ColwiseParallel()},
-                         {"blocks.*.out", row},
-                         {"blocks.*.up", ColwiseParallel()},
-                         {"blocks.*.down", row}};
-    if (by_sequence) plan.push_back({"blocks.*.norm_*", SequenceParallel()});
-    if (tokens) plan.push_back({"tokens", row});
-    if (head && by_sequence) plan.push_back({"norm", SequenceParallel()});
-    if (head) plan.push_back({"head", ColwiseParallel()});
-    return plan;
-  }
-
-  bool recomputes;
-  torch::nn::Embedding tokens{nullptr}, places{nullptr};
-  torch::nn::Sequential blocks{nullptr};
-  torch::nn::LayerNorm norm{nullptr};
-  torch::nn::Linear head{nullptr};
-};
-TORCH_MODULE(GptStage);
 
 struct GptCase {
   ScheduleCase schedule;
@@ -330,20 +307,62 @@ void expect_gpt_like_one_process(const GptCase& each) {
 }
 
 TEST(PipelineComposition, DTensorsTravelBetweenTensorParallelStages) {
-  for (const ScheduleCase& each : kComposed) {
+  for (const ScheduleCase& each : kAllTables) {
     expect_gpt_like_one_process({.schedule = each});
     expect_gpt_like_one_process({.schedule = each, .by_sequence = false});
   }
 }
 
 TEST(PipelineComposition, WithFullyShardAndTensorParallelOnEightRanks) {
-  for (const ScheduleCase& each : kComposed) {
+  for (const ScheduleCase& each : kAllTables) {
     expect_gpt_like_one_process({.schedule = each, .shape = {2, 2, 2}, .shards = true});
   }
 }
 
+// Of a micro-batch in a stage: sums of `out` and `down` and, in backward, of the gradients of what comes into the
+// layers before them. The first one adds up words; the last one three numbers of the loss over a cut vocabulary, and
+// the gradient of what comes into the head.
+int64_t sums_of_a_microbatch(int64_t stage, int64_t num_stages) {
+  return 4 + int64_t(stage == 0) + (stage + 1 == num_stages ? 4 : 0);
+}
+
+TEST(PipelineComposition, EightRanksCommunicateWhatTheirStrategiesNeed) {
+  for (const ScheduleCase& each : {ScheduleCase{Schedule::OneFOneB, 1}, ScheduleCase{Schedule::ZBV, 2}}) {
+    run_ranks(8, [&](const Group& world) {
+      const DeviceMesh mesh = init_device_mesh("cpu", {2, 2, 2}, {"pp", "dp", "tp"}, {.group = world});
+      const Group pp = mesh.get_group("pp");
+      const PipelineTable table = table_on_two(each);
+      gpt::Gpt net = gpt::make_gpt({.layers = table.stages()});
+      std::vector<PipelineStage> stages;
+      int64_t sums = 0;
+      for (const int64_t index : table.stages_of(pp->getRank())) {
+        GptStage stage(net, index, false);
+        parallelize_module(*stage, mesh["tp"], stage->plan(false));
+        fully_shard(*stage, {.mesh = mesh["dp"]});
+        stages.emplace_back(stage);
+        sums += kMicrobatches * sums_of_a_microbatch(index, table.stages());
+      }
+      Pipeline pipe(stages,
+                    {.group = pp, .schedule = each.schedule, .microbatches = kMicrobatches, .loss = gpt::loss_of});
+      const ImplicitReplication targets_are_whole;
+      const gpt::Batch batch = gpt::batch_of(1, 5);
+      const int64_t per_rank = each.stages_per_rank, messages = 2 * per_rank * kMicrobatches;
+      for (int step = 0; step < 2; ++step) {
+        const CommDebugMode comm;
+        pipe.step(batch.ids, batch.targets);
+        EXPECT_EQ(comm.counts(), (Counts{{"all_gather", per_rank},
+                                         {"reduce_scatter", per_rank},
+                                         {"all_reduce", sums},
+                                         {"send", messages},
+                                         {"recv", messages}}))
+            << comm.report();
+      }
+    });
+  }
+}
+
 TEST(PipelineComposition, WithRecomputeInStages) {
-  for (const ScheduleCase& each : kComposed) {
+  for (const ScheduleCase& each : kAllTables) {
     expect_gpt_like_one_process({.schedule = each, .shape = {2, 1, 1}, .recomputes = true});
   }
   expect_gpt_like_one_process({.schedule = {Schedule::ZBV, 2}, .shape = {2, 2, 1}, .shards = true, .recomputes = true});

@@ -39,7 +39,7 @@ void add_held(const std::vector<Layer>& layers, const std::vector<int64_t>& indi
 }
 
 TEST(PipelineOnFakeRanks, SixtyFourShareOutStagesShardsAndHeads) {
-  for (const auto& [schedule, per_rank] : {std::pair(Schedule::OneFOneB, 1), std::pair(Schedule::ZBV, 2)}) {
+  for (const auto& [schedule, per_rank] : staged::kAllTables) {
     const PipelineTable table = pipeline_table(schedule, {.ranks = 4, .stages_per_rank = per_rank, .microbatches = 8});
     Held held;
     for (int rank = 0; rank < 64; ++rank) {

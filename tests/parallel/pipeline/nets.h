@@ -16,6 +16,19 @@ namespace serried::testing::staged {
 
 constexpr int64_t kWidth = 6;
 
+/// Each of the seven, with the stages that it is run with.
+struct ScheduleCase {
+  Schedule schedule;
+  int64_t stages_per_rank;
+};
+inline const std::vector<ScheduleCase> kAllTables = {{Schedule::GPipe, 1},
+                                                     {Schedule::OneFOneB, 1},
+                                                     {Schedule::Interleaved, 2},
+                                                     {Schedule::LoopedBFS, 2},
+                                                     {Schedule::InterleavedZeroBubble, 2},
+                                                     {Schedule::ZBV, 2},
+                                                     {Schedule::DualPipeV, 2}};
+
 /// A layer with a residual, a norm and two matrices, so that ways to parameters branch off in many places.
 struct LayerImpl : torch::nn::Module {
   LayerImpl() {

@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include "tests/parallel/pipeline/nets.h"
 
 namespace serried::testing {
@@ -61,14 +63,78 @@ TEST(Pipeline, EverySchedulesStepIsBitwiseALoopOverMicroBatches) {
 
 TEST(Pipeline, RunsOverGlooAndSharedMemory) {
   for (const char* backend : {"gloo", "shm"}) {
-    for (const Case& each : {Case{Schedule::OneFOneB, 1}, Case{Schedule::ZBV, 2}}) {
-      SCOPED_TRACE(backend);
+    for (const Case& each : kAllSchedules) {
+      SCOPED_TRACE(c10::str(to_string(each.schedule), " over ", backend));
       const auto on_rank = [&](const Group& group) {
         const PipelineTable table =
             pipeline_table(each.schedule, {.ranks = 3, .stages_per_rank = each.stages_per_rank, .microbatches = 5});
         expect_like_loop(table, {.group = group, .schedule = each.schedule, .microbatches = 5, .loss = loss_fn}, group);
       };
       run_ranks(3, on_rank, {.backend = backend});
+    }
+  }
+}
+
+at::Tensor trimmed(const at::Tensor& x) {
+  return x.narrow(1, 0, x.abs().amax({0, 2}).gt(0).sum().item<int64_t>());
+}
+
+/// Leaves out the last positions, where nobody has anything.
+struct TrimmedImpl : torch::nn::Module {
+  explicit TrimmedImpl(const Layer& given) : layer(register_module("layer", given)) {}
+  at::Tensor forward(const at::Tensor& x) { return layer(trimmed(x)); }
+  Layer layer;
+};
+TORCH_MODULE(Trimmed);
+
+// Of 8 positions micro-batch i has 1 to 7.
+Batch padded_batch(int64_t microbatches, int64_t step) {
+  const Batch batch = batch_of(2 * microbatches + 1, 8, step);
+  const auto inputs = batch.input.tensor_split(microbatches);
+  for (int64_t i = 0; i < microbatches; ++i)
+    inputs[size_t(i)].narrow(1, 1 + (3 * i + step) % 7, 7 - (3 * i + step) % 7).zero_();
+  return batch;
+}
+
+at::Tensor trimmed_loss(const at::Tensor& output, const at::Tensor& target) {
+  return loss_fn(output, target.narrow(1, 0, output.size(1)));
+}
+
+void run_trimmed_loop(std::vector<Layer>& layers, const Batch& batch, int64_t microbatches) {
+  const auto inputs = batch.input.tensor_split(microbatches), targets = batch.target.tensor_split(microbatches);
+  std::set<int64_t> lengths;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    at::Tensor x = trimmed(inputs[i]);
+    lengths.insert(x.size(1));
+    for (Layer& layer : layers) x = layer->forward(x);
+    (trimmed_loss(x, targets[i]) / double(microbatches)).backward();
+  }
+  EXPECT_EQ(lengths.size(), size_t(microbatches));
+}
+
+TEST(Pipeline, MicroBatchesOfAStepMayDifferInLength) {
+  constexpr int64_t kCount = 5;
+  for (const Case& each : kAllSchedules) {
+    for (const int world : {2, 3}) {
+      SCOPED_TRACE(c10::str(to_string(each.schedule), " on ", world, " ranks"));
+      run_ranks(world, [&](const Group& group) {
+        const PipelineTable table = pipeline_table(
+            each.schedule, {.ranks = world, .stages_per_rank = each.stages_per_rank, .microbatches = kCount});
+        std::vector<Layer> layers = make_layers(table.stages()), plain = make_layers(table.stages());
+        std::vector<PipelineStage> stages = stages_of(table, group->getRank(), layers);
+        if (table.rank_of(0) == group->getRank()) stages[0] = Trimmed(layers[0]);
+        Pipeline pipe(stages,
+                      {.group = group, .schedule = each.schedule, .microbatches = kCount, .loss = trimmed_loss});
+        for (int64_t step = 0; step < 2; ++step) {
+          const Batch batch = padded_batch(kCount, step);
+          pipe.step(batch.input, batch.target);
+          run_trimmed_loop(plain, batch, kCount);
+          for (const int64_t index : table.stages_of(group->getRank())) {
+            expect_same_gradients(*layers[size_t(index)], *plain[size_t(index)],
+                                  c10::str("step ", step, " stage ", index));
+          }
+        }
+      });
     }
   }
 }

@@ -84,10 +84,25 @@ at::Tensor whole(const at::Tensor& t) {
   return is_dtensor(t) ? DTensor(t).full_tensor() : t;
 }
 
-// Two steps without zero_grad between them, whose gradients add up.
 enum class Data { none, sharded, ddp };
 
-// Tied, or one tensor in both stages.
+// Those of this rank; with `shares` the last one of all reads out the first one's table.
+std::vector<PipelineStage> stages_within(const Parts& parts, const PipelineTable& table, const DeviceMesh& mesh,
+                                         Data data, bool shares) {
+  std::vector<PipelineStage> stages;
+  for (const int64_t index : table.stages_of(int(mesh.get_local_rank("pp")))) {
+    const bool reads_out = shares && index + 1 == table.stages();
+    const ReadOut shared(parts.words);
+    stages.push_back(reads_out ? PipelineStage(shared) : stage_of(parts, index));
+    if (data == Data::sharded) fully_shard(*stages.back().module(), {.mesh = mesh["dp"]});
+    if (data == Data::ddp) {
+      stages.back() = reads_out ? wrapped(shared, mesh.get_group("dp")) : in_ddp(parts, index, mesh.get_group("dp"));
+    }
+  }
+  return stages;
+}
+
+// Two steps without zero_grad between them, whose gradients add up. Tied, or one tensor in both stages.
 void expect_tied(Schedule schedule, int64_t stages_per_rank, Data data = Data::none, bool shares = false) {
   SCOPED_TRACE(to_string(schedule));
   const bool has_data = data != Data::none;
@@ -98,16 +113,7 @@ void expect_tied(Schedule schedule, int64_t stages_per_rank, Data data = Data::n
         pipeline_table(schedule, {.ranks = 2, .stages_per_rank = stages_per_rank, .microbatches = 3});
     const int64_t last = table.stages() - 1;
     Parts parts = make_parts(table.stages() - 2), plain = make_parts(table.stages() - 2);
-    std::vector<PipelineStage> stages;
-    for (const int64_t index : table.stages_of(pp->getRank())) {
-      const bool reads_out = shares && index == last;
-      const ReadOut shared(parts.words);
-      stages.push_back(reads_out ? PipelineStage(shared) : stage_of(parts, index));
-      if (data == Data::sharded) fully_shard(*stages.back().module(), {.mesh = mesh["dp"]});
-      if (data == Data::ddp) {
-        stages.back() = reads_out ? wrapped(shared, mesh.get_group("dp")) : in_ddp(parts, index, mesh.get_group("dp"));
-      }
-    }
+    const std::vector<PipelineStage> stages = stages_within(parts, table, mesh, data, shares);
     const std::string prefix = data == Data::ddp ? "module." : "";
     PipelineOptions options{.group = pp, .schedule = schedule, .microbatches = 3, .loss = loss_of};
     if (!shares) options.tied = {{{0, prefix + "table.weight"}, {last, prefix + "head.weight"}}};

@@ -47,18 +47,14 @@ std::string name_of(const ::testing::TestParamInfo<Death>& info) {
   return schedule + "_" + info.param.cell + (info.param.width > 8 ? "_large" : "");
 }
 
+// Under the launcher; pipeline_deaths.cpp does every cell, without it.
 INSTANTIATE_TEST_SUITE_P(At, PipelineRanks,
-                         ::testing::Values(Death{"1F1B", "0F0", 0}, Death{"1F1B", "0B3", 0}, Death{"1F1B", "1F0", 1},
-                                           Death{"1F1B", "1F1", 1}, Death{"1F1B", "1F2", 1}, Death{"1F1B", "1F3", 1},
-                                           Death{"1F1B", "1B0", 1}, Death{"1F1B", "1B1", 1}, Death{"1F1B", "1B2", 1},
-                                           Death{"1F1B", "1B3", 1}, Death{"1F1B", "2F3", 2}, Death{"1F1B", "2B0", 2}),
+                         ::testing::Values(Death{"1F1B", "0F0", 0}, Death{"1F1B", "1F2", 1}, Death{"1F1B", "2B0", 2}),
                          name_of);
 
 // Ranks 0, 1 and 2 have stages 0 and 5, 1 and 4, 2 and 3.
 INSTANTIATE_TEST_SUITE_P(AtSplit, PipelineRanks,
-                         ::testing::Values(Death{"ZBV", "0F1", 0}, Death{"ZBV", "5I0", 0}, Death{"ZBV", "5W2", 0},
-                                           Death{"ZBV", "1F2", 1}, Death{"ZBV", "4I3", 1}, Death{"ZBV", "1W3", 1},
-                                           Death{"ZBV", "3F0", 2}, Death{"ZBV", "2I1", 2}, Death{"ZBV", "3W0", 2}),
+                         ::testing::Values(Death{"ZBV", "5I0", 0}, Death{"ZBV", "1W3", 1}, Death{"ZBV", "3F0", 2}),
                          name_of);
 
 // Messages that are longer than what is on its way at once: a rank may be done, but for these.
