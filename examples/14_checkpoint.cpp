@@ -3,6 +3,7 @@
 // Each half alone on one rank or on three works, too: files know nothing of ranks.
 #include <serried/serried.h>
 
+#include <cmath>
 #include <cstdio>
 #include <filesystem>
 
@@ -83,6 +84,8 @@ int main() {
   std::printf("saved by %d ranks of data parallel: %s, \"%s\"\n", world->getSize(), path.c_str(),
               checkpoint::read_value(path, "note").toStringRef().c_str());
   std::printf("loss after %ld more steps, fully sharded: %.9f\n", kSteps, resumed);
-  std::printf("loss of one process without a stop:     %.9f\n", uninterrupted());
+  const double expected = uninterrupted();
+  std::printf("loss of one process without a stop:     %.9f\n", expected);
+  std::printf("The same loss: %s\n", std::abs(resumed - expected) < 1e-6 ? "yes" : "no");
   std::filesystem::remove_all(path);
 }
