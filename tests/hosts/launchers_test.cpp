@@ -91,9 +91,14 @@ TEST(JobOverHosts, ANameThatMeansEachHostItselfMakesTwoLeadersAndBothSaySo) {
 
 /// What one word does to a host of three, and how the two others take it.
 struct Loss {
+  const char* name;
   void (*word)(const Hosts&, int);
   int victim;
 };
+
+std::ostream& operator<<(std::ostream& out, const Loss& loss) {
+  return out << loss.name;
+}
 
 class JobOverHostsLoses : public ::testing::TestWithParam<Loss> {};
 
@@ -133,8 +138,10 @@ void cut_off(const Hosts& hosts, int host) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Hosts, JobOverHostsLoses,
-                         ::testing::Values(Loss{freeze, 1}, Loss{freeze, 0}, Loss{turn_off, 1}, Loss{turn_off, 0},
-                                           Loss{cut_off, 1}, Loss{cut_off, 0}));
+                         ::testing::Values(Loss{"FrozenMember", freeze, 1}, Loss{"FrozenLeader", freeze, 0},
+                                           Loss{"MemberOff", turn_off, 1}, Loss{"LeaderOff", turn_off, 0},
+                                           Loss{"MemberCutOff", cut_off, 1}, Loss{"LeaderCutOff", cut_off, 0}),
+                         [](const auto& info) { return std::string(info.param.name); });
 
 /// Sends SIGKILL to what has that name; a rank that has said "ready" may still have to become it.
 bool kill_by_name(const Command& command, const std::string& name) {

@@ -47,6 +47,10 @@ struct Way {
   void (*save)(const std::string& folder, const checkpoint::Contents& contents, int64_t step);
 };
 
+std::ostream& operator<<(std::ostream& out, const Way& way) {
+  return out << way.name;
+}
+
 void save_numbered(const std::string& folder, const checkpoint::Contents& contents, int64_t step) {
   checkpoint::save(folder + "/step" + std::to_string(step), contents, {.keep_last = 2, .keep_every = 1000});
 }

@@ -67,7 +67,7 @@ void check_number(const std::optional<int64_t>& number, const std::string& optio
 }
 
 // What the words leave out follows from the rest.
-PipelineSizes sizes_of(const PipelineWords& words, Schedule schedule) {
+TableOptions sizes_of(const PipelineWords& words, Schedule schedule) {
   if (!words.stages && !words.ranks) refuse_words("no size is given", "pass --stages, --ranks or both");
   check_number(words.stages, "--stages");
   check_number(words.ranks, "--ranks");

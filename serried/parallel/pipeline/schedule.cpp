@@ -15,7 +15,7 @@ struct KnownSchedule {
   std::string_view name;
   std::array<std::string_view, 2> spellings;  // also understood
   std::optional<int64_t> stages_per_rank;
-  std::vector<PipelineTable::Row> (*rows)(const PipelineSizes&);
+  std::vector<PipelineTable::Row> (*rows)(const TableOptions&);
 };
 
 // In the order of the enumerators.
@@ -61,7 +61,7 @@ void check_stages_per_rank(Schedule schedule, int64_t given) {
   refuse_sizes(to_string(schedule) + " has " + stages_text(*needed) + ", not " + std::to_string(given), fix);
 }
 
-void check_sizes(const PipelineSizes& sizes) {
+void check_sizes(const TableOptions& sizes) {
   const auto at_least_one = [](int64_t size, const std::string& name) {
     if (size < 1) refuse_sizes(name + " is " + std::to_string(size), "pass 1 or more");
   };
@@ -103,7 +103,7 @@ std::optional<int64_t> stages_per_rank_of(Schedule schedule) {
   return known(schedule).stages_per_rank;
 }
 
-PipelineTable pipeline_table(Schedule schedule, const PipelineSizes& sizes) {
+PipelineTable pipeline_table(Schedule schedule, const TableOptions& sizes) {
   check_sizes(sizes);
   check_stages_per_rank(schedule, sizes.stages_per_rank);
   return PipelineTable(known(schedule).rows(sizes));

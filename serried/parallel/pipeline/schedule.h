@@ -33,6 +33,6 @@ std::optional<int64_t> stages_per_rank_of(Schedule schedule);
 /// The table of `schedule`. Every number of micro-batches has one, also fewer than there are stages. Of each stage,
 /// gradients are added in the order of micro-batches. ValueError for sizes below 1 and stages that do not fit.
 ///     pipeline_table(Schedule::OneFOneB, {.ranks = 4, .microbatches = 8}).to_csv()
-PipelineTable pipeline_table(Schedule schedule, const PipelineSizes& sizes);
+PipelineTable pipeline_table(Schedule schedule, const TableOptions& sizes);
 
 }  // namespace serried

@@ -153,7 +153,7 @@ std::vector<int64_t> PipelineTable::stages_of(int64_t rank) const {
   return mine;
 }
 
-void PipelineTable::check(const PipelineSizes& sizes) const {
+void PipelineTable::check(const TableOptions& sizes) const {
   const auto expect = [](const std::string& of_what, int64_t has, int64_t wanted) {
     if (has == wanted) return;
     refuse_table("the number of " + of_what + " is " + std::to_string(has) + " in the table, but " +

@@ -11,7 +11,7 @@
 namespace serried {
 
 /// How large a pipeline is.
-struct PipelineSizes {
+struct TableOptions {
   int64_t ranks = 1;
   int64_t stages_per_rank = 1;
   int64_t microbatches = 1;
@@ -40,7 +40,7 @@ class PipelineTable {
   std::string to_text() const;
 
   /// ValueError unless this is a table for exactly these sizes.
-  void check(const PipelineSizes& sizes) const;
+  void check(const TableOptions& sizes) const;
 
   const std::vector<Row>& rows() const { return rows_; }
   int64_t ranks() const { return int64_t(rows_.size()); }

@@ -19,6 +19,10 @@ struct Death {
   int width = 8;     // elements of a row
 };
 
+std::ostream& operator<<(std::ostream& out, const Death& death) {
+  return out << death.schedule << " at " << death.cell;
+}
+
 class PipelineRanks : public ::testing::TestWithParam<Death> {};
 
 TEST_P(PipelineRanks, SurvivorsNameRankStageAndAction) {

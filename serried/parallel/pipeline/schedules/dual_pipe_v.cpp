@@ -7,7 +7,7 @@
 
 namespace serried::detail {
 
-PipelineRows dual_pipe_v_rows(const PipelineSizes& sizes) {
+PipelineRows dual_pipe_v_rows(const TableOptions& sizes) {
   const int64_t p = sizes.ranks;
   const int64_t n = std::max(sizes.microbatches, 2 * p);
   PipelineRows rows;

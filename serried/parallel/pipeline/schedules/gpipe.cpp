@@ -4,7 +4,7 @@
 
 namespace serried::detail {
 
-PipelineRows gpipe_rows(const PipelineSizes& sizes) {
+PipelineRows gpipe_rows(const TableOptions& sizes) {
   const int64_t m = sizes.microbatches;
   PipelineRows rows;
   for (int64_t r = 0; r < sizes.ranks; ++r) {

@@ -8,7 +8,7 @@
 
 namespace serried::detail {
 
-PipelineRows interleaved_rows(const PipelineSizes& sizes) {
+PipelineRows interleaved_rows(const TableOptions& sizes) {
   const RoundOrder order = round_order(sizes);
   const size_t total = order.forwards.size();
   PipelineRows rows;

@@ -4,7 +4,7 @@
 
 namespace serried::detail {
 
-PipelineRows looped_bfs_rows(const PipelineSizes& sizes) {
+PipelineRows looped_bfs_rows(const TableOptions& sizes) {
   const auto [p, v, m] = sizes;
   PipelineRows rows;
   for (int64_t r = 0; r < p; ++r) {

@@ -7,7 +7,7 @@
 
 namespace serried::detail {
 
-PipelineRows one_f_one_b_rows(const PipelineSizes& sizes) {
+PipelineRows one_f_one_b_rows(const TableOptions& sizes) {
   const int64_t m = sizes.microbatches;
   PipelineRows rows;
   for (int64_t r = 0; r < sizes.ranks; ++r) {

@@ -5,7 +5,7 @@
 
 namespace serried::detail {
 
-RoundOrder round_order(const PipelineSizes& sizes) {
+RoundOrder round_order(const TableOptions& sizes) {
   const auto [p, v, m] = sizes;
   // A micro-batch comes back to a rank after p steps: with rounds of at least p the rank has work until then. Rounds
   // that differ by one at most, the larger ones first, never wait for ever, which rounds of p with a short last one do.

@@ -15,6 +15,6 @@ struct RoundOrder {
   std::vector<int64_t> backwards;
 };
 
-RoundOrder round_order(const PipelineSizes& sizes);
+RoundOrder round_order(const TableOptions& sizes);
 
 }  // namespace serried::detail

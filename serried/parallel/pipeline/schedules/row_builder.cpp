@@ -62,13 +62,13 @@ RowBuilder& RowBuilder::repeat(int64_t count, std::string_view words) {
   return *this;
 }
 
-std::vector<int64_t> looped_stages(const PipelineSizes& sizes, int64_t rank) {
+std::vector<int64_t> looped_stages(const TableOptions& sizes, int64_t rank) {
   std::vector<int64_t> stages;
   for (int64_t i = 0; i < sizes.stages_per_rank; ++i) stages.push_back(rank + i * sizes.ranks);
   return stages;
 }
 
-std::vector<int64_t> v_stages(const PipelineSizes& sizes, int64_t rank) {
+std::vector<int64_t> v_stages(const TableOptions& sizes, int64_t rank) {
   return {rank, 2 * sizes.ranks - 1 - rank};
 }
 

@@ -49,9 +49,9 @@ class RowBuilder {
 };
 
 /// r, r + p, ...
-std::vector<int64_t> looped_stages(const PipelineSizes& sizes, int64_t rank);
+std::vector<int64_t> looped_stages(const TableOptions& sizes, int64_t rank);
 
 /// r and 2p - 1 - r
-std::vector<int64_t> v_stages(const PipelineSizes& sizes, int64_t rank);
+std::vector<int64_t> v_stages(const TableOptions& sizes, int64_t rank);
 
 }  // namespace serried::detail

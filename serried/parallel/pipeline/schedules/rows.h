@@ -10,12 +10,12 @@ namespace serried::detail {
 using PipelineRows = std::vector<PipelineTable::Row>;
 
 // Sizes are checked already.
-PipelineRows gpipe_rows(const PipelineSizes& sizes);
-PipelineRows one_f_one_b_rows(const PipelineSizes& sizes);
-PipelineRows interleaved_rows(const PipelineSizes& sizes);
-PipelineRows looped_bfs_rows(const PipelineSizes& sizes);
-PipelineRows interleaved_zero_bubble_rows(const PipelineSizes& sizes);
-PipelineRows zbv_rows(const PipelineSizes& sizes);
-PipelineRows dual_pipe_v_rows(const PipelineSizes& sizes);
+PipelineRows gpipe_rows(const TableOptions& sizes);
+PipelineRows one_f_one_b_rows(const TableOptions& sizes);
+PipelineRows interleaved_rows(const TableOptions& sizes);
+PipelineRows looped_bfs_rows(const TableOptions& sizes);
+PipelineRows interleaved_zero_bubble_rows(const TableOptions& sizes);
+PipelineRows zbv_rows(const TableOptions& sizes);
+PipelineRows dual_pipe_v_rows(const TableOptions& sizes);
 
 }  // namespace serried::detail

@@ -6,7 +6,7 @@
 
 namespace serried::detail {
 
-PipelineRows zbv_rows(const PipelineSizes& sizes) {
+PipelineRows zbv_rows(const TableOptions& sizes) {
   const int64_t p = sizes.ranks;
   // The fewest with which a micro-batch is everywhere before the first comes back.
   const int64_t n = std::max(sizes.microbatches, 2 * p - 1);

@@ -126,7 +126,7 @@ int search(Schedule schedule) {
     for (int64_t v = fixed.value_or(1); v <= fixed.value_or(3); ++v) {
       for (int64_t m = 1; m <= 24; ++m) {
         const std::string which = "p=" + std::to_string(p) + " v=" + std::to_string(v) + " m=" + std::to_string(m);
-        const PipelineSizes sizes{.ranks = p, .stages_per_rank = v, .microbatches = m};
+        const TableOptions sizes{.ranks = p, .stages_per_rank = v, .microbatches = m};
         const PipelineTable table = pipeline_table(schedule, sizes);
         EXPECT_NO_THROW(table.check(sizes)) << which;
         EXPECT_TRUE(adds_in_order(table)) << which;
@@ -183,7 +183,7 @@ TEST(PipelineSchedules, AnUnknownNameIsAnsweredWithTheKnownOnes) {
 }
 
 TEST(PipelineSchedules, SizesThatDoNotFitAreNamed) {
-  const auto of = [](Schedule schedule, PipelineSizes sizes) {
+  const auto of = [](Schedule schedule, TableOptions sizes) {
     return schedule_refusal([&] { pipeline_table(schedule, sizes); });
   };
   EXPECT_EQ(of(Schedule::GPipe, {.ranks = 0}), "[pipeline_table] ranks is 0\n  fix: pass 1 or more");

@@ -174,7 +174,7 @@ TEST(PipelineTable, ShardingActionsThatMakeNoSenseAreNamed) {
 TEST(PipelineTable, SizesOtherThanThePipelinesAreNamed) {
   const PipelineTable table = PipelineTable::from_csv(kTwoByTwo);
   EXPECT_NO_THROW(table.check({.ranks = 2, .stages_per_rank = 1, .microbatches = 2}));
-  const auto of = [&](PipelineSizes sizes) { return refusal_of([&] { table.check(sizes); }); };
+  const auto of = [&](TableOptions sizes) { return refusal_of([&] { table.check(sizes); }); };
   const std::string fix = "\n  fix: make a table for the pipeline's sizes";
   EXPECT_EQ(of({.ranks = 4, .microbatches = 2}),
             "[PipelineTable] the number of ranks is 2 in the table, but 4 in the pipeline" + fix);
