@@ -227,9 +227,12 @@ void Leader::welcome(Peer& peer, const Hello& hello) {
                                                       .node_rank = hello.node_rank,
                                                       .min_nodes = hello.min_nodes,
                                                       .max_nodes = hello.max_nodes,
-                                                      .num_local = hello.num_local},
+                                                      .num_local = hello.num_local,
+                                                      .command = hello.command},
                                                      Clock::now());
-  if (!joined.refusal.empty()) return refuse(peer, hello, joined.refusal, kOwnRanks);
+  if (!joined.refusal.empty()) {
+    return refuse(peer, hello, joined.refusal, joined.is_of_another_job ? kOtherJobFix : kOwnRanks);
+  }
   peer.member = joined.member;
   peer.connection.send({"welcome"});
 }
