@@ -7,25 +7,11 @@
 #include <iterator>
 #include <string>
 
+#include "serried/base/call_kind.h"
 #include "serried/base/text.h"
 #include "serried/base/watch_page.h"
 
 namespace serried::watch_page {
-
-enum class CallKind : uint8_t {
-  none,
-  all_reduce,
-  reduce,
-  reduce_scatter,
-  all_gather,
-  gather,
-  scatter,
-  broadcast,
-  all_to_all,
-  barrier,
-  send,
-  recv
-};
 
 struct Dtype {
   const char* name;

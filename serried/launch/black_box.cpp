@@ -72,8 +72,8 @@ struct Raw {
 
   uint64_t group() const { return head >> 32; }
   bool is_peer_call() const {
-    const auto kind = watch_page::CallKind(call.kind);
-    return kind == watch_page::CallKind::send || kind == watch_page::CallKind::recv;
+    const auto kind = CallKind(call.kind);
+    return kind == CallKind::send || kind == CallKind::recv;
   }
 };
 

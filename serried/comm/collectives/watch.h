@@ -12,26 +12,15 @@
 #include <string_view>
 #include <vector>
 
+#include "serried/base/call_kind.h"
+
 namespace c10d {
 class ProcessGroup;
 }
 
 namespace serried::watch {
 
-enum class Kind : uint8_t {
-  none,
-  all_reduce,
-  reduce,
-  reduce_scatter,
-  all_gather,
-  gather,
-  scatter,
-  broadcast,
-  all_to_all,
-  barrier,
-  send,
-  recv,
-};
+using Kind = CallKind;
 
 /// Whose call it is, as far as captured functions matter.
 enum class Captured : uint8_t {
