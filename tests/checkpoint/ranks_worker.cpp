@@ -12,10 +12,12 @@
 #include "serried/tensor/dtensor.h"
 #include "serried/tensor/making/modules.h"
 #include "serried/tensor/meta.h"
+#include "tests/checkpoint/dropping.h"
 
 namespace {
 
 using namespace serried;
+using testing::Dropping;
 
 bool loads(const std::string& path, const DeviceMesh& mesh, const at::Tensor& expected, int64_t expected_step) {
   const DTensor loaded = distribute_tensor(torch::zeros_like(expected), mesh, {Shard(0)});
@@ -25,14 +27,6 @@ bool loads(const std::string& path, const DeviceMesh& mesh, const at::Tensor& ex
   if (!is_good) std::cerr << path << " came back otherwise\n";
   return is_good;
 }
-
-struct DroppingImpl : torch::nn::Module {
-  at::Tensor forward(const at::Tensor& x) { return out(dropout(torch::gelu(in(x)))); }
-  torch::nn::Linear in = register_module("in", torch::nn::Linear(6, 8)),
-                    out = register_module("out", torch::nn::Linear(8, 2));
-  torch::nn::Dropout dropout = register_module("dropout", torch::nn::Dropout(0.3));
-};
-TORCH_MODULE(Dropping);
 
 // One rank's part of a sharded training whose ranks drop and draw differently.
 struct Training {

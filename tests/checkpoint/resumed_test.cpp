@@ -9,6 +9,7 @@
 #include "serried/parallel/ddp/optimizer_in_backward.h"
 #include "serried/parallel/fsdp/fully_shard.h"
 #include "serried/tensor/making/modules.h"
+#include "tests/checkpoint/dropping.h"
 #include "tests/checkpoint/folder.h"
 #include "tests/parallel/tensor_parallel/gpt.h"
 #include "tests/support/close.h"
@@ -31,14 +32,6 @@ void expect_bits(const std::vector<at::Tensor>& actual, const std::vector<at::Te
   ASSERT_EQ(actual.size(), expected.size());
   for (size_t i = 0; i < actual.size(); ++i) expect_equal(actual[i], expected[i], c10::str("parameter ", i));
 }
-
-struct DroppingImpl : torch::nn::Module {
-  at::Tensor forward(const at::Tensor& x) { return out(dropout(torch::gelu(in(x)))); }
-  torch::nn::Linear in = register_module("in", torch::nn::Linear(6, 8)),
-                    out = register_module("out", torch::nn::Linear(8, 2));
-  torch::nn::Dropout dropout = register_module("dropout", torch::nn::Dropout(0.3));
-};
-TORCH_MODULE(Dropping);
 
 TEST(CheckpointResumed, DropoutGoesOnWithTheNumbersThatCameNext) {
   const Folder folder;

@@ -10,6 +10,7 @@
 #include "serried/comm/backends/hierarchical/tags.h"
 #include "serried/comm/collectives/collectives.h"
 #include "tests/support/on_ranks.h"
+#include "tests/support/wire_around.h"
 #include "tools/serried/simulate/collective.h"
 
 namespace serried {
@@ -22,29 +23,17 @@ constexpr int kMostRanks = 4;
 std::array<std::atomic<int64_t>, kMostRanks> bytes_sent_by;
 
 /// Counts what collectives send: what ranks call, and data.
-class CountedWire final : public net::Wire {
+class CountedWire final : public testing::WireAround {
  public:
-  CountedWire(std::unique_ptr<net::Wire> wire, int rank) : wire_(std::move(wire)), rank_(rank) {}
+  CountedWire(std::unique_ptr<net::Wire> wire, int rank) : WireAround(std::move(wire)), rank_(rank) {}
 
-  const char* name() const override { return wire_->name(); }
-  std::string address() const override { return wire_->address(); }
-  void connect(std::vector<std::string> addresses) override { wire_->connect(std::move(addresses)); }
   void send(net::Transfer& transfer, int peer, uint64_t tag, const void* data, size_t bytes) override {
     const Purpose purpose = Purpose(tag >> hierarchical::kPurposeShift);
     if (purpose == Purpose::arrival || purpose == Purpose::data) bytes_sent_by[size_t(rank_)] += int64_t(bytes);
-    wire_->send(transfer, peer, tag, data, bytes);
+    WireAround::send(transfer, peer, tag, data, bytes);
   }
-  void receive(net::Transfer& transfer, int peer, uint64_t tag, void* data, size_t bytes) override {
-    wire_->receive(transfer, peer, tag, data, bytes);
-  }
-  bool progress() override { return wire_->progress(); }
-  int descriptor() const override { return wire_->descriptor(); }
-  bool arm() override { return wire_->arm(); }
-  void cancel(net::Transfer& transfer) override { wire_->cancel(transfer); }
-  void give_up(int peer, const std::string& why) override { wire_->give_up(peer, why); }
 
  private:
-  const std::unique_ptr<net::Wire> wire_;
   const int rank_;
 };
 

@@ -14,6 +14,7 @@
 #include "tests/support/environment.h"
 #include "tests/support/errors.h"
 #include "tests/support/on_ranks.h"
+#include "tests/support/wire_around.h"
 
 namespace serried {
 namespace {
@@ -440,28 +441,17 @@ TEST(HierarchicalOrders, OfRanksOnSixHostsHasTheBitsOfOneHostOverUcx) {
 #endif
 
 /// Counts the bytes that leave its host.
-class CountingWire final : public net::Wire {
+class CountingWire final : public testing::WireAround {
  public:
-  CountingWire(std::unique_ptr<net::Wire> wire, std::atomic<int64_t>& bytes) : wire_(std::move(wire)), bytes_(bytes) {}
+  CountingWire(std::unique_ptr<net::Wire> wire, std::atomic<int64_t>& bytes)
+      : WireAround(std::move(wire)), bytes_(bytes) {}
 
-  const char* name() const override { return wire_->name(); }
-  std::string address() const override { return wire_->address(); }
-  void connect(std::vector<std::string> addresses) override { wire_->connect(std::move(addresses)); }
   void send(net::Transfer& transfer, int peer, uint64_t tag, const void* data, size_t bytes) override {
     bytes_ += int64_t(bytes);
-    wire_->send(transfer, peer, tag, data, bytes);
+    WireAround::send(transfer, peer, tag, data, bytes);
   }
-  void receive(net::Transfer& transfer, int peer, uint64_t tag, void* data, size_t bytes) override {
-    wire_->receive(transfer, peer, tag, data, bytes);
-  }
-  bool progress() override { return wire_->progress(); }
-  int descriptor() const override { return wire_->descriptor(); }
-  bool arm() override { return wire_->arm(); }
-  void cancel(net::Transfer& transfer) override { wire_->cancel(transfer); }
-  void give_up(int peer, const std::string& why) override { wire_->give_up(peer, why); }
 
  private:
-  const std::unique_ptr<net::Wire> wire_;
   std::atomic<int64_t>& bytes_;
 };
 

@@ -19,6 +19,7 @@
 #include "tests/support/close.h"
 #include "tests/support/errors.h"
 #include "tests/support/on_ranks.h"
+#include "tests/support/wire_around.h"
 
 namespace serried {
 namespace {
@@ -282,29 +283,17 @@ TEST_F(HierarchicalEnds, MessagesThatDoNotFitAreNamed) {
 }
 
 /// Cuts messages of one purpose short, as an overwritten or foreign peer might.
-class CuttingWire final : public net::Wire {
+class CuttingWire final : public testing::WireAround {
  public:
   CuttingWire(std::unique_ptr<net::Wire> wire, hierarchical::Purpose purpose)
-      : wire_(std::move(wire)), purpose_(purpose) {}
+      : WireAround(std::move(wire)), purpose_(purpose) {}
 
-  const char* name() const override { return wire_->name(); }
-  std::string address() const override { return wire_->address(); }
-  void connect(std::vector<std::string> addresses) override { wire_->connect(std::move(addresses)); }
   void send(net::Transfer& transfer, int peer, uint64_t tag, const void* data, size_t bytes) override {
     const bool cuts = tag >> hierarchical::kPurposeShift == uint64_t(purpose_);
-    wire_->send(transfer, peer, tag, data, cuts ? 10 : bytes);
+    WireAround::send(transfer, peer, tag, data, cuts ? 10 : bytes);
   }
-  void receive(net::Transfer& transfer, int peer, uint64_t tag, void* data, size_t bytes) override {
-    wire_->receive(transfer, peer, tag, data, bytes);
-  }
-  bool progress() override { return wire_->progress(); }
-  int descriptor() const override { return wire_->descriptor(); }
-  bool arm() override { return wire_->arm(); }
-  void cancel(net::Transfer& transfer) override { wire_->cancel(transfer); }
-  void give_up(int peer, const std::string& why) override { wire_->give_up(peer, why); }
 
  private:
-  const std::unique_ptr<net::Wire> wire_;
   const hierarchical::Purpose purpose_;
 };
 
