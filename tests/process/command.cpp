@@ -24,7 +24,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 using launch::Fd;
-constexpr std::chrono::seconds kLimit{20};
+constexpr std::chrono::seconds kLimit{60};
 
 std::vector<char*> pointers(std::vector<std::string>& texts) {
   std::vector<char*> result;

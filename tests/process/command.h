@@ -32,16 +32,16 @@ class Command {
   pid_t pid() const { return pid_; }
   void send(int signal) const;
 
-  /// Reads stdout and stderr until `text` stands in either `count` times. Fails the test after 20 s.
+  /// Reads stdout and stderr until `text` stands in either `count` times. Fails the test after a minute.
   void wait_for(const std::string& text, int count = 1);
 
   /// What it has printed to stdout, as far as it has been read.
   const std::string& so_far() const { return result_.out; }
 
-  /// Reads until the command ends. Fails the test after 20 s.
+  /// Reads until the command ends. Fails the test after a minute.
   Result finish();
 
-  /// Whether the command ends within 20 s while nobody reads what it prints.
+  /// Whether the command ends within a minute while nobody reads what it prints.
   bool ends_unread() const;
 
   /// Processes, the command included, that carry the marker.
