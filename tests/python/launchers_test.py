@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Jobs of Python under torchrun and under `serried run`: what a user types, Ctrl-C, a rank that is killed, an end without destroy_process_group."""
 
+import contextlib
 import os
 import pathlib
 import signal
@@ -33,18 +34,20 @@ class Job:
         self.folder = tempfile.TemporaryDirectory()
         program = pathlib.Path(self.folder.name) / "program.py"
         program.write_text("import os, signal, sys, time\nimport serried, torch, torch.distributed as dist\n" + textwrap.dedent(body))
-        self.output = open(f"{self.folder.name}/output", "w+")
-        self.process = subprocess.Popen(
-            command(launcher, size, program),
-            env=environment(**more),
-            stdout=self.output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        )
+        self.output = pathlib.Path(self.folder.name) / "output"
+        with open(self.output, "w") as output:
+            self.process = subprocess.Popen(
+                command(launcher, size, program),
+                env=environment(**more),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+            )
+        self.said = None
 
     def text(self):
-        return pathlib.Path(self.output.name).read_text()
+        return self.output.read_text() if self.said is None else self.said
 
     def wait_for(self, line, count, seconds=60):
         deadline = time.time() + seconds
@@ -64,10 +67,11 @@ class Job:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"the job goes on after {seconds} s: {self.text()}") from None
         finally:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+            self.process.wait()
+            self.said = self.text()
+            self.folder.cleanup()
 
 
 class Launchers(unittest.TestCase):
