@@ -193,8 +193,10 @@ def functional(group):
 # ---- What is refused is refused by both, before anything is sent.
 
 
+# Not among them is what serried does and gloo refuses: coalesced calls of several dtypes, pieces whose sizes differ by rank.
 def refusals():
     t, d, two = torch.zeros(1), torch.zeros(1, dtype=torch.float64), torch.zeros(2)
+    sparse, me, next_rank = two.to_sparse(), dist.get_rank(), (dist.get_rank() + 1) % RANKS
 
     def rooted(kind, root, tensor=0):
         options = kind()
@@ -202,6 +204,14 @@ def refusals():
         if hasattr(options, "rootTensor"):
             options.rootTensor = tensor
         return options
+
+    def reducing(op):
+        options = dist.AllreduceOptions()
+        options.reduceOp = op
+        return options
+
+    def coalesced(tensors):
+        return lambda g: g.allreduce_coalesced(tensors, dist.AllreduceCoalescedOptions())
 
     return {
         "broadcast from a rank that is not there": lambda g: g.broadcast([t], rooted(dist.BroadcastOptions, RANKS)),
@@ -225,5 +235,33 @@ def refusals():
         "scatter of too few": lambda g: g.scatter([t], [[t] * (RANKS - 1)], rooted(dist.ScatterOptions, dist.get_rank())),
         "scatter of another dtype": lambda g: g.scatter([t], [[d] * RANKS], rooted(dist.ScatterOptions, dist.get_rank())),
         "scatter of another size": lambda g: g.scatter([t], [[two] * RANKS], rooted(dist.ScatterOptions, dist.get_rank())),
+        "broadcast of a tensor before the first": lambda g: g.broadcast([t], rooted(dist.BroadcastOptions, 0, -1)),
+        "broadcast of two sizes": lambda g: g.broadcast([t, two], rooted(dist.BroadcastOptions, 0)),
+        "all_reduce of two dtypes": lambda g: g.allreduce([t, d], dist.AllreduceOptions()),
+        "all_reduce of a dense and a sparse one": lambda g: g.allreduce([two, sparse], dist.AllreduceOptions()),
+        "sparse product": lambda g: g.allreduce([sparse], reducing(ReduceOp.PRODUCT)),
+        "sparse minimum": lambda g: g.allreduce([sparse], reducing(ReduceOp.MIN)),
+        "sparse maximum": lambda g: g.allreduce([sparse], reducing(ReduceOp.MAX)),
+        "all_reduce_coalesced of nothing": coalesced([]),
+        "all_reduce_coalesced of a dense and a sparse one": coalesced([two, sparse]),
+        "all_reduce_coalesced of sparse ones": coalesced([sparse, sparse.clone()]),
+        "all_gather of two lists": lambda g: g.allgather([[t] * RANKS] * 2, [t]),
+        "all_gather into some of another dtype": lambda g: g.allgather([[t] * (RANKS - 1) + [d]], [t]),
+        "all_gather_coalesced into another size": lambda g: dist.all_gather_coalesced([[two]] * RANKS, [t], g),
+        "all_gather_coalesced into another dtype": lambda g: dist.all_gather_coalesced([[d]] * RANKS, [t], g),
+        "all_gather_coalesced into too many": lambda g: dist.all_gather_coalesced([[t]] * (RANKS + 1), [t], g),
+        "gather of nothing": lambda g: g.gather([], [], rooted(dist.GatherOptions, 0)),
+        "gather of two": lambda g: g.gather([], [t, t], rooted(dist.GatherOptions, 0)),
+        "gather into no list": lambda g: g.gather([], [t], rooted(dist.GatherOptions, me)),
+        "gather into two lists": lambda g: g.gather([[t] * RANKS] * 2, [t], rooted(dist.GatherOptions, me)),
+        "gather into too many": lambda g: g.gather([[t] * (RANKS + 1)], [t], rooted(dist.GatherOptions, me)),
+        "gather into another dtype": lambda g: g.gather([[d] * RANKS], [t], rooted(dist.GatherOptions, me)),
+        "gather into a list that only the root has": lambda g: g.gather([[t] * RANKS], [t], rooted(dist.GatherOptions, next_rank)),
+        "scatter into nothing": lambda g: g.scatter([], [], rooted(dist.ScatterOptions, 0)),
+        "scatter into two": lambda g: g.scatter([t, t], [], rooted(dist.ScatterOptions, 0)),
+        "scatter of no list": lambda g: g.scatter([t], [], rooted(dist.ScatterOptions, me)),
+        "scatter of two lists": lambda g: g.scatter([t], [[t] * RANKS] * 2, rooted(dist.ScatterOptions, me)),
+        "scatter of too many": lambda g: g.scatter([t], [[t] * (RANKS + 1)], rooted(dist.ScatterOptions, me)),
+        "scatter of a list that only the root has": lambda g: g.scatter([t], [[t] * RANKS], rooted(dist.ScatterOptions, next_rank)),
         "send of two tensors": lambda g: g.send([t, t], (dist.get_rank() + 1) % RANKS, 0),
     }

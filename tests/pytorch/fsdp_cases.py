@@ -139,12 +139,19 @@ def clipped_gradients(group, norm):
 @case(reduced=[None, torch.float32, torch.bfloat16])
 def mixed_precision(group, reduced):
     net = seeded(lambda: torch.nn.Sequential(MLP(6), MLP(6)))
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduced)
-    shard_all(net, net, mesh=mesh_of(group), mp_policy=policy)
-    output = net(own_input(0, 2, 6))
-    output.sum().backward()
-    assert output.dtype == torch.bfloat16
-    return [output.detach(), *(full(parameter.grad) for parameter in net.parameters())]
+    whole = copy.deepcopy(net).bfloat16()
+    shard_all(net, net, mesh=mesh_of(group), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduced))
+    outputs = [each(own_input(0, 2, 6).bfloat16()) for each in (whole, net)]
+    for output in outputs:
+        output.sum().backward()
+    torch.testing.assert_close(outputs[1], outputs[0])
+    for ours, theirs in zip(net.parameters(), whole.parameters(), strict=True):
+        expected = theirs.grad.float()
+        dist.all_reduce(expected, group=group)
+        # Where ranks add in bf16, each may round after each.
+        rtol, atol = (1e-5, 1e-6) if reduced == torch.float32 else (2e-2, 2e-2 * expected.abs().max().item() / RANKS)
+        torch.testing.assert_close(full(ours.grad), expected / RANKS, rtol=rtol, atol=atol)
+    return outputs[1].detach()
 
 
 @case(policy=[OffloadPolicy(), CPUOffloadPolicy(pin_memory=False)])
