@@ -26,7 +26,7 @@ help:
 	@echo 'make install       build what a project of yours needs and install it to PREFIX=$(PREFIX); LIBTORCH=copy adds LibTorch'
 	@echo 'make package       make an archive and a Debian package, for machines with a LibTorch of their own, in $(BUILD)/packages'
 	@echo 'make wheel         make a wheel of the Python package, for the torch of this build, in $(BUILD)/wheels'
-	@echo 'make pytorch-suite run PyTorch'"'"'s own distributed tests on gloo and on serried, with 2, 3 and 4 ranks'
+	@echo 'make pytorch-suite run PyTorch'"'"'s own distributed tests, its ops of DTensor and its models under FSDP2 on gloo and on serried, with 2, 3 and 4 ranks'
 	@echo 'make soak          run random programs beside plain LibTorch for MINUTES=$(MINUTES), split evenly over their kinds'
 	@echo 'make sanitize      run the tests under the address, undefined-behaviour and thread sanitizers; one of them: make asan, make tsan'
 	@echo 'make fuzz          give every parser random inputs for SECONDS=$(SECONDS) each; what breaks one is kept in tests/fuzz/found'
@@ -89,6 +89,7 @@ PYTHON_PATH = $(abspath $(BUILD))/python:$$(dirname $$(dirname $$(dirname $$(dir
 pytorch-suite: setup-test configure
 	@cmake --build $(BUILD) -j $(JOBS) --target serried_python
 	@PYTHONPATH=$(PYTHON_PATH) python3 tests/pytorch/judge.py
+	@for ranks in 2 3 4; do PYTHONPATH=$(PYTHON_PATH) python3 tests/pytorch/same_results.py $$ranks || exit 1; done
 
 soak: configure
 	@cmake --build $(BUILD) -j $(JOBS) --target serried_random_tests serried_random_faults_tests

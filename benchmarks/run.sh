@@ -118,7 +118,9 @@ bench_context() {
 bench_python() {
   [[ -e $build/python/serried/__init__.py ]] && has_pytorch || return 0
   say "python: PyTorch's training steps on 2 ranks, on serried and on gloo in turns"
-  PYTHONPATH="$build/python${PYTHONPATH:+:$PYTHONPATH}" "$build/bin/serried" run -n 2 python3 "$(dirname "$0")/python/train_steps.py"
+  local -rx PYTHONPATH="$build/python${PYTHONPATH:+:$PYTHONPATH}"
+  python3 "$(dirname "$0")/python/import_time.py" "$results"
+  "$build/bin/serried" run -n 2 python3 "$(dirname "$0")/python/train_steps.py" --results "$results"
 }
 
 bench_checkpoint() {

@@ -15,6 +15,15 @@ TEST = re.compile(r"\b(TEST|TEST_F|TEST_P|TYPED_TEST|TYPED_TEST_P)\(\s*(\w+)\s*,
 INSTANCE = re.compile(r"\bINSTANTIATE_TEST_SUITE_P\(\s*(\w*)\s*,\s*(\w+)\s*,")
 
 
+def python_tests(root):
+    """Class.test_name of those that ctest runs."""
+    names = set()
+    for path in (root / "tests/python").glob("*_test.py"):
+        for suite, body in re.findall(r"^class (\w+)\(.*?$(.*?)(?=^\S|\Z)", path.read_text(), re.MULTILINE | re.DOTALL):
+            names |= {f"{suite}.{name}" for name in re.findall(r"^    def (test_\w+)\(", body, re.MULTILINE)}
+    return names
+
+
 def known_tests(root):
     """Every Suite.Name that runs. A parametrised one counts only where its suite is instantiated, also as Prefix/Suite.Name."""
     plain, parametrised, prefixes = set(), set(), {}
@@ -24,7 +33,7 @@ def known_tests(root):
             (parametrised if macro in {"TEST_P", "TYPED_TEST_P"} else plain).add((suite, name))
         for prefix, suite in INSTANCE.findall(text):
             prefixes.setdefault(suite, set()).add(prefix)
-    names = {f"{suite}.{name}" for suite, name in plain}
+    names = {f"{suite}.{name}" for suite, name in plain} | python_tests(root)
     for suite, name in parametrised:
         if suite in prefixes:
             names.add(f"{suite}.{name}")

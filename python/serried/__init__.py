@@ -9,6 +9,8 @@ Registers the backends
 import atexit
 import os
 import sys
+import threading
+import time
 
 from serried import _check
 
@@ -44,14 +46,25 @@ def _rendezvous(url, timeout=None, **_):
     raise RuntimeError("serried run: ranks meet once")
 
 
+def _close():
+    """While there is an interpreter: what is open may call back into it, and a thread that leaves a call when there is none ends the process."""
+    waiting = set(_C.waiting_threads())
+    is_open = _C.num_alive() > 0
+    _C.close_all()
+    soon = time.monotonic() + 0.2
+    for thread in threading.enumerate() if is_open else ():
+        if thread.daemon and thread is not threading.current_thread():
+            # A thread that has only just begun to wait is not known yet.
+            thread.join(5 if thread.native_id in waiting else max(0, soon - time.monotonic()))
+
+
 def _register():
     for name, backend in _BACKENDS.items():
         _dist.Backend.register_backend(name, _maker_of(backend), extended_api=True, devices=["cpu"])
     # serried run keeps the store itself, and has taken MASTER_PORT where it does not.
     if os.environ.get("SERRIED_LAUNCHER"):
         sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers["env"] = _rendezvous
-    # While there is an interpreter: what is open may call back into it.
-    atexit.register(_C.close_all)
+    atexit.register(_close)
 
 
 if _dist.is_available():

@@ -1,5 +1,6 @@
 """The command `serried`, and what Python asks it."""
 
+import importlib.util
 import json
 import os
 import pathlib
@@ -16,15 +17,25 @@ def _path():
     raise FileNotFoundError(f"the program serried is not beside {here}\n  fix: install serried again")
 
 
+def _environment():
+    """For the program: where its LibTorch is, if torch is installed in another folder than this package, so in a venv that sees the system's."""
+    beside = pathlib.Path(__file__).parents[1] / "torch"
+    torch = importlib.util.find_spec("torch")
+    if beside.exists() or torch is None or not _path().startswith(str(pathlib.Path(__file__).parent)):
+        return os.environ
+    folders = [str(pathlib.Path(torch.origin).parent / "lib"), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+    return os.environ | {"LD_LIBRARY_PATH": ":".join(folders)}
+
+
 def main():
     """The entry point of the wheel."""
     program = _path()
-    os.execv(program, [program, *sys.argv[1:]])
+    os.execve(program, [program, *sys.argv[1:]], _environment())
 
 
 def ask(*words, check=True):
     """What `serried <words>` prints; RuntimeError with what it complains about."""
-    done = subprocess.run([_path(), *words], capture_output=True, text=True)
+    done = subprocess.run([_path(), *words], env=_environment(), capture_output=True, text=True)
     if check and done.returncode != 0:
         raise RuntimeError((done.stderr or done.stdout).strip())
     return done.stdout

@@ -132,9 +132,42 @@ BackendPtr make_backend(const std::string& name, const StorePtr& store, int rank
   return backend;
 }
 
+using Clock = std::chrono::steady_clock;
+
+/// Threads besides the main one that wait in a call, and when they last said so. Each does every 50 ms.
+struct Waiting {
+  std::mutex mutex;
+  std::map<long, Clock::time_point> last;
+};
+constexpr auto kWaitsNoLonger = std::chrono::milliseconds(500);
+
+Waiting& waiting() {
+  static auto* all = new Waiting();
+  return *all;
+}
+
+void note_that_it_waits(long thread) {
+  const auto now = Clock::now();
+  std::lock_guard<std::mutex> lock(waiting().mutex);
+  std::erase_if(waiting().last, [now](const auto& each) { return now - each.second > kWaitsNoLonger; });
+  waiting().last[thread] = now;
+}
+
+std::vector<long> waiting_threads() {
+  const auto now = Clock::now();
+  std::vector<long> threads;
+  std::lock_guard<std::mutex> lock(waiting().mutex);
+  for (const auto& [thread, last] : waiting().last) {
+    if (now - last <= kWaitsNoLonger) threads.push_back(thread);
+  }
+  return threads;
+}
+
 /// Python only notes a Ctrl-C; its main thread has to ask.
 void raise_what_signals_raise() {
-  if (::syscall(SYS_gettid) != ::getpid() || Py_IsInitialized() == 0) return;
+  const long thread = ::syscall(SYS_gettid);
+  if (thread != ::getpid()) return note_that_it_waits(thread);
+  if (Py_IsInitialized() == 0) return;
   const pybind11::gil_scoped_acquire gil;
   if (PyErr_CheckSignals() != 0) throw pybind11::error_already_set();
 }
@@ -169,11 +202,15 @@ PYBIND11_MODULE(_C, module) {
   const auto torchs_backend = pybind11::module_::import("torch._C._distributed_c10d").attr("Backend");
   using serried::shm::ShmBackend;
   pybind11::class_<ShmBackend, serried::NoGilPtr<ShmBackend>>(module, "ShmBackend", torchs_backend)
-      .def_property_readonly("options", [](ShmBackend& backend) { return backend.getBackendOptions(); });
+      .def_property_readonly("options", [](ShmBackend& backend) { return backend.getBackendOptions(); })
+      .def("_set_default_timeout",
+           wrap_pybind_function_no_gil(
+               [](ShmBackend& backend, std::chrono::milliseconds timeout) { backend.setTimeout(timeout); }));
   module.def("make_backend", wrap_pybind_function_no_gil(serried::make_backend));
   module.def("rendezvous", wrap_pybind_function_no_gil(serried::meet));
   module.def("set_nan_check", wrap_pybind_function_no_gil(serried::set_nan_check));
   module.def("close_all", wrap_pybind_function_no_gil(serried::close_all));
+  module.def("waiting_threads", wrap_pybind_function_no_gil(serried::waiting_threads));
   module.def("num_alive", wrap_pybind_function_no_gil(serried::num_alive));
   serried::interrupt::set_check(serried::raise_what_signals_raise);
 }

@@ -112,6 +112,11 @@ class Parity(TreeTest):
     def test_named_tests_are_found(self):
         self.assertEqual(self.problems("| P001 | row | done | `Group.IsMade`, `Conformance.Sums`, `Shm/Conformance.Sums` |\n"), [])
 
+    def test_tests_of_python_count_with_their_class(self):
+        self.write("tests/python/a_test.py", "class Groups(unittest.TestCase):\n    def test_they_go(self):\n        pass\n\n\ndef test_free():\n    pass\n")
+        self.assertEqual(self.problems("| P001 | row | done | `Groups.test_they_go` |\n"), [])
+        self.assertEqual(self.problems("| P001 | row | done | `Groups.test_free` |\n"), ["P001: test Groups.test_free does not exist in tests/"])
+
     def test_tests_that_do_not_run_are_found(self):
         for name in ["Group.WasRemoved", "Idle.Runs", "Gloo/Conformance.Sums"]:
             self.assertEqual(self.problems(f"| P001 | row | done | `{name}` |\n"), [f"P001: test {name} does not exist in tests/"])

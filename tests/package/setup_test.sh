@@ -106,6 +106,10 @@ rm "$CALLS/pip"
 FAKE_TORCH="$work/python" setup test
 expect '[[ $status == 0 && $output == "set-up: nothing to do "* && ! -e $CALLS/pip ]]'
 
+# One of them has pip install the wheel.
+FAKE_TORCH="$work/python" FAKE_NO_PIP=1 setup test
+expect '[[ $status != 0 && $output == *"python3-pip" ]]'
+
 # One that is there from before, without the newer ones, is made again; and the headers of Python are part of it.
 rm -r "$work/build/deps/python/expecttest" "$work/python/Python.h"
 FAKE_UID=0 FAKE_TORCH="$work/python" setup test

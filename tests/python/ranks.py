@@ -28,14 +28,14 @@ def environment(**more):
 class Ranks:
     """`body` on `size` ranks."""
 
-    def __init__(self, size, body):
+    def __init__(self, size, body, **more):
         self.folder = tempfile.TemporaryDirectory()
         program = pathlib.Path(self.folder.name) / "program.py"
         program.write_text(BEFORE + textwrap.dedent(body))
         self.ranks = [
             subprocess.Popen(
                 [sys.executable, program],
-                env=environment(RANK=rank, WORLD_SIZE=size, LOCAL_WORLD_SIZE=size, MEETING=f"{self.folder.name}/meeting"),
+                env=environment(RANK=rank, WORLD_SIZE=size, LOCAL_WORLD_SIZE=size, MEETING=f"{self.folder.name}/meeting", **more),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -62,9 +62,9 @@ class Ranks:
             self.folder.cleanup()
 
 
-def outputs(size, body, seconds=60):
+def outputs(size, body, seconds=60, **more):
     """What each rank prints; AssertionError where one does not end well."""
-    results = Ranks(size, body).ends(seconds)
+    results = Ranks(size, body, **more).ends(seconds)
     for rank, (code, _, errors) in enumerate(results):
         assert code == 0, f"rank {rank} ended with {code}: {errors}"
     return [output.strip() for _, output, _ in results]

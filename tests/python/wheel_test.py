@@ -20,17 +20,8 @@ class Wheel(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.folder = tempfile.TemporaryDirectory()
-        cls.site = pathlib.Path(cls.folder.name) / "site"
         made = subprocess.run([sys.executable, ROOT / "python/build_backend.py", cls.folder.name], stdout=subprocess.PIPE, check=True, text=True)
         cls.wheel = pathlib.Path(made.stdout.strip())
-        with zipfile.ZipFile(cls.wheel) as archive:
-            for entry in archive.infolist():
-                path = pathlib.Path(archive.extract(entry, cls.site))
-                path.chmod(entry.external_attr >> 16 & 0o777)
-        # Where pip would put it.
-        (cls.site / "torch").symlink_to(pathlib.Path(TORCH) / "torch")
-        rest = [folder for folder in os.environ["PYTHONPATH"].split(":") if "build/python" not in folder]
-        cls.environment = os.environ | {"PYTHONPATH": ":".join([str(cls.site), *rest]), "OMP_NUM_THREADS": "1"}
 
     @classmethod
     def tearDownClass(cls):
@@ -40,6 +31,21 @@ class Wheel(unittest.TestCase):
         done = subprocess.run(words, env=self.environment, capture_output=True, text=True, timeout=120)
         self.assertEqual(done.returncode, 0, done.stderr)
         return done.stdout
+
+
+class Unpacked(Wheel):
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        cls.site = pathlib.Path(cls.folder.name) / "site"
+        with zipfile.ZipFile(cls.wheel) as archive:
+            for entry in archive.infolist():
+                path = pathlib.Path(archive.extract(entry, cls.site))
+                path.chmod(entry.external_attr >> 16 & 0o777)
+        # Where pip would put it.
+        (cls.site / "torch").symlink_to(pathlib.Path(TORCH) / "torch")
+        rest = [folder for folder in os.environ["PYTHONPATH"].split(":") if "build/python" not in folder]
+        cls.environment = os.environ | {"PYTHONPATH": ":".join([str(cls.site), *rest]), "OMP_NUM_THREADS": "1"}
 
     def test_it_says_what_it_is_for_and_what_is_in_it(self):
         version = f"{sys.version_info.major}{sys.version_info.minor}"
@@ -68,6 +74,47 @@ class Wheel(unittest.TestCase):
         self.assertIn("step 60: loss", output)
         place = self.run_here(sys.executable, "-c", "import serried; print(serried.__file__, serried.doctor()['healthy'])")
         self.assertEqual(place, f"{self.site}/serried/__init__.py True\n")
+
+
+class Venv(Wheel):
+    """What pip makes of the wheel in a new venv, whose torch is elsewhere."""
+
+    def setUp(self):
+        self.venv = pathlib.Path(self.folder.name) / "venv"
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", "--clear", self.venv], check=True)
+        self.python = self.venv / "bin/python"
+        self.environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "LD_LIBRARY_PATH")} | {"OMP_NUM_THREADS": "1"}
+
+    def pip_install(self):
+        words = [sys.executable, "-m", "pip", "--python", self.python, "install", "--no-index", "--disable-pip-version-check", self.wheel]
+        return subprocess.run(words, env=self.environment, capture_output=True, text=True, timeout=120)
+
+    def show_torch(self):
+        site = self.run_here(self.python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
+        (pathlib.Path(site) / "torch_elsewhere.pth").write_text(f"{TORCH}\n")
+
+    def test_pip_asks_for_torch_and_nothing_else(self):
+        done = self.pip_install()
+        self.assertNotEqual(done.returncode, 0)
+        self.assertIn("No matching distribution found for torch==2.13.*", done.stderr)
+        self.show_torch()
+        done = self.pip_install()
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("Successfully installed serried-", done.stdout)
+        self.assertNotIn("Collecting", done.stdout)
+
+    def test_it_trains_under_torchrun_and_serried_run(self):
+        self.show_torch()
+        self.assertEqual(self.pip_install().returncode, 0)
+        example = ROOT / "python/examples/ddp.py"
+        for words in (
+            [self.python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", example],
+            [self.venv / "bin/serried", "run", "-n", "2", self.python, example],
+        ):
+            with self.subTest(words[1]):
+                self.assertIn("step 60: loss", self.run_here(*words))
+        said = self.run_here(self.python, "-c", "import serried; print(serried.doctor()['healthy'], 'result: ' in serried.explain('aten::mm', 'S0 R', 'R S1', mesh='dp=2,tp=2'))")
+        self.assertEqual(said, "True True\n")
 
 
 if __name__ == "__main__":

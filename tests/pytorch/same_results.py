@@ -1,277 +1,54 @@
 #!/usr/bin/env python3
-"""Every call of torch.distributed that test_c10d_gloo tries, and DTensor, FSDP2 and DDP with the models of the wheel's test helpers, on a gloo
-group and on a serried group of the same ranks: results are equal, and what one refuses the other refuses. Starts its ranks itself.
+"""Runs cases on a gloo group and on a serried group of the same ranks: results are equal, and what one refuses the other refuses.
+
+    same_results.py RANKS [MODULES [REGEX]]
+
+collective_cases has every collective of torch.distributed, gloo_cases the tests of PyTorch's test_c10d_gloo, dtensor_cases and fsdp_cases what the
+wheel's helpers for PyTorch's own tests of DTensor and FSDP2 can drive. Starts its ranks itself.
 """
 
+import faulthandler
+import importlib
 import itertools
 import os
+import re
 import sys
 import tempfile
+import time
 import traceback
+import warnings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+warnings.simplefilter("ignore")
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 import torch.multiprocessing as multiprocessing  # noqa: E402
-from torch.distributed import ReduceOp  # noqa: E402
-
-RANKS = int(sys.argv[1]) if len(sys.argv) > 1 else 3
-FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
-INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
-CASES = []
-
-
-def case(**choices):
-    """A case for each combination of the choices."""
-
-    def add(function):
-        for values in itertools.product(*choices.values()):
-            CASES.append((function, dict(zip(choices, values))))
-        return function
-
-    return add
-
-
-def sample(shape, dtype=torch.float32, salt=0):
-    """Small whole numbers, so that sums are exact in every dtype and every order."""
-    seeded = torch.Generator().manual_seed(dist.get_rank() * 100 + salt)
-    return torch.randint(0 if dtype in (torch.uint8, torch.bool) else -3, 4, shape, generator=seeded).to(dtype)
-
-
-def strided(shape, dtype=torch.float32):
-    return sample((shape[0], shape[1] * 2), dtype)[:, ::2]
-
-
-def done(work):
-    if work is not None:
-        work.wait()
-
-
-# ---- Collectives.
-
-
-@case(dtype=FLOATS + INTEGERS, op=[ReduceOp.SUM, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX], shape=[(), (0,), (7,), (50, 301)], wait=[True, False])
-def all_reduce(group, dtype, op, shape, wait):
-    x = sample(shape, dtype)
-    if op == ReduceOp.PRODUCT:
-        x = x.clamp(1, 2)
-    done(dist.all_reduce(x, op, group=group, async_op=not wait))
-    return x
-
-
-@case(dtype=INTEGERS, op=[ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR])
-def all_reduce_of_bits(group, dtype, op):
-    x = sample((33,), dtype)
-    dist.all_reduce(x, op, group=group)
-    return x
-
-
-@case(dtype=[torch.complex64, torch.complex128])
-def all_reduce_of_complex(group, dtype):
-    x = torch.complex(sample((9,), torch.float64), sample((9,), torch.float64, 1)).to(dtype)
-    dist.all_reduce(x, group=group)
-    return x
-
-
-# Gloo adds up the memory of such a tensor as if there were no strides.
-@case(wait=[True, False])
-def all_reduce_of_strides(group, wait):
-    x = strided((5, 6))
-    if dist.get_backend(group) == "gloo":
-        x = x.contiguous()
-    done(dist.all_reduce(x, group=group, async_op=not wait))
-    return x
-
-
-@case(op=[ReduceOp.SUM, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX])
-def all_reduce_coalesced(group, op):
-    xs = [sample((size,), salt=size).clamp(1, 2) for size in (1, 5, 0, 40)]
-    dist.all_reduce_coalesced(xs, op, group=group)
-    return xs
-
-
-@case(density=[0, 1, 4])
-def all_reduce_of_sparse(group, density):
-    rank = dist.get_rank()
-    indices = torch.arange(density * (rank + 1)).remainder(6).unsqueeze(0)
-    x = torch.sparse_coo_tensor(indices, sample((indices.shape[1], 2)), (6, 2))
-    dist.all_reduce(x, group=group)
-    return x.coalesce().to_dense()
-
-
-@case(root=range(RANKS), dtype=FLOATS + INTEGERS + [torch.bool], shape=[(1,), (3, 4), (40_000,)])
-def broadcast(group, root, dtype, shape):
-    x = sample(shape, dtype)
-    dist.broadcast(x, root, group=group)
-    return x
-
-
-@case(root=range(RANKS), op=[ReduceOp.SUM, ReduceOp.MAX])
-def reduce(group, root, op):
-    x = sample((17,))
-    dist.reduce(x, root, op, group=group)
-    return x if dist.get_rank() == root else None
-
-
-@case(dtype=FLOATS + INTEGERS + [torch.bool], shape=[(1,), (4, 3), (30_000,)], wait=[True, False])
-def all_gather(group, dtype, shape, wait):
-    outputs = [torch.zeros(shape, dtype=dtype) for _ in range(RANKS)]
-    done(dist.all_gather(outputs, sample(shape, dtype), group=group, async_op=not wait))
-    return outputs
-
-
-@case()
-def all_gather_of_strides(group):
-    outputs = [torch.zeros(8, 3).t()[:, ::2] for _ in range(RANKS)]
-    dist.all_gather(outputs, strided((3, 4)), group=group)
-    return outputs
-
-
-@case(dtype=FLOATS, stacked=[True, False])
-def all_gather_into_tensor(group, dtype, stacked):
-    output = torch.zeros((RANKS, 5, 2) if stacked else (RANKS * 5, 2), dtype=dtype)
-    dist.all_gather_into_tensor(output, sample((5, 2), dtype), group=group)
-    return output
-
-
-@case(root=range(RANKS), shape=[(1,), (3, 4), (30_000,)])
-def gather(group, root, shape):
-    outputs = [torch.zeros(shape) for _ in range(RANKS)] if dist.get_rank() == root else None
-    dist.gather(sample(shape), outputs, root, group=group)
-    return outputs
-
-
-@case(root=range(RANKS), shape=[(1,), (3, 4), (30_000,)])
-def scatter(group, root, shape):
-    x = torch.zeros(shape)
-    dist.scatter(x, [sample(shape, salt=peer) for peer in range(RANKS)] if dist.get_rank() == root else None, root, group=group)
-    return x
-
-
-@case(op=[ReduceOp.SUM, ReduceOp.MAX], wait=[True, False])
-def reduce_scatter_tensor(group, op, wait):
-    x = torch.zeros(6, 2)
-    done(dist.reduce_scatter_tensor(x, sample((RANKS * 6, 2)), op, group=group, async_op=not wait))
-    return x
-
-
-@case(op=[ReduceOp.SUM, ReduceOp.MIN])
-def reduce_scatter(group, op):
-    x = torch.zeros(6)
-    dist.reduce_scatter(x, [sample((6,), salt=peer) for peer in range(RANKS)], op, group=group)
-    return x
-
-
-@case(even=[True, False])
-def all_to_all_single(group, even):
-    rank = dist.get_rank()
-    sizes = [2] * RANKS if even else [rank + 1] * RANKS
-    output_sizes = [2] * RANKS if even else [peer + 1 for peer in range(RANKS)]
-    output = torch.zeros(sum(output_sizes), 3)
-    dist.all_to_all_single(output, sample((sum(sizes), 3)), None if even else output_sizes, None if even else sizes, group=group)
-    return output
-
-
-@case(tag=[0, 7], size=[1, 50_000])
-def ring(group, tag, size):
-    rank = dist.get_rank()
-    x, y = sample((size,)), torch.zeros(size)
-    works = [dist.isend(x, (rank + 1) % RANKS, group=group, tag=tag), dist.irecv(y, (rank - 1) % RANKS, group=group, tag=tag)]
-    for work in works:
-        work.wait()
-    return y
-
-
-@case()
-def receive_from_any(group):
-    rank = dist.get_rank()
-    if rank != 0:
-        dist.send(torch.full((3,), float(rank)), 0, group=group)
-        return None
-    received = [torch.zeros(3) for _ in range(RANKS - 1)]
-    sources = sorted(dist.recv(x, group=group) for x in received)
-    return [torch.tensor(sources), torch.stack(received).sort(0).values]
-
-
-@case()
-def objects(group):
-    rank = dist.get_rank()
-    everything = [None] * RANKS
-    dist.all_gather_object(everything, {"rank": rank, "text": "x" * (rank * 1000)}, group=group)
-    sent = [{"from": rank}, [1, 2, rank]]
-    dist.broadcast_object_list(sent, RANKS - 1, group=group)
-    return [str(everything), str(sent)]
-
-
-@case(count=[1, 200])
-def futures(group, count):
-    works = [dist.all_reduce(torch.full((i + 1,), float(i)), group=group, async_op=True) for i in range(count)]
-    return [work.get_future().then(lambda future: future.value()[0] * 2).wait() for work in works]
-
-
-@case()
-def batch_of_peers(group):
-    rank = dist.get_rank()
-    received = [torch.zeros(4) for _ in range(RANKS)]
-    calls = [dist.P2POp(dist.isend, sample((4,), salt=peer), peer, group) for peer in range(RANKS) if peer != rank]
-    calls += [dist.P2POp(dist.irecv, received[peer], peer, group) for peer in range(RANKS) if peer != rank]
-    for work in dist.batch_isend_irecv(calls):
-        work.wait()
-    return received
-
-
-@case()
-def functional(group):
-    import torch.distributed._functional_collectives as funcol
-
-    x = sample((RANKS * 2, 3))
-    results = [
-        funcol.all_reduce(x, "sum", group),
-        funcol.all_gather_single(x, 0, group),
-        funcol.reduce_scatter_single(x, "sum", 0, group),
-        funcol.all_to_all_single(x, None, None, group),
-    ]
-    return [funcol.wait_tensor(result) for result in results]
-
-
-# ---- What is refused is refused by both, before anything is sent.
-
-
-def refusals():
-    t, d, two = torch.zeros(1), torch.zeros(1, dtype=torch.float64), torch.zeros(2)
-
-    def rooted(kind, root, tensor=0):
-        options = kind()
-        options.rootRank = root
-        if hasattr(options, "rootTensor"):
-            options.rootTensor = tensor
-        return options
-
-    return {
-        "broadcast from a rank that is not there": lambda g: g.broadcast([t], rooted(dist.BroadcastOptions, RANKS)),
-        "broadcast of a tensor that is not there": lambda g: g.broadcast([t], rooted(dist.BroadcastOptions, 0, 1)),
-        "broadcast of nothing": lambda g: g.broadcast([], rooted(dist.BroadcastOptions, 0)),
-        "broadcast of two dtypes": lambda g: g.broadcast([t, d], rooted(dist.BroadcastOptions, 0)),
-        "all_reduce of nothing": lambda g: g.allreduce([], dist.AllreduceOptions()),
-        "all_reduce of two sizes": lambda g: g.allreduce([t, two], dist.AllreduceOptions()),
-        "reduce to a rank that is not there": lambda g: g.reduce([t], rooted(dist.ReduceOptions, -1)),
-        "reduce to a tensor that is not there": lambda g: g.reduce([t], rooted(dist.ReduceOptions, 0, 1)),
-        "reduce of two tensors": lambda g: g.reduce([t, t], rooted(dist.ReduceOptions, 0)),
-        "all_gather of nothing": lambda g: g.allgather([[t] * RANKS], []),
-        "all_gather into too few": lambda g: g.allgather([[t] * (RANKS - 1)], [t]),
-        "all_gather into too many": lambda g: g.allgather([[t] * (RANKS + 1)], [t]),
-        "all_gather into another dtype": lambda g: g.allgather([[d] * RANKS], [t]),
-        "all_gather into another size": lambda g: g.allgather([[two] * RANKS], [t]),
-        "gather to a rank that is not there": lambda g: g.gather([[t] * RANKS], [t], rooted(dist.GatherOptions, RANKS)),
-        "gather into another size": lambda g: g.gather([[two] * RANKS], [t], rooted(dist.GatherOptions, dist.get_rank())),
-        "gather into too few": lambda g: g.gather([[t] * (RANKS - 1)], [t], rooted(dist.GatherOptions, dist.get_rank())),
-        "scatter from a rank that is not there": lambda g: g.scatter([t], [[t] * RANKS], rooted(dist.ScatterOptions, -1)),
-        "scatter of too few": lambda g: g.scatter([t], [[t] * (RANKS - 1)], rooted(dist.ScatterOptions, dist.get_rank())),
-        "scatter of another dtype": lambda g: g.scatter([t], [[d] * RANKS], rooted(dist.ScatterOptions, dist.get_rank())),
-        "scatter of another size": lambda g: g.scatter([t], [[two] * RANKS], rooted(dist.ScatterOptions, dist.get_rank())),
-        "send of two tensors": lambda g: g.send([t, t], (dist.get_rank() + 1) % RANKS, 0),
-    }
+from cases import CASES, RANKS, Refused  # noqa: E402
+from collective_cases import all_reduce_of_strides, refusals  # noqa: E402
+from gloo_cases import wrong_refusals  # noqa: E402
+
+# Seconds of a case.
+LIMIT = 60
+MODULES = ["collective_cases", "gloo_cases", "dtensor_cases", "fsdp_cases"]
+
+
+def close(ours, theirs):
+    if isinstance(theirs, Refused):
+        return True
+    if isinstance(theirs, (list, tuple)):
+        return isinstance(ours, (list, tuple)) and len(ours) == len(theirs) and all(close(a, b) for a, b in zip(ours, theirs))
+    if isinstance(theirs, torch.Tensor):
+        return isinstance(ours, torch.Tensor) and ours.dtype == theirs.dtype and ours.shape == theirs.shape and values_are_close(ours, theirs)
+    return ours == theirs
+
+
+def values_are_close(ours, theirs):
+    if not (theirs.is_floating_point() or theirs.is_complex()):
+        return torch.equal(ours, theirs)
+    # Sums may be added in another order.
+    rtol = 1e-2 if theirs.dtype in (torch.bfloat16, torch.float16) else 1e-5
+    return torch.allclose(ours, theirs, rtol=rtol, atol=1e-6, equal_nan=True)
 
 
 def refuses(group, name):
@@ -282,79 +59,6 @@ def refuses(group, name):
     return False
 
 
-# ---- What is built on them.
-
-
-@case(uneven=[False, True])
-def redistribute(group, uneven):
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
-
-    mesh = DeviceMesh.from_group(group, "cpu")
-    torch.manual_seed(0)
-    x = torch.randint(-9, 9, (RANKS * 2 + uneven, RANKS * 3 - uneven)).double()
-    placements = [Shard(0), Shard(1), Replicate()]
-    results = [distribute_tensor(x, mesh, [a]).redistribute(mesh, [b]).full_tensor() for a, b in itertools.product(placements, placements)]
-    partial = distribute_tensor(x, mesh, [Shard(0)]).sum(0)
-    assert isinstance(partial.placements[0], Partial)
-    return results + [partial.full_tensor(), partial.redistribute(mesh, [Shard(0)]).full_tensor()]
-
-
-def trained(net, optimizer, batches):
-    losses = []
-    for x in batches:
-        loss = net(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.detach())
-    return losses
-
-
-def full(tensor):
-    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach()
-
-
-@case(way=["ddp", "ddp static", "ddp unused", "fsdp", "fsdp kept", "tp"])
-def training(group, way):
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-    from torch.testing._internal.distributed._tensor.common_dtensor import MLPModule
-
-    torch.manual_seed(0)
-    net = torch.nn.Sequential(*[MLPModule("cpu") for _ in range(3)])
-    own = dist.get_rank()
-    if way.startswith("ddp"):
-        more = {"ddp static": {"static_graph": True}, "ddp unused": {"find_unused_parameters": True}}.get(way, {})
-        net = torch.nn.parallel.DistributedDataParallel(net, process_group=group, **more)
-    else:
-        mesh = DeviceMesh.from_group(group, "cpu")
-        if way.startswith("fsdp"):
-            for block in net:
-                fully_shard(block, mesh=mesh, reshard_after_forward=way == "fsdp")
-            fully_shard(net, mesh=mesh)
-        else:
-            own = 0
-            for block in net:
-                parallelize_module(block, mesh, {"net1": ColwiseParallel(), "net2": RowwiseParallel()})
-    batches = torch.Generator().manual_seed(own)
-    losses = trained(net, torch.optim.SGD(net.parameters(), lr=0.1), [torch.randn(4, 10, generator=batches) for _ in range(3)])
-    return losses + [full(parameter) for parameter in net.parameters()]
-
-
-# ---- Once through.
-
-
-def close(ours, theirs):
-    if isinstance(theirs, (list, tuple)):
-        return len(ours) == len(theirs) and all(close(a, b) for a, b in zip(ours, theirs))
-    if isinstance(theirs, torch.Tensor):
-        # Sums may be added in another order.
-        return ours.dtype == theirs.dtype and torch.allclose(ours, theirs, rtol=1e-5 if theirs.is_floating_point() else 0, atol=1e-6)
-    return ours == theirs
-
-
 def outcome(function, group, choices):
     try:
         return function(group, **choices)
@@ -362,48 +66,91 @@ def outcome(function, group, choices):
         return error
 
 
-def differences(gloo, ours, refused):
-    """Texts of what differs; adds to `refused` the cases of which nothing can be said, since neither does them."""
-    for function, choices in CASES:
-        theirs, mine = outcome(function, gloo, choices), outcome(function, ours, choices)
-        name = f"{function.__name__}({', '.join(f'{key}={value}' for key, value in choices.items())})"
+def name_of(function, choices):
+    return f"{function.__name__}({', '.join(f'{key}={value}' for key, value in choices.items())})"
+
+
+class Judge:
+    """Goes through the cases, on both groups one after the other."""
+
+    def __init__(self, gloo, ours):
+        self.gloo, self.ours = gloo, ours
+        self.counts = {}
+        # Dtypes and shapes that neither takes.
+        self.num_neither = 0
+        self.calls = self.num_refused = 0
+
+    def differences(self, chosen):
+        for function, choices in chosen:
+            self.counts[function.__module__] = self.counts.get(function.__module__, 0) + 1
+            name, begin = name_of(function, choices), time.perf_counter()
+            # A case that hangs says where.
+            faulthandler.dump_traceback_later(LIMIT, exit=True)
+            theirs, mine = outcome(function, self.gloo, choices), outcome(function, self.ours, choices)
+            faulthandler.cancel_dump_traceback_later()
+            took = time.perf_counter() - begin
+            if took > 5 and dist.get_rank() == 0:
+                print(f"{name} takes {took:.0f} s", flush=True)
+            if isinstance(theirs, Exception) and function.__module__ != "collective_cases":
+                yield f"{name}: judges nothing, since gloo raises {type(theirs).__name__}: {theirs}"
+            yield from self.difference(name, theirs, mine)
+
+    def difference(self, name, theirs, mine):
+        # More than gloo can do is no difference; less is one.
+        if isinstance(theirs, Exception):
+            self.num_neither += isinstance(mine, Exception)
+            return
         if isinstance(mine, Exception):
-            # More than gloo can do is no difference; less is one.
-            if isinstance(theirs, Exception):
-                refused.append(name)
-            else:
-                yield f"{name}: raises {type(mine).__name__}: {mine}"
-        elif not isinstance(theirs, Exception) and not close(mine, theirs):
+            yield f"{name}: raises {type(mine).__name__}: {mine}"
+        elif not close(mine, theirs):
             yield f"{name}: gives {mine}, and gloo {theirs}"
-    for name in refusals():
-        theirs, mine = refuses(gloo, name), refuses(ours, name)
-        if theirs and not mine:
-            yield f"{name}: gloo refuses it"
-    if not close(all_reduce_of_strides(ours, True), all_reduce_of_strides(gloo, True)):
-        yield "after all refusals the group does not go on"
+        if isinstance(theirs, list):
+            num_refused = sum(isinstance(each, Refused) for each in theirs)
+            self.calls += len(theirs) - num_refused
+            self.num_refused += num_refused
+
+    def differing_refusals(self):
+        for name in refusals():
+            if refuses(self.gloo, name) and not refuses(self.ours, name):
+                yield f"{name}: gloo refuses it"
+        yield from wrong_refusals(self.ours)
+        after = outcome(all_reduce_of_strides, self.ours, {"wait": True})
+        if isinstance(after, Exception) or not close(after, all_reduce_of_strides(self.gloo, True)):
+            yield f"after all refusals the group does not go on: {after}"
 
 
-def run_rank(rank, meeting):
+def chosen_cases(modules, pattern):
+    return [(function, choices) for function, choices in CASES if function.__module__ in modules and re.search(pattern, name_of(function, choices))]
+
+
+def run_rank(rank, meeting, chosen):
     import serried  # noqa: F401
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=RANKS)
-    refused = []
-    found = list(differences(dist.new_group(backend="gloo"), dist.new_group(backend="serried"), refused))
-    for each in found:
+    judge = Judge(dist.new_group(backend="gloo"), dist.new_group(backend="serried"))
+    num_found = 0
+    for each in itertools.chain(judge.differences(chosen), judge.differing_refusals()):
+        num_found += 1
         print(f"rank {rank}: {each[:2000]}", flush=True)
     dist.barrier()
     if rank == 0:
-        print(f"{RANKS} ranks: {len(CASES) + len(refusals())} cases, {len(found)} differ; neither does: {', '.join(refused) or 'none'}", flush=True)
+        counts = ", ".join(f"{count} of {module}" for module, count in judge.counts.items())
+        print(f"{RANKS} ranks: {counts}, and {len(refusals())} refusals; {num_found} differ", flush=True)
+        print(f"neither backend does {judge.num_neither}; {judge.calls} single results were compared, {judge.num_refused} calls PyTorch itself refuses", flush=True)
     dist.destroy_process_group()
-    if found:
+    if num_found > 0:
         sys.exit(1)
 
 
 def main():
+    modules = sys.argv[2].split(",") if len(sys.argv) > 2 else MODULES
+    for module in modules:
+        importlib.import_module(module)
+    chosen = chosen_cases(modules, sys.argv[3] if len(sys.argv) > 3 else "")
     with tempfile.TemporaryDirectory() as folder:
         context = multiprocessing.get_context("fork")
-        ranks = [context.Process(target=run_rank, args=(rank, f"{folder}/meeting")) for rank in range(RANKS)]
+        ranks = [context.Process(target=run_rank, args=(rank, f"{folder}/meeting", chosen)) for rank in range(RANKS)]
         for each in ranks:
             each.start()
         for each in ranks:
