@@ -156,7 +156,8 @@ TEST(LaunchNodes, UnreachableRendezvousIsToldWithinTheTimeout) {
   EXPECT_LT(result.seconds, 3);
   EXPECT_EQ(result.err, "[run] " + launch::host_name() + " cannot reach node 0's launcher at 127.0.0.1:" +
                             std::to_string(port) + " within 0.3 s: tried " + tries_in(result.err) +
-                            " times, at last: Connection refused\n  fix: start the same command on that host, or check "
+                            " times, at last: Connection refused\n  fix: start the same command, or serried "
+                            "rendezvous, on that host, or check "
                             "--rendezvous, the firewall, --join-timeout\n");
 }
 
