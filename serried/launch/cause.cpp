@@ -16,7 +16,7 @@ namespace {
 
 std::string node_text(const Cause& cause) {
   const std::string node = cause.node == kNodeOfLeader ? "the leader" : "node " + std::to_string(cause.node);
-  return node + " (" + cause.host + ")";
+  return cause.host.empty() ? node : node + " (" + cause.host + ")";
 }
 
 std::string how_it_ended(const Cause& cause) {

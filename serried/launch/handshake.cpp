@@ -19,7 +19,7 @@ namespace {
 
 // Told first, so that another program is not taken for a launcher. The number changes with what launchers say.
 const std::string kProtocolName = "serried launcher ";
-const std::string kProtocol = kProtocolName + "1\n";
+const std::string kProtocol = kProtocolName + "2\n";
 constexpr size_t kNonceBytes = 32;
 constexpr size_t kProofBytes = 32;
 

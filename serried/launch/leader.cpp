@@ -20,12 +20,15 @@ namespace {
 constexpr Seconds kHandshake{5};
 constexpr size_t kMostStrangers = 64;
 constexpr Seconds kBetweenWordsOfStrangers{60};
-constexpr Seconds kSlack{10};  // for a node's last messages, on top of the grace its ranks get
+constexpr Seconds kSlack{10};   // for a node's last messages, on top of the grace its ranks get
+constexpr Seconds kSeeking{6};  // nodes that have lost their leader try again after less
 
 constexpr const char* kOtherJobFix =
     "end the launchers of the job that is over, and give each job a port of its own; what differs between the nodes of "
     "one job can be in a script, which all of them run";
 constexpr const char* kSameVersion = "install the same version on every node: serried --version";
+constexpr const char* kSameLeader = "start the leader again with the command line of the one that was lost";
+constexpr const char* kComeAnew = "start the launcher of that node again: its ranks join as any that come later";
 constexpr const char* kOwnRanks =
     "give each node its own --node-rank, or none of them one, and all the same --nnodes; a node too many is not needed";
 
@@ -60,7 +63,8 @@ Leader::Leader(const Options& options, Screen& screen, Fd listener)
                    .run_id = make_run_id(),
                    .job_secret = make_token(),
                    .command = options.num_ranks == 0 ? CommandMark{} : mark_of_command(options.command),
-                   .new_master_port = [this] { return new_master_port(); }}),
+                   .new_master_port = [this] { return new_master_port(); },
+                   .claims_within = options.lost_after + kSeeking}),
       join_deadline_(after(options.join_timeout)),
       notice_at_(after(kNoticeAfter)) {
   if (is_apart()) return;
@@ -179,7 +183,7 @@ std::string Leader::why_refused(const Hello& hello) const {
 
 // A launcher that lost its connection before this end did.
 void Leader::drop_who_came_again(const Peer& peer) {
-  if (membership_.started()) return;
+  if (membership_.started() && !membership_.taking_over()) return;
   for (const auto& other : peers_) {
     if (other.get() == &peer || other->id != peer.id || other->member < 0) continue;
     lose(*other, "");
@@ -191,7 +195,7 @@ void Leader::drop_who_came_again(const Peer& peer) {
 void Leader::hear_hello(Peer& peer, const Hello& hello) {
   if (peer.member >= 0 || peer.hello) return peer.connection.close();
   if (const std::string refusal = why_refused(hello); !refusal.empty())
-    return refuse(peer, hello, refusal, kSameVersion);
+    return refuse(peer, hello.host, refusal, kSameVersion);
   if (!is_apart()) return welcome(peer, hello);
   peer.hello = hello;
   peer.connection.send({"listen"});
@@ -207,13 +211,13 @@ void Leader::hear_place(Peer& peer, const Message& message) {
   const int max_restarts = number_in(message[2]);
   const bool keep_going = message[3] == "1";
   if (max_restarts > 0 && max_restarts != options_.max_restarts) {
-    return refuse(peer, hello,
+    return refuse(peer, hello.host,
                   "this node was started with --max-restarts " + message[2] + ", the leader with --max-restarts " +
                       std::to_string(options_.max_restarts),
                   "pass it to serried rendezvous; nodes may leave it out");
   }
   if (keep_going && !options_.keep_going) {
-    return refuse(peer, hello, "this node was started with --keep-going, the leader without",
+    return refuse(peer, hello.host, "this node was started with --keep-going, the leader without",
                   "pass it to serried rendezvous; nodes may leave it out");
   }
   welcome(peer, hello);
@@ -222,26 +226,55 @@ void Leader::hear_place(Peer& peer, const Message& message) {
 void Leader::welcome(Peer& peer, const Hello& hello) {
   peer.id = hello.machine + "/" + hello.nonce;
   drop_who_came_again(peer);
-  const Membership::Joined joined = membership_.join({.host = hello.host,
-                                                      .machine = hello.machine,
-                                                      .node_rank = hello.node_rank,
-                                                      .min_nodes = hello.min_nodes,
-                                                      .max_nodes = hello.max_nodes,
-                                                      .num_local = hello.num_local,
-                                                      .command = hello.command},
-                                                     Clock::now());
+  const Membership::Joined joined = take_in(hello);
+  if (joined.is_final) return refuse(peer, hello.host, joined.refusal, kComeAnew, kExitFailure);
   if (!joined.refusal.empty()) {
-    return refuse(peer, hello, joined.refusal, joined.is_of_another_job ? kOtherJobFix : kOwnRanks);
+    return refuse(peer, hello.host, joined.refusal,
+                  joined.is_of_another_job ? kOtherJobFix
+                  : hello.claim            ? kSameLeader
+                                           : kOwnRanks);
   }
   peer.member = joined.member;
   peer.connection.send({"welcome"});
 }
 
-void Leader::refuse(Peer& peer, const Hello& hello, const std::string& refusal, const std::string& fix) {
-  screen_.write(Stream::err, "[run] refused a launcher on " + hello.host + ": " + refusal + "\n");
+Membership::Joined Leader::take_in(const Hello& hello) {
+  const Joiner joiner{.host = hello.host,
+                      .machine = hello.machine,
+                      .node_rank = hello.node_rank,
+                      .min_nodes = hello.min_nodes,
+                      .max_nodes = hello.max_nodes,
+                      .num_local = hello.num_local,
+                      .command = hello.command};
+  if (!hello.claim) return membership_.join(joiner, Clock::now());
+  const bool had_begun = membership_.started();
+  Membership::Joined joined = membership_.rejoin(joiner, *hello.claim, Clock::now());
+  if (had_begun || !joined.refusal.empty()) return joined;
+  screen_.write(Stream::err, "[run] the job runs, in generation " + std::to_string(hello.claim->generation) +
+                                 ", and has lost its leader: it is led from here on\n");
+  if (!is_apart()) return joined;
+  master_host_ = hello.claim->master_host;
+  master_port_ = hello.claim->master_port;
+  return joined;
+}
+
+void Leader::refuse(Peer& peer, const std::string& host, const std::string& refusal, const std::string& fix, int code) {
+  screen_.write(Stream::err, "[run] refused a launcher on " + host + ": " + refusal + "\n");
   peer.connection.send(
-      {"refuse", std::to_string(kExitUsage), own_name() + " at " + options_.rendezvous + " refuses: " + refusal, fix});
+      {"refuse", std::to_string(code), own_name() + " at " + options_.rendezvous + " refuses: " + refusal, fix});
   peer.connection.close();
+}
+
+// Nodes that the membership had taken in until it knew who else comes.
+void Leader::refuse_members() {
+  for (const Membership::Refused& refused : membership_.take_refused()) {
+    for (const auto& peer : peers_) {
+      if (peer->member != refused.member) continue;
+      peer->member = -1;
+      keys_.forget_node(refused.member);
+      refuse(*peer, refused.host, refused.why, kComeAnew, kExitFailure);
+    }
+  }
 }
 
 void Leader::ask_for_places() {
@@ -258,6 +291,7 @@ void Leader::tick() {
   keep_pulses();
   drop_closed();
   membership_.tick(Clock::now());
+  refuse_members();
   check_joined();
   give_up_on_silent_nodes();
   deliver();
@@ -376,7 +410,9 @@ void Leader::deliver() {
       keys_.clear();
     }
     if (order.kind == Order::Kind::over) keys_.end_generations_before(order.assignment.attempt + 1);
-    // Where nodes join, those before go on in their old table for a while.
+    // Where nodes join, those before go on in their old table for a while. If it was another leader's, what they said
+    // in it is not here.
+    if (order.kind == Order::Kind::table && generation_ < 0) keys_.end_generations_before(order.assignment.attempt);
     if (order.kind == Order::Kind::table) generation_ = order.assignment.attempt;
     order.assignment.master_host = master_host_;
     if (is_apart()) order.assignment.master_port = master_port_;

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "serried/launch/error.h"
 #include "serried/launch/fd.h"
 #include "serried/launch/handshake.h"
 #include "serried/launch/keys.h"
@@ -68,6 +69,7 @@ class Leader {
   /// Where ranks of other nodes are.
   PlacesMail& places() { return places_; }
   bool is_leader() const { return true; }
+  std::string leader_away() const { return ""; }
   size_t num_others() const { return peers_.size(); }
   void ask_for_places();
   void send_places(const std::string&) {}
@@ -105,7 +107,10 @@ class Leader {
   void hear_hello(Peer& peer, const Hello& hello);
   void hear_place(Peer& peer, const Message& message);
   void welcome(Peer& peer, const Hello& hello);
-  void refuse(Peer& peer, const Hello& hello, const std::string& refusal, const std::string& fix);
+  Membership::Joined take_in(const Hello& hello);
+  void refuse_members();
+  void refuse(Peer& peer, const std::string& host, const std::string& refusal, const std::string& fix,
+              int code = kExitUsage);
   std::string why_refused(const Hello& hello) const;
   void drop_who_came_again(const Peer& peer);
   void drop_closed();

@@ -123,6 +123,10 @@ void Lines::tell(int number, const Message& message) {
   if (Line* line = find(number)) line->connection.send(message);
 }
 
+void Lines::tell_of_leader(const std::string& away) {
+  for (const auto& line : lines_) line->connection.send({"leader", away});
+}
+
 void Lines::rename(int number, int rank) {
   if (Line* line = find(number)) line->rank = rank;
 }

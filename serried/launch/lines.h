@@ -40,6 +40,8 @@ class Lines {
   std::vector<Asked> take_asked() { return std::exchange(asked_, {}); }
   void answer(uint64_t number, const Message& answer);
 
+  /// To all ranks: that the leader, of this address, is away; "": it is there.
+  void tell_of_leader(const std::string& away);
   /// To the rank, without being asked.
   void tell(int line, const Message& message);
   /// Another table has another number for it.

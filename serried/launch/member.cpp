@@ -48,9 +48,11 @@ void Member::connect_again() {
   pulse_.reset();
   welcomed_ = false;
   if (Clock::now() < try_at_) return;
-  // Name lookup may block for long; no rank runs yet, so Ctrl-C may simply end this process.
-  const SignalsAct act;
-  Connecting attempt = start_connecting(address_, num_attempts_++);
+  // Name lookup may block for long; where no rank runs yet, Ctrl-C may simply end this process.
+  std::optional<SignalsAct> act;
+  if (!working_) act.emplace();
+  Connecting attempt = start_connecting(next_address(), num_attempts_);
+  ++num_attempts_;
   if (!attempt.error.empty()) last_error_ = attempt.error;
   last_place_ = attempt.place;
   const Seconds pause = std::min(kFirstPause * num_attempts_, kLongestPause);
@@ -80,12 +82,13 @@ void Member::greet() {
   if (state == State::other_token) {
     const std::string what = "node 0 at " + options_.rendezvous + " has another token than this node" +
                              (options_.token.empty() ? ", which has none" : "");
-    if (++num_refusals_ < kMostRefusals) return try_later(what);
+    if (absence_ || ++num_refusals_ < kMostRefusals) return try_later(what);
     throw LaunchError(kExitUsage, what, "set the same SERRIED_TOKEN_FILE or SERRIED_TOKEN on every node");
   }
   if (state == State::other_protocol) {
-    throw LaunchError(kExitUsage, "the leader at " + options_.rendezvous + " runs another version of serried",
-                      "install the same one on every node: serried --version");
+    const std::string what = "the leader at " + options_.rendezvous + " runs another version of serried";
+    if (absence_) return try_later(what);
+    throw LaunchError(kExitUsage, what, "install the same one on every node: serried --version");
   }
   if (state != State::agreed) return try_later(kNotNode0);
   own_host_ = own_host(greeting_->socket);
@@ -93,15 +96,17 @@ void Member::greet() {
   num_received_ = 0;
   greeting_.reset();
   pulse_.emplace(options_.lost_after, Clock::now());
-  connection_->send(to_message(Hello{.version = version_text(),
-                                     .host = host_name(),
-                                     .machine = machine_id(),
-                                     .nonce = nonce_,
-                                     .node_rank = options_.node_rank,
-                                     .min_nodes = options_.min_nodes,
-                                     .max_nodes = options_.max_nodes,
-                                     .num_local = options_.num_ranks,
-                                     .command = mark_of_command(options_.command)}));
+  Hello hello{.version = version_text(),
+              .host = host_name(),
+              .machine = machine_id(),
+              .nonce = nonce_,
+              .node_rank = options_.node_rank,
+              .min_nodes = options_.min_nodes,
+              .max_nodes = options_.max_nodes,
+              .num_local = options_.num_ranks,
+              .command = mark_of_command(options_.command)};
+  if (absence_) hello.claim = standing_.claim(leader_is_apart_);
+  connection_->send(to_message(hello));
 }
 
 void Member::hear() {
@@ -131,15 +136,18 @@ void Member::answer(const Message& message) {
     return;
   }
   if (message[0] == "lost" && message.size() == 2) {
-    return working_ ? lose_node_0("this node was frozen or cut off: " + message[1]) : connection_->close();
+    if (!working_) return connection_->close();
+    ending_ = true;  // its ranks are no longer in the table
+    return lose_node_0("this node was frozen or cut off: " + message[1]);
   }
   if (message[0] == "welcome") {
     welcomed_ = true;
-    return;
+    reached_ = last_place_;
+    return absence_ ? end_absence() : void();
   }
-  if (message[0] == "refuse" && message.size() == 4) throw LaunchError(number_in(message[1]), message[2], message[3]);
+  if (message[0] == "refuse" && message.size() == 4) return hear_refusal(message);
   if (message[0] == "listen") {
-    leader_is_apart_ = true;
+    leader_is_apart_ = leader_is_apart_ || !working_;  // another one in its place may be of another kind
     return open_master();
   }
   take_order(order_from(message));
@@ -149,6 +157,9 @@ void Member::take_order(Order order) {
   // What reaches the leader, as has just been proved, where rank 0 is there.
   if (order.assignment.master_host.empty()) order.assignment.master_host = address_.host;
   leader_is_done_ = leader_is_done_ || order.kind == Order::Kind::exit;
+  if (order.kind == Order::Kind::stop) ending_ = true;
+  if (order.kind == Order::Kind::start) ending_ = false;
+  standing_.hear(order);
   const bool has_rank_0 = order.kind == Order::Kind::start && order.assignment.first_rank == 0;
   if (has_rank_0 && leader_is_apart_) order.assignment.listen_fd = master_.get();
   working_ = working_ || order.kind == Order::Kind::start || order.kind == Order::Kind::table;
@@ -161,6 +172,7 @@ void Member::tick() {
   const bool closed = connection_ && connection_->closed();
   if (working_) {
     if (leader_is_done_) return;
+    if (absence_) return seek_leader();
     if (!lost_ && closed) lose_node_0("");
     if (!lost_ && Clock::now() >= answer_by_) lose_node_0("it gave no order");
     return;
@@ -177,7 +189,7 @@ void Member::keep_pulse() {
   const Time now = Clock::now();
   pulse_->look(now);
   if (pulse_->is_lost(now)) {
-    if (working_)
+    if (working_ && !absence_)
       return lose_node_0("it said nothing for " + to_text(options_.lost_after) + ", so it is frozen, off or cut off");
     last_error_ = "it fell silent";
     return connection_->close();
@@ -208,7 +220,8 @@ std::string Member::where() const {
 // The connection itself goes in a later turn: watches may point at it.
 void Member::lose_node_0(const std::string& why) {
   connection_->close();
-  if (lost_ || leader_is_done_) return;
+  if (lost_ || leader_is_done_ || absence_) return;
+  if (may_outlive_leader()) return begin_absence(why);
   lost_ = true;
   answer_by_ = kNever;
   const int node = leader_is_apart_ ? kNodeOfLeader : 0;
@@ -220,6 +233,7 @@ Time Member::deadline() const {
   if (leader_is_done_) return kNever;
   const bool connected = connection_ && !connection_->closed();
   const Time beat = connected ? pulse_->deadline() : kNever;
+  if (absence_) return std::min({beat, absence_->until, absence_->notice_at, connected ? kNever : try_at_});
   if (working_) return std::min(answer_by_, beat);
   if (welcomed_) return beat;
   const Time next_try = connection_ ? kNever : try_at_;
@@ -254,6 +268,8 @@ void Member::failed(const Cause& cause) {
     orders_.push_back({.kind = Order::Kind::exit, .exit_code = exit_code(cause)});
     return;
   }
+  if (absence_) return end_alone(cause);
+  ending_ = true;
   Message message = to_fields(cause);
   message.insert(message.begin(), "failed");
   if (connection_) connection_->send(message);
@@ -272,14 +288,14 @@ void Member::forget(uint64_t number) {
 
 void Member::send_questions() {
   for (const Message& message : relay_.take_messages()) {
-    if (connection_) connection_->send(message);
+    if (is_in()) connection_->send(message);
   }
 }
 
 void Member::ended() {
   relay_.clear();
   if (lost_) {
-    orders_.push_back({.kind = Order::Kind::exit, .exit_code = kExitFailure});
+    orders_.push_back({.kind = Order::Kind::exit, .exit_code = exit_code_alone_});
     return;
   }
   if (connection_) connection_->send({"ended"});
@@ -287,17 +303,19 @@ void Member::ended() {
 }
 
 void Member::rank_is_elastic(int seat) {
-  if (connection_) connection_->send({"elastic", std::to_string(seat)});
+  standing_.rank_is_elastic(seat);
+  if (is_in()) connection_->send({"elastic", std::to_string(seat)});
 }
 
 void Member::rank_done(int seat) {
-  if (connection_) connection_->send({"rank_done", std::to_string(seat)});
+  standing_.rank_done(seat);
+  if (is_in()) connection_->send(done_message(seat));
 }
 
 void Member::rank_lost(int seat, const Cause& cause) {
-  Message message = to_fields(cause);
-  message.insert(message.begin(), {"rank_lost", std::to_string(seat)});
-  if (connection_) connection_->send(message);
+  standing_.rank_lost(seat, cause);
+  if (is_in()) return connection_->send(lost_message(seat, cause));
+  if (absence_) say_over(cause, "the other ranks here wait for a leader at " + options_.rendezvous);
 }
 
 void Member::leave() {
@@ -315,11 +333,11 @@ void Member::leave() {
 }
 
 void Member::send_places(const std::string& text) {
-  if (connection_ && !text.empty()) connection_->send({"places", text});
+  if (is_in() && !text.empty()) connection_->send({"places", text});
 }
 
 void Member::pause() {
-  if (connection_) connection_->send({"pause"});
+  if (is_in()) connection_->send({"pause"});
 }
 
 }  // namespace serried::launch

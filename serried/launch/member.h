@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "serried/launch/error.h"
 #include "serried/launch/fd.h"
 #include "serried/launch/handshake.h"
 #include "serried/launch/lookout.h"
@@ -15,6 +16,7 @@
 #include "serried/launch/pulse.h"
 #include "serried/launch/relay.h"
 #include "serried/launch/socket.h"
+#include "serried/launch/standing.h"
 #include "serried/launch/wire.h"
 
 namespace serried::launch {
@@ -57,6 +59,8 @@ class Member {
   /// Where the ranks of this node are, for node 0.
   PlacesMail& places() { return places_; }
   bool is_leader() const { return false; }
+  /// The leader's address while ranks live on without it; else "".
+  std::string leader_away() const { return absence_ ? options_.rendezvous : ""; }
   size_t num_others() const { return 0; }
   void ask_for_places() {}
   void send_places(const std::string& text);
@@ -64,6 +68,13 @@ class Member {
   void pause();
 
  private:
+  struct Absence {
+    Time since;
+    Time until;
+    Time notice_at;
+    std::string refusal = {};  // the last that was said
+  };
+
   // A connection to what may be node 0.
   struct Greeting {
     Fd socket;
@@ -81,6 +92,20 @@ class Member {
   void keep_pulse();
   void send_questions();
   void open_master();
+
+  // Without a leader, under --keep-going.
+  bool may_outlive_leader() const;
+  void begin_absence(const std::string& why);
+  void say_over(Cause cause, const std::string& note);
+  void seek_leader();
+  void tell_how_long();
+  void end_absence();
+  void give_up_leader(const std::string& what, const std::string& fix);
+  void hear_refusal(const Message& message);
+  void end_alone(const Cause& cause);
+  bool is_in() const { return connection_ && !absence_; }
+  Address next_address() const;
+
   void take_order(Order order);
   std::string where() const;
 
@@ -107,6 +132,11 @@ class Member {
   bool lost_ = false;
   bool leader_is_apart_ = false;  // node 0 is another: if it has rank 0, this node opens the port for it
   bool leader_is_done_ = false;   // it has given its last order, and may go
+  bool ending_ = false;           // it has ordered the end of the ranks
+  Standing standing_;
+  std::optional<Absence> absence_;
+  std::string reached_;                 // where the leader was, as a number
+  int exit_code_alone_ = kExitFailure;  // if there is nobody to give one
   Fd master_;
   int master_port_ = 0;
   Time join_deadline_;

@@ -36,7 +36,7 @@ bool Membership::any(State state) const {
   return std::any_of(members_.begin(), members_.end(), [&](const auto& m) { return m.second.state == state; });
 }
 
-std::string Membership::why_refused(const Joiner& joiner) const {
+std::string Membership::why_unfit(const Joiner& joiner) const {
   if (joiner.min_nodes != options_.min_nodes || joiner.max_nodes != options_.max_nodes) {
     return "this node was started with --nnodes " + range_text(joiner.min_nodes, joiner.max_nodes) +
            (options_.leader_is_apart ? ", the leader with --nnodes " : ", node 0 with --nnodes ") +
@@ -48,7 +48,10 @@ std::string Membership::why_refused(const Joiner& joiner) const {
   if (joiner.num_local < 1 || joiner.num_local > kMostLocalRanks) {
     return "it brings " + std::to_string(joiner.num_local) + " ranks";
   }
-  if (concluded_) return "the job is at its end";
+  return concluded_ ? "the job is at its end" : "";
+}
+
+std::string Membership::why_no_room(const Joiner& joiner) const {
   std::string hosts;
   for (const auto& [number, member] : members_) {
     if (member.place == joiner.node_rank) {
@@ -70,14 +73,18 @@ int Membership::free_place(const Joiner& joiner) const {
   return place;
 }
 
-Membership::Joined Membership::join(const Joiner& joiner, Time now) {
-  if (const std::string refusal = why_refused(joiner); !refusal.empty()) return {.refusal = refusal};
+Membership::Joined Membership::refused_command(const Joiner& joiner) {
   if (options_.command.digest.empty()) options_.command = joiner.command;
-  if (joiner.command.digest != options_.command.digest) {
-    return {.refusal = "this node was started to run \"" + joiner.command.text + "\", " +
-                       (options_.leader_is_apart ? "the first one \"" : "node 0 \"") + options_.command.text + '"',
-            .is_of_another_job = true};
-  }
+  if (joiner.command.digest == options_.command.digest) return {};
+  return {.refusal = "this node was started to run \"" + joiner.command.text + "\", " +
+                     (options_.leader_is_apart ? "the first one \"" : "node 0 \"") + options_.command.text + '"',
+          .is_of_another_job = true};
+}
+
+Membership::Joined Membership::join(const Joiner& joiner, Time now) {
+  if (const std::string refusal = why_unfit(joiner); !refusal.empty()) return {.refusal = refusal};
+  if (const std::string refusal = why_no_room(joiner); !refusal.empty()) return {.refusal = refusal};
+  if (Joined refused = refused_command(joiner); refused.is_of_another_job) return refused;
   const int number = next_member_++;
   const int place = free_place(joiner);
   members_[number] = {.place = place,
@@ -100,12 +107,13 @@ void Membership::plan_change(Time now) {
 
 void Membership::tick(Time now) {
   now_ = now;
+  if (taking_over() && (all_have_come() || now >= take_over_by_)) finish_take_over(now);
   give_up_on_nodes(now);
   if (now >= back_at_) {
     change_at_ = std::min(change_at_, now);
     back_at_ = sit_out_.next_back(now);
   }
-  if (now < change_at_ || cause_ || concluded_) return;
+  if (now < change_at_ || cause_ || concluded_ || taking_over()) return;
   change_at_ = kNever;
   if (!started()) return start("");
   // Who has finished would have to do it all again: a job that ends is left to its end.
@@ -171,7 +179,8 @@ Assignment Membership::assignment_of(const std::map<int, int>& by_place, const s
           .run_id = options_.run_id,
           .job_secret = options_.job_secret,
           .news = news,
-          .keep_going = options_.keep_going};
+          .keep_going = options_.keep_going,
+          .restarts = restarts_};
 }
 
 void Membership::start(const std::string& news) {
@@ -186,7 +195,9 @@ void Membership::start(const std::string& news) {
   std::vector<Seats::Node> nodes;
   for (const auto& [place, number] : by_place) nodes.push_back({number, members_.at(number).num_local});
   if (options_.keep_going) seats_.begin(nodes);
-  any_rank_done_ = wants_to_grow_ = short_of_nodes_ = false;
+  any_rank_done_ = wants_to_grow_ = short_of_nodes_ = must_renew_ = false;
+  order.assignment.next_seat = seats_.next();
+  order.assignment.num_with_leader = options_.leader_is_apart ? 0 : seats_.num_seats_of(0);
   for (const auto& [place, number] : by_place) {
     Member& member = members_.at(number);
     member.state = State::running;
@@ -222,6 +233,7 @@ void Membership::stop(Cause cause) {
   const bool may_start_again = restarts_ < options_.max_restarts && num_members() >= options_.min_nodes;
   cause.goes_on = cause.kind == Cause::Kind::changed || (cause.kind == Cause::Kind::node_lost && may_start_again);
   const bool was_stopping = cause_.has_value();
+  take_over_by_ = kNever;
   if (!was_stopping || outweighs(cause, *cause_)) cause_ = cause;
   if (was_stopping) return;
   for (auto& [number, member] : members_) {
@@ -248,6 +260,11 @@ void Membership::lost(int member, const std::string& why) {
   // Nobody that a last call would be for.
   if (started() ? !any(State::waiting) : num_members() < options_.min_nodes) change_at_ = kNever;
   if (gone.state == State::waiting) return;
+  if (taking_over()) {  // it may come again
+    claims_.erase(member);
+    std::erase_if(meanwhile_, [&](const End& end) { return end.member == member; });
+    return;
+  }
   const Cause cause{.kind = Cause::Kind::node_lost, .node = gone.node_rank, .host = gone.host, .text = why};
   seats_.remove_member(member);
   keeps_going() ? go_on_without(cause, -1) : stop(cause);
@@ -272,7 +289,7 @@ void Membership::conclude_if_all_ended() {
 
 void Membership::conclude(int exit_code) {
   concluded_ = true;
-  change_at_ = enough_by_ = kNever;
+  change_at_ = enough_by_ = take_over_by_ = kNever;
   for (const auto& [number, member] : members_) {
     orders_.push_back({number, {.kind = Order::Kind::exit, .exit_code = exit_code}});
   }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "serried/launch/cause.h"
+#include "serried/launch/claim.h"
 #include "serried/launch/loop.h"
 #include "serried/launch/options.h"
 #include "serried/launch/order.h"
@@ -32,6 +33,7 @@ struct MembershipOptions {
   std::string job_secret = {};
   CommandMark command = {};              // of the job; empty: that of the first who joins
   std::function<int()> new_master_port;  // called once per generation
+  Seconds claims_within{16};             // after the first one; see rejoin
 };
 
 /// A node that wants in.
@@ -57,6 +59,7 @@ struct MemberOrder {
 /// numbered as they join. A generation is one table of ranks: the members that start together. Numbers of both are used
 /// once. Each call may add orders, which `take_orders` hands out.
 ///     gathering → running → stopping → running again, or the end
+///     gathering → taking over → running, where nodes come whose ranks have lost their leader
 /// With `keep_going` a rank or node that is lost makes a generation of those that are left, in their old order, and of
 /// a rank in its place while restarts are left; they are told that the old one is over. Nodes that join make one
 /// without that. A node that sits out (see SitOut) has no ranks, or gets none in the place of one that was lost, while
@@ -70,8 +73,25 @@ class Membership {
     int member = -1;
     std::string refusal = {};  // why there is no member
     bool is_of_another_job = false;
+    bool is_final = false;  // it makes no sense to come again
   };
   Joined join(const Joiner& joiner, Time now);
+
+  /// --keep-going: a node whose ranks live on without the leader that they had. The first one makes this the leader of
+  /// their job, which begins where they are: when all that are in their table have come, or `claims_within` later
+  /// without the others, which are lost then, all get the next table. Older generations than the newest that comes are
+  /// refused then. Nobody is told that the table before is over if nobody is lost: ranks meet between two steps.
+  Joined rejoin(const Joiner& joiner, const Claim& claim, Time now);
+  bool taking_over() const { return take_over_by_ != kNever; }
+  int generation() const { return generation_; }
+
+  /// Nodes that have come and cannot stay after all. They are no members any more.
+  struct Refused {
+    int member;
+    std::string host;
+    std::string why;
+  };
+  std::vector<Refused> take_refused() { return std::exchange(refused_, {}); }
 
   /// All of the member's ranks have exited with 0.
   void done(int member);
@@ -89,7 +109,9 @@ class Membership {
   void end(Cause cause) { stop(std::move(cause)); }
   /// Call it at `deadline`.
   void tick(Time now);
-  Time deadline() const { return std::min({cause_ ? kNever : change_at_, enough_by_, back_at_}); }
+  Time deadline() const {
+    return std::min({cause_ || taking_over() ? kNever : change_at_, enough_by_, back_at_, take_over_by_});
+  }
 
   std::vector<MemberOrder> take_orders();
 
@@ -112,7 +134,9 @@ class Membership {
     int num_owed = 0;  // --keep-going: ranks to start when it sits out no more
   };
 
-  std::string why_refused(const Joiner& joiner) const;
+  std::string why_unfit(const Joiner& joiner) const;
+  std::string why_no_room(const Joiner& joiner) const;
+  Joined refused_command(const Joiner& joiner);
   int free_place(const Joiner& joiner) const;
   bool has(int place) const;
   bool any(State state) const;
@@ -135,6 +159,27 @@ class Membership {
   std::string give_back(bool also_who_sits_out);
   void publish(const std::string& news);
   void give_up_on_nodes(Time now);
+  void tell_over(const Cause& cause);
+
+  // Taking over.
+  struct End {
+    int member;
+    int seat;
+    enum class Kind { elastic, done, lost } kind;
+    Cause cause = {};
+  };
+  std::string why_no_claim(const Claim& claim) const;
+  std::string why_too_late(const Claim& claim) const;
+  void learn(const Claim& claim, Time now);
+  int num_claimed() const;
+  bool all_have_come() const;
+  void finish_take_over(Time now);
+  void refuse_old_claims();
+  void refuse_who_is_too_many();
+  void restore_seats();
+  std::optional<Cause> who_did_not_come() const;
+  void tell_what_happened_meanwhile();
+  void renew();
 
   MembershipOptions options_;
   std::map<int, Member> members_;
@@ -157,6 +202,13 @@ class Membership {
   bool short_of_nodes_ = false;
   Time enough_by_ = kNever;
   int master_port_ = 0;
+
+  // Taking over.
+  Time take_over_by_ = kNever;
+  std::map<int, Claim> claims_;  // by member
+  std::vector<End> meanwhile_;   // told before all have come
+  std::vector<Refused> refused_;
+  bool must_renew_ = false;  // the table: what was said in it is gone with the leader before
 };
 
 }  // namespace serried::launch

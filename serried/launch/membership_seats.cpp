@@ -15,12 +15,15 @@ std::string ranks_text(int count) {
 }  // namespace
 
 void Membership::rank_is_elastic(int member, int seat) {
+  if (taking_over()) return meanwhile_.push_back({member, seat, End::Kind::elastic});
   if (!keeps_going() || !seats_.has(member, seat)) return;
   seats_.say_elastic(seat);
   if (wants_to_grow_) grow();
+  renew();
 }
 
 void Membership::rank_done(int member, int seat) {
+  if (taking_over()) return meanwhile_.push_back({member, seat, End::Kind::done});
   if (!keeps_going() || !seats_.has(member, seat)) return;
   seats_.remove(seat);
   any_rank_done_ = true;
@@ -28,6 +31,7 @@ void Membership::rank_done(int member, int seat) {
 }
 
 void Membership::rank_lost(int member, int seat, Cause cause) {
+  if (taking_over()) return meanwhile_.push_back({member, seat, End::Kind::lost, std::move(cause)});
   if (!keeps_going() || !seats_.has(member, seat)) return;
   const Member& entry = members_.at(member);
   cause.rank = seats_.rank_of(seat);
@@ -59,17 +63,21 @@ void Membership::go_on_without(Cause cause, int member_with_room) {
                (later   ? "; " + sit_out_.text(members_.at(member_with_room).host)
                 : again ? ", and it is started again"
                         : "");
-  for (const auto& [number, member] : members_) {
-    if (member.state != State::running) continue;
-    orders_.push_back({number, {.kind = Order::Kind::over, .assignment = {.attempt = generation_}, .cause = cause}});
-  }
-  tell_leader({.kind = Order::Kind::over, .assignment = {.attempt = generation_}, .cause = cause});
+  tell_over(cause);
   if (again) ++restarts_;
   if (later) ++members_.at(member_with_room).num_owed;
   if (again && !later) seats_.add(member_with_room);
   if (num_nodes_with_ranks() < options_.min_nodes) give_back(true);
   short_of_nodes_ = !enough;
   if (enough) publish("");
+}
+
+void Membership::tell_over(const Cause& cause) {
+  for (const auto& [number, member] : members_) {
+    if (member.state != State::running) continue;
+    orders_.push_back({number, {.kind = Order::Kind::over, .assignment = {.attempt = generation_}, .cause = cause}});
+  }
+  tell_leader({.kind = Order::Kind::over, .assignment = {.attempt = generation_}, .cause = cause});
 }
 
 int Membership::num_nodes_with_ranks() const {
@@ -107,6 +115,7 @@ void Membership::grow() {
 
 void Membership::publish(const std::string& news) {
   ++generation_;
+  must_renew_ = false;
   seats_.number_anew();
   std::map<int, int> by_place;
   for (const auto& [number, member] : members_) {
@@ -120,6 +129,9 @@ void Membership::publish(const std::string& news) {
   order.assignment.run_id = options_.run_id;
   order.assignment.job_secret = options_.job_secret;
   order.assignment.keep_going = true;
+  order.assignment.restarts = restarts_;
+  order.assignment.next_seat = seats_.next();
+  order.assignment.num_with_leader = options_.leader_is_apart ? 0 : seats_.num_seats_of(0);
   if (!news.empty()) order.assignment.news = news + ": " + ranks_text(seats_.num_seats());
   int node_rank = 0;
   for (const auto& [place, number] : by_place) {

@@ -92,6 +92,10 @@ void check_times(const Options& options) {
   if (!(options.sit_out.count() >= 0 && options.sit_out.count() < 1e8)) {
     usage("--sit-out is " + to_text(options.sit_out), "pass a number of seconds, or 0 for nodes that never sit out");
   }
+  if (!(options.rejoin_timeout.count() >= 0 && options.rejoin_timeout.count() < 1e8)) {
+    usage("--rejoin-timeout is " + to_text(options.rejoin_timeout),
+          "pass a number of seconds, or 0 for ranks that end with the launcher that leads them");
+  }
   if (!(options.last_call.count() >= 0 && options.last_call.count() < 1e6)) {
     usage("--last-call is " + to_text(options.last_call), "pass a number of seconds, 0 or more");
   }

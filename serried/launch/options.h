@@ -45,6 +45,7 @@ struct Options {
   bool keep_going = false;           // ranks that use Elastic live on when others are lost; node 0's value counts
   int listen_fd = -1;                // already bound to the rendezvous; node 0 takes it over
   Seconds sit_out{600};              // of a node whose ranks failed 3 times within that time; the leader's value counts
+  Seconds rejoin_timeout{300};       // --keep-going: how long ranks live on without a leader; 0: they end with it
 };
 
 /// "2" or "2:4" as numbers of nodes; LaunchError if it is neither.

@@ -24,6 +24,7 @@ Message start_message(const std::string& verb, const Assignment& a) {
   message.push_back(a.news);
   message.push_back(std::to_string(static_cast<int>(a.keep_going)));
   message.push_back(a.master_host);
+  for (int number : {a.restarts, a.next_seat, a.num_with_leader}) message.push_back(std::to_string(number));
   for (const Seat& seat : a.seats) {
     for (const int number : {seat.number, seat.rank, static_cast<int>(seat.fresh)}) {
       message.push_back(std::to_string(number));
@@ -33,7 +34,7 @@ Message start_message(const std::string& verb, const Assignment& a) {
 }
 
 Assignment assignment_from(const Message& message) {
-  constexpr size_t kFixed = 14;
+  constexpr size_t kFixed = 17;
   if (message.size() < kFixed || (message.size() - kFixed) % 3 != 0) expect_fields(message, kFixed);
   const auto number = [&](size_t i) { return number_in(message[i]); };
   std::vector<Seat> seats;
@@ -53,7 +54,10 @@ Assignment assignment_from(const Message& message) {
           .job_secret = message[10],
           .news = message[11],
           .keep_going = number(12) != 0,
-          .seats = std::move(seats)};
+          .seats = std::move(seats),
+          .restarts = number(14),
+          .next_seat = number(15),
+          .num_with_leader = number(16)};
 }
 
 }  // namespace
@@ -88,23 +92,30 @@ Order order_from(const Message& message) {
 }
 
 Message to_message(const Hello& hello) {
-  return {"hello",
-          hello.version,
-          hello.host,
-          hello.machine,
-          hello.nonce,
-          std::to_string(hello.node_rank),
-          std::to_string(hello.min_nodes),
-          std::to_string(hello.max_nodes),
-          std::to_string(hello.num_local),
-          hello.command.text,
-          hello.command.digest};
+  Message message = {"hello",
+                     hello.version,
+                     hello.host,
+                     hello.machine,
+                     hello.nonce,
+                     std::to_string(hello.node_rank),
+                     std::to_string(hello.min_nodes),
+                     std::to_string(hello.max_nodes),
+                     std::to_string(hello.num_local),
+                     hello.command.text,
+                     hello.command.digest};
+  if (!hello.claim) return message;
+  const std::vector<std::string> fields = to_fields(*hello.claim);
+  message.insert(message.end(), fields.begin(), fields.end());
+  return message;
 }
 
 Hello hello_from(const Message& message) {
   if (message.size() < 3) throw std::runtime_error("message hello is too short");
   if (message[1] != version_text()) return {.version = message[1], .host = message[2]};
-  expect_fields(message, 11);
+  constexpr size_t kWithoutClaim = 11;
+  if (message.size() < kWithoutClaim) expect_fields(message, kWithoutClaim);
+  std::optional<Claim> claim;
+  if (message.size() > kWithoutClaim) claim = claim_from_fields(message, kWithoutClaim);
   return {.version = message[1],
           .host = message[2],
           .machine = message[3],
@@ -113,7 +124,8 @@ Hello hello_from(const Message& message) {
           .min_nodes = number_in(message[6]),
           .max_nodes = number_in(message[7]),
           .num_local = number_in(message[8]),
-          .command = {.text = message[9], .digest = message[10]}};
+          .command = {.text = message[9], .digest = message[10]},
+          .claim = std::move(claim)};
 }
 
 }  // namespace serried::launch

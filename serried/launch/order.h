@@ -1,10 +1,12 @@
 // What launchers tell each other, as values and as messages.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "serried/launch/cause.h"
+#include "serried/launch/claim.h"
 #include "serried/launch/plan.h"
 #include "serried/launch/program.h"
 #include "serried/launch/wire.h"
@@ -32,7 +34,8 @@ struct Hello {
   int min_nodes = 0;
   int max_nodes = 0;
   int num_local = 0;
-  CommandMark command = {};  // that it will run
+  CommandMark command = {};         // that it will run
+  std::optional<Claim> claim = {};  // of ranks that live, to a leader that was started after them
 };
 
 /// Values as messages and back; std::runtime_error if a message makes no sense.

@@ -32,6 +32,10 @@ struct Assignment {
   std::vector<Seat> seats = {};  // then: those of this node, by rank
   std::string mark = {};         // then: of this launcher, in the environments of all its ranks
   int listen_fd = -1;            // already bound to master_port; for rank 0 to inherit
+  // --keep-going, for a leader that may have to be told of the job by those that it leads:
+  int restarts = 0;         // that the job has used up
+  int next_seat = 0;        // the number of the next process
+  int num_with_leader = 0;  // ranks of this table that are the leader's own
 };
 
 /// `inherited` ("NAME=value" texts) with the variables of one rank put in: those torchrun sets, so that any

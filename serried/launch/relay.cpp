@@ -24,9 +24,13 @@ void Relay::ask(uint64_t number, const Message& question) {
     return;
   }
   const uint64_t ours = next_++;
-  asked_[ours] = {.wait = merges ? question : Message(), .numbers = {number}};
+  asked_[ours] = {.question = question, .numbers = {number}};
   if (merges) waits_[question] = ours;
   our_number_[number] = ours;
+  send(ours, question);
+}
+
+void Relay::send(uint64_t ours, const Message& question) {
   Message message = {"ask", std::to_string(ours)};
   message.insert(message.end(), question.begin(), question.end());
   messages_.push_back(std::move(message));
@@ -40,7 +44,7 @@ void Relay::forget(uint64_t number) {
   Asked& asked = asked_.at(ours);
   std::erase(asked.numbers, number);
   if (!asked.numbers.empty()) return;
-  waits_.erase(asked.wait);
+  forget_wait(ours, asked.question);
   asked_.erase(ours);
   messages_.push_back({"forget", std::to_string(ours)});
 }
@@ -54,8 +58,18 @@ void Relay::hear(const Message& message) {
     our_number_.erase(number);
     answers_.emplace_back(number, answer);
   }
-  waits_.erase(found->second.wait);
+  forget_wait(ours, found->second.question);
   asked_.erase(found);
+}
+
+void Relay::forget_wait(uint64_t ours, const Message& question) {
+  const auto found = waits_.find(question);
+  if (found != waits_.end() && found->second == ours) waits_.erase(found);
+}
+
+void Relay::ask_again() {
+  messages_.clear();
+  for (const auto& [ours, asked] : asked_) send(ours, asked.question);
 }
 
 void Relay::clear() {

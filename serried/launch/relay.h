@@ -27,18 +27,24 @@ class Relay {
   void hear(const Message& message);
   std::vector<Answer> take_answers() { return std::exchange(answers_, {}); }
 
+  /// Another leader is there, which was asked nothing: what has no answer is to be asked again.
+  void ask_again();
+
   /// The ranks have ended: nobody waits any more.
   void clear();
 
  private:
   struct Asked {
-    Message wait = {};                   // empty for what is not merged
+    Message question;
     std::vector<uint64_t> numbers = {};  // of the ranks' questions
   };
 
+  void send(uint64_t ours, const Message& question);
+  void forget_wait(uint64_t ours, const Message& question);
+
   std::map<uint64_t, Asked> asked_;          // by our number
   std::map<uint64_t, uint64_t> our_number_;  // by that of a rank
-  std::map<Message, uint64_t> waits_;        // our number of a wait
+  std::map<Message, uint64_t> waits_;        // our number of a wait, which are merged
   std::vector<Message> messages_;
   std::vector<Answer> answers_;
   uint64_t next_ = 1;

@@ -71,6 +71,7 @@ class Job {
 
   void turn();
   void carry_questions();
+  void tell_of_leader();
   bool advance();
   void obey(const Order& order);
   void start(Assignment assignment);
@@ -107,7 +108,8 @@ class Job {
   std::optional<int> exit_code_;
   std::optional<int> exit_after_;  // what ranks have left behind
   int num_interrupts_ = 0;
-  bool ending_ = false;  // the ranks have been told to end
+  std::string told_away_;  // the address of the leader that is away
+  bool ending_ = false;    // the ranks have been told to end
   Time kill_at_ = kNever;
   Lookout lookout_;
   Time tell_at_ = kNever;  // who is late at the start
@@ -131,6 +133,7 @@ int Job::run() {
   while (!exit_code_) {
     with_link([](auto& link) { link.tick(); });
     carry_questions();
+    tell_of_leader();
     const std::vector<Order> orders = with_link([](auto& link) { return link.take_orders(); });
     for (const Order& order : orders) obey(order);
     if (orders.empty() && !advance()) turn();
@@ -148,6 +151,14 @@ void Job::carry_questions() {
     }
     for (const auto& [number, answer] : link.take_answers()) lines_.answer(number, answer);
   });
+}
+
+// So that who asks in vain for the store knows why.
+void Job::tell_of_leader() {
+  const std::string away = with_link([](auto& link) { return link.leader_away(); });
+  if (away == told_away_) return;
+  told_away_ = away;
+  lines_.tell_of_leader(away);
 }
 
 void Job::turn() {

@@ -18,6 +18,10 @@ void Seats::add(int member) {
   seats_[next_++] = {.member = member, .elastic = true};
 }
 
+void Seats::restore(int member, int number, int rank, bool elastic) {
+  seats_[number] = {.member = member, .rank = rank, .fresh = false, .elastic = elastic};
+}
+
 void Seats::remove_member(int member) {
   std::erase_if(seats_, [&](const auto& entry) { return entry.second.member == member; });
 }

@@ -1,6 +1,7 @@
 // Which rank of a job sits where under --keep-going: ranks come and go one by one, and are numbered anew each time.
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <vector>
 
@@ -24,6 +25,12 @@ class Seats {
   void remove(int seat) { seats_.erase(seat); }
   void remove_member(int member);
   void say_elastic(int seat);
+
+  /// One of a table that another leader made. Its number is below `next`.
+  void restore(int member, int number, int rank, bool elastic);
+  /// The number of the next process; with an argument, none below it is given out any more.
+  int next() const { return next_; }
+  void begin_numbers_at(int next) { next_ = std::max(next_, next); }
 
   /// Gives the ranks of a new table: those that had one keep their order, newcomers follow.
   void number_anew();

@@ -2,6 +2,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <signal.h>
+
+#include <cstdlib>
 #include <functional>
 
 #include "tests/hosts/hosts.h"
@@ -94,6 +97,72 @@ TEST(ElasticOverHosts, ThoseLeftGoOnWhenTheHostOfRankZeroIsKilled) {
 TEST(ElasticOverHosts, ThoseLeftGoOnWhenTheHostOfRankZeroIsOff) {
   expect_goes_on_without_rank_0([](const Hosts& hosts) { hosts.off(1); },
                                 ": it said nothing for 10 s, so it is frozen, off or cut off; the other 2 ranks go on");
+}
+
+// Until a file is there, so that there are steps enough.
+struct Until {
+  explicit Until(const Hosts& hosts) : hosts(hosts) {}
+  Command start_on(int host, std::vector<std::string> words) const {
+    words.insert(words.begin(), {"run", "--nnodes", "2", "--rendezvous", "h0:29500", "-n", "2", "--keep-going"});
+    words.insert(words.end(), {SERRIED_ELASTIC_WORKER, "1000000", "1", "until:" + folder.path() + "/end"});
+    return hosts.serried(host, words, {"SERRIED_TOKEN=" + std::string(64, 'a')});
+  }
+  Command lead() const {
+    return hosts.serried(0, {"rendezvous", "--listen", "h0:29500", "--nnodes", "2", "--keep-going"},
+                         {"SERRIED_TOKEN=" + std::string(64, 'a')});
+  }
+  static void wait_for_steps(Command& with_rank_0) {
+    const size_t at = with_rank_0.so_far().rfind("done ");
+    const int newest = at == std::string::npos ? 0 : std::atoi(with_rank_0.so_far().c_str() + at + 5);
+    with_rank_0.wait_for("done " + std::to_string(newest + 20) + "\n");
+  }
+  void end() const { write_file(folder.path() + "/end", ""); }
+
+  const Hosts& hosts;
+  TemporaryFolder folder;
+};
+
+TEST(ElasticOverHosts, RanksStepOnWithoutALeaderAndTheNextOneLeadsThem) {
+  const Hosts hosts(3);
+  const Until until(hosts);
+  Command lost = until.lead();
+  Command first = until.start_on(1, {});
+  Command second = until.start_on(2, {"--node-rank", "1"});
+  until.wait_for_steps(first);
+  lost.send(SIGKILL);
+  for (Command* each : {&first, &second}) each->wait_for("[run] lost the leader (h0); the ranks here go on");
+  until.wait_for_steps(first);
+  Command next = until.lead();
+  for (Command* each : {&first, &second}) each->wait_for("[run] a leader is at h0:29500 again\n");
+  next.wait_for("[run] a leader is at its place again: 4 ranks\n");
+  until.wait_for_steps(first);
+  until.end();
+  for (Command* each : {&first, &second}) {
+    const Result result = each->finish();
+    expect_trained(result, 2);
+    EXPECT_EQ(count_of(result.out, " 3 "), 0) << "a step without one of them";
+  }
+  EXPECT_EQ(next.finish().exit_code, 0);
+}
+
+// The leader with it: the others wait with their state for the launcher that is started there again.
+TEST(ElasticOverHosts, ThoseLeftGiveTheirStateToTheHostOfRankZeroThatComesAgain) {
+  const Hosts hosts(2);
+  const Until until(hosts);
+  Command second = until.start_on(1, {});
+  Command first = until.start_on(0, {});
+  until.wait_for_steps(first);
+  hosts.kill(0);
+  second.wait_for(
+      "[run] lost the launcher of node 0 (h0); the ranks here wait, for up to 300 s, until a leader is at "
+      "h0:29500\n");
+  Command again = until.start_on(0, {});
+  second.wait_for("[run] the job grows by h0: 4 ranks\n");
+  second.wait_for("done ");  // rank 0 is there now
+  until.wait_for_steps(second);
+  until.end();
+  expect_trained(again.finish(), 2);
+  expect_trained(second.finish(), 2);
 }
 
 TEST(ElasticOverHosts, AHostThatComesLaterTakesTheState) {

@@ -255,6 +255,22 @@ TEST(Relay, ForgetsWhenTheLastHasForgotten) {
   EXPECT_THAT(relay.take_answers(), IsEmpty());
 }
 
+TEST(Relay, AsksAnotherLeaderWhatHasNoAnswer) {
+  Relay relay;
+  relay.ask(1, {"0", "wait", "a"});
+  relay.ask(2, {"0", "get", "b"});
+  relay.ask(3, {"0", "add", "c", "1"});
+  relay.take_messages();
+  relay.hear({"answer", "2", "ok", "v"});
+  relay.ask(4, {"0", "wait", "a"});
+  relay.forget(3);
+  relay.ask_again();
+  EXPECT_THAT(relay.take_messages(), ElementsAre(Message{"ask", "1", "0", "wait", "a"}));
+  relay.hear({"answer", "1", "ok"});
+  EXPECT_THAT(relay.take_answers(),
+              ElementsAre(Pair(2, Message{"ok", "v"}), Pair(1, Message{"ok"}), Pair(4, Message{"ok"})));
+}
+
 TEST(Relay, RefusesAnswersWithoutANumber) {
   Relay relay;
   EXPECT_THROW(relay.hear({"answer"}), std::runtime_error);

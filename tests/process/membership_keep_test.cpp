@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "serried/launch/membership.h"
+#include "serried/launch/standing.h"
 #include "tests/process/membership_tools.h"
 
 namespace serried::launch {
@@ -16,34 +17,6 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-
-MembershipOptions keeping(int min_nodes, int max_nodes, int max_restarts = 0) {
-  MembershipOptions options = options_for(min_nodes, max_nodes, max_restarts);
-  options.keep_going = true;
-  options.join_timeout = Seconds(60);
-  return options;
-}
-
-// Orders of tables as texts: "1:table2@0,3*/5" is for member 1, generation 2, ranks 0 and 3 of 5, 3 to be started.
-std::vector<std::string> tables(Membership& membership) {
-  std::vector<std::string> result;
-  for (const auto& [member, order] : membership.take_orders()) {
-    using Kind = Order::Kind;
-    std::string text = std::to_string(member) + ":";
-    const Assignment& a = order.assignment;
-    if (order.kind == Kind::start || order.kind == Kind::table) {
-      text += (order.kind == Kind::start ? "start" : "table") + std::to_string(a.attempt) + "@";
-      for (const Seat& seat : a.seats) text += std::to_string(seat.rank) + (seat.fresh ? "*," : ",");
-      text.back() = '/';
-      text += std::to_string(a.world_size);
-    }
-    if (order.kind == Kind::over) text += "over" + std::to_string(a.attempt);
-    if (order.kind == Kind::stop) text += "stop";
-    if (order.kind == Kind::exit) text += "exit" + std::to_string(order.exit_code);
-    result.push_back(text);
-  }
-  return result;
-}
 
 // Two of at most three nodes, of 2 and 1 ranks, in seats 0 to 2, all of which use Elastic.
 Membership kept(int max_restarts = 0) {
@@ -203,7 +176,7 @@ TEST(LaunchKeepGoing, OrdersComeBackFromTheirMessages) {
 class RandomKeptJob {
  public:
   RandomKeptJob(unsigned seed, int min_nodes, int max_nodes)
-      : random_(seed), min_(min_nodes), max_(max_nodes), membership_(options(seed)) {
+      : random_(seed), min_(min_nodes), max_(max_nodes), options_(options(seed)), membership_(options_) {
     join();
   }
 
@@ -219,6 +192,7 @@ class RandomKeptJob {
     if (kind > 9) membership_.tick(now_);
     if (kind > 13) answer_one();
     take();
+    if (options_.leader_is_apart && draw(12) == 0) replace_leader();
   }
 
   // Nobody else comes, all ranks end well, and everybody answers: the job ends.
@@ -236,9 +210,14 @@ class RandomKeptJob {
   }
 
   int num_tables() const { return num_tables_; }
+  int num_leaders() const { return num_leaders_; }
   bool over() const { return over_; }
 
  private:
+  struct Launcher {
+    Joiner joiner;
+    Standing standing = {};
+  };
   struct Rank {
     int node;
     int rank;
@@ -257,27 +236,82 @@ class RandomKeptJob {
   int draw(int below) { return static_cast<int>(random_() % static_cast<unsigned>(below)); }
 
   void join() {
-    const auto joined = membership_.join(joiner("h" + std::to_string(draw(6)), min_, max_, 1 + draw(3)), now_);
+    const Joiner it = joiner("h" + std::to_string(draw(6)), min_, max_, 1 + draw(3));
+    const auto joined = membership_.join(it, now_);
     if (joined.refusal.empty()) {
       EXPECT_TRUE(nodes_.emplace(joined.member, false).second) << "a number used twice";
+      launchers_[joined.member] = {.joiner = it};
     }
     take();
   }
 
+  // It is killed. Another one is told by the launchers where the job is, but for some that do not come.
+  void replace_leader() {
+    const auto stops = [](const auto& node) { return node.second; };
+    const auto outlives = [](const auto& entry) { return entry.second.standing.outlives_leader(); };
+    if (over_ || std::any_of(nodes_.begin(), nodes_.end(), stops)) return;
+    const auto is_newest = [&](const auto& entry) {
+      return outlives(entry) && entry.second.standing.generation() == last_generation_;
+    };
+    if (std::none_of(launchers_.begin(), launchers_.end(), is_newest)) return;
+    ++num_leaders_;
+    membership_ = Membership(options_);
+    const std::map<int, bool> before = std::exchange(nodes_, {});
+    std::map<int, Launcher> launchers = std::exchange(launchers_, {});
+    std::map<int, Rank> ranks = std::exchange(ranks_, {});
+    bool newest_came = false;
+    for (const bool claims : {true, false}) {
+      for (auto& [node, launcher] : launchers) {
+        if (outlives(std::pair(node, launcher)) != claims) continue;
+        // Of the newest table at least one comes: its number is known to nobody else.
+        const bool knows_newest = claims && launcher.standing.generation() == last_generation_;
+        if ((!knows_newest || std::exchange(newest_came, true)) && draw(10) == 0) continue;
+        const auto joined = claims ? membership_.rejoin(launcher.joiner, launcher.standing.claim(true), now_)
+                                   : membership_.join(launcher.joiner, now_);
+        if (!joined.refusal.empty()) continue;
+        nodes_[joined.member] = false;
+        launchers_[joined.member] = launcher;
+        for (const auto& [seat, rank] : ranks) {
+          if (rank.node != node) continue;
+          ranks_[seat] = rank;
+          ranks_[seat].node = joined.member;
+        }
+        for (const Message& end : launcher.standing.ends()) {
+          const int seat = number_in(end[1]);
+          end[0] == "rank_lost" ? membership_.rank_lost(joined.member, seat, exit_3())
+                                : membership_.rank_done(joined.member, seat);
+        }
+      }
+    }
+    now_ += std::chrono::seconds(20);
+    membership_.tick(now_);
+    for (const Membership::Refused& refused : membership_.take_refused()) forget(refused.member);
+    take();
+  }
+
+  void forget(int node) {
+    nodes_.erase(node);
+    launchers_.erase(node);
+    std::erase_if(ranks_, [&](const auto& entry) { return entry.second.node == node; });
+  }
+
   void lose_node() {
     const int node = std::next(nodes_.begin(), 1 + draw(static_cast<int>(nodes_.size()) - 1))->first;
-    nodes_.erase(node);
-    std::erase_if(ranks_, [&](const auto& entry) { return entry.second.node == node; });
+    forget(node);
     membership_.lost(node);
   }
 
-  void interrupt() { membership_.failed(0, {.kind = Cause::Kind::interrupted, .signal = 2}); }
+  void interrupt() {
+    if (!nodes_.empty()) membership_.failed(nodes_.begin()->first, {.kind = Cause::Kind::interrupted, .signal = 2});
+  }
 
   bool end_rank(bool badly) {
     if (ranks_.empty()) return false;
     const auto ended = std::next(ranks_.begin(), draw(static_cast<int>(ranks_.size())));
     const auto [seat, rank] = *ended;
     ranks_.erase(ended);
+    Standing& standing = launchers_.at(rank.node).standing;
+    badly ? standing.rank_lost(seat, exit_3()) : standing.rank_done(seat);
     badly ? membership_.rank_lost(rank.node, seat, exit_3()) : membership_.rank_done(rank.node, seat);
     return true;
   }
@@ -286,6 +320,7 @@ class RandomKeptJob {
     for (auto& [seat, rank] : ranks_) {
       if (count-- <= 0) return;
       rank.elastic = true;
+      launchers_.at(rank.node).standing.rank_is_elastic(seat);
       membership_.rank_is_elastic(rank.node, seat);
     }
   }
@@ -307,6 +342,7 @@ class RandomKeptJob {
     for (const auto& [node, order] : membership_.take_orders()) {
       if (node == kLeader && order.kind == Order::Kind::exit) over_ = true;
       if (!nodes_.contains(node)) continue;  // it was told before it was lost
+      launchers_.at(node).standing.hear(order);
       ASSERT_FALSE(over_ && order.kind != Order::Kind::exit) << "an order after the end";
       if (order.kind == Order::Kind::stop) nodes_[node] = true;
       if (order.kind == Order::Kind::exit) over_ = true;
@@ -374,27 +410,33 @@ class RandomKeptJob {
   std::mt19937 random_;
   int min_;
   int max_;
+  MembershipOptions options_;
   Membership membership_;
+  std::map<int, Launcher> launchers_;
   std::map<int, bool> nodes_;  // whether it was told to stop
   std::map<int, Rank> ranks_;  // that live, by seat
   std::set<int> used_;         // seats
   Time now_ = kBegin;
   int last_generation_ = -1;
   int num_tables_ = 0;
+  int num_leaders_ = 0;
   bool over_ = false;
 };
 
 TEST(LaunchKeepGoing, KeepsItsPromisesWhateverHappens) {
   int tables = 0;
+  int leaders = 0;
   for (unsigned seed = 0; seed < 3000; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     RandomKeptJob job(seed, 1 + static_cast<int>(seed % 3), 1 + static_cast<int>(seed % 3 + seed % 4));
     for (int i = 0; i < 80 && !job.over(); ++i) job.step();
     job.run_out();
     tables += job.num_tables();
+    leaders += job.num_leaders();
     if (::testing::Test::HasFailure()) break;
   }
   EXPECT_GT(tables, 6000);
+  EXPECT_GT(leaders, 500);
 }
 
 }  // namespace

@@ -101,6 +101,9 @@ TEST(LaunchOptions, EachMistakeNamesTheOptionAndTheFix) {
   EXPECT_THAT(error_of({.command = command, .rendezvous = "a:1"}), HasSubstr("--nnodes is 1"));
   EXPECT_THAT(error_of({.command = command, .lost_after = Seconds(1)}), HasSubstr("--lost-after is 1 s"));
   EXPECT_THAT(error_of({.command = command, .last_call = Seconds(-1)}), HasSubstr("--last-call is -1 s"));
+  EXPECT_EQ(error_of({.command = command, .rejoin_timeout = Seconds(-1)}),
+            "[run] --rejoin-timeout is -1 s\n"
+            "  fix: pass a number of seconds, or 0 for ranks that end with the launcher that leads them");
   EXPECT_EQ(error_of({.command = command, .min_nodes = 4, .max_nodes = 2, .rendezvous = "a:1"}),
             "[run] --nnodes is 4:2\n  fix: pass min:max, the smaller number first: 2:4");
   EXPECT_EQ(error_of({.command = command, .min_nodes = 2, .max_nodes = 2, .rendezvous = "0.0.0.0:1"}),
@@ -190,7 +193,10 @@ TEST(LaunchWire, OrdersComeBackAsTheyWere) {
                                    .world_size = 9,
                                    .master_port = 77,
                                    .run_id = "id",
-                                   .job_secret = "s"}};
+                                   .job_secret = "s",
+                                   .restarts = 3,
+                                   .next_seat = 12,
+                                   .num_with_leader = 2}};
   const Assignment back = order_from(to_message(start)).assignment;
   EXPECT_EQ(back.attempt, 1);
   EXPECT_EQ(back.num_local, 3);
@@ -199,14 +205,20 @@ TEST(LaunchWire, OrdersComeBackAsTheyWere) {
   EXPECT_EQ(back.master_port, 77);
   EXPECT_EQ(back.run_id, "id");
   EXPECT_EQ(back.job_secret, "s");
-  const Hello hello{.version = version_text(),
-                    .host = "h",
-                    .machine = "id",
-                    .nonce = "n",
-                    .max_nodes = 4,
-                    .num_local = 3,
-                    .command = mark_of_command({"train", "--lr", "2"})};
+  EXPECT_EQ(back.restarts, 3);
+  EXPECT_EQ(back.next_seat, 12);
+  EXPECT_EQ(back.num_with_leader, 2);
+  Hello hello{.version = version_text(),
+              .host = "h",
+              .machine = "id",
+              .nonce = "n",
+              .max_nodes = 4,
+              .num_local = 3,
+              .command = mark_of_command({"train", "--lr", "2"})};
   EXPECT_EQ(to_message(hello_from(to_message(hello))), to_message(hello));
+  EXPECT_FALSE(hello_from(to_message(hello)).claim);
+  hello.claim = Claim{.run_id = "id", .generation = 3, .world_size = 2, .next_seat = 5, .seats = {{4, 1, true, true}}};
+  EXPECT_EQ(hello_from(to_message(hello)).claim, hello.claim);
   const Cause cause{.node = 1, .host = "h", .rank = 5, .pid = 6, .signal = 9, .tail = {"a", "b"}};
   const Cause same = order_from(to_message({.kind = Order::Kind::stop, .cause = cause})).cause;
   EXPECT_EQ(describe(same, 8, 2), describe(cause, 8, 2));

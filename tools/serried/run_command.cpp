@@ -47,6 +47,7 @@ RunCommand::RunCommand(CLI::App& app)
       join_seconds_(options_.join_timeout.count()),
       last_call_seconds_(options_.last_call.count()),
       lost_seconds_(options_.lost_after.count()),
+      rejoin_seconds_(options_.rejoin_timeout.count()),
       sit_out_seconds_(options_.sit_out.count()),
       slow_seconds_(options_.slow_after.count()) {
   CLI::App& run = *command_;
@@ -83,6 +84,10 @@ RunCommand::RunCommand(CLI::App& app)
       ->capture_default_str();
   run.add_option("--lost-after", lost_seconds_, "Seconds of silence after which a node is lost; the same on all nodes")
       ->capture_default_str();
+  run.add_option("--rejoin-timeout", rejoin_seconds_,
+                 "Under --keep-going, seconds that ranks live on while the launcher that leads is lost and another one "
+                 "is awaited at its address; 0: they end with it")
+      ->capture_default_str();
   run.add_option("--sit-out", sit_out_seconds_,
                  "Seconds that a node sits out whose ranks failed 3 times within them; 0: never; node 0's value counts")
       ->capture_default_str();
@@ -114,6 +119,7 @@ int RunCommand::execute(const std::vector<std::string>& rest) {
   options_.join_timeout = launch::Seconds(join_seconds_);
   options_.last_call = launch::Seconds(last_call_seconds_);
   options_.lost_after = launch::Seconds(lost_seconds_);
+  options_.rejoin_timeout = launch::Seconds(rejoin_seconds_);
   options_.sit_out = launch::Seconds(sit_out_seconds_);
   options_.slow_after = launch::Seconds(slow_seconds_);
   const launch::NodeRange nodes = launch::parse_nodes(nodes_);
@@ -164,6 +170,10 @@ int RunCommand::run_on_hosts() {
                       "--nnodes is " + launch::range_text(options_.min_nodes, options_.max_nodes) + ", and " + given +
                           " names " + std::to_string(num_hosts),
                       "leave --nnodes out, or pass min:" + std::to_string(num_hosts));
+  }
+  if (command_->get_option("--rejoin-timeout")->count() > 0) {
+    throw LaunchError(launch::kExitUsage, "--rejoin-timeout is given beside " + given,
+                      "leave it out: under " + given + " nobody starts a lost leader again, so the job ends with it");
   }
   options_.token = launch::read_token();
   if (options_.token.empty()) options_.token = launch::make_token();

@@ -37,6 +37,7 @@ class RunCommand {
   double join_seconds_;
   double last_call_seconds_;
   double lost_seconds_;
+  double rejoin_seconds_;
   double sit_out_seconds_;
   double slow_seconds_;
   std::string nodes_ = "1";

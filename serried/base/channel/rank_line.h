@@ -1,6 +1,7 @@
 // What a rank and its launcher say on the socket between them, and how much of it. Free of LibTorch.
 //   rank -> launcher   begin | ask <id> <op> <arguments> | forget <id> | elastic
 //   launcher -> rank   answer <id> <outcome> <fields> | over <generation> <why>
+//                      leader <address, while the leader is away>
 //                      table <generation> <rank> <ranks> <local rank> <local ranks> <node> <nodes>
 #pragma once
 

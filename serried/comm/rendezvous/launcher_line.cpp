@@ -199,6 +199,11 @@ std::optional<Over> LauncherLine::newest_over() const {
   return over_;
 }
 
+std::string LauncherLine::leader_away() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return leader_away_;
+}
+
 void LauncherLine::on_over(std::function<void(const Over&)> callback) {
   const std::lock_guard<std::mutex> lock(calling_);
   callback_ = std::move(callback);
@@ -223,6 +228,10 @@ void LauncherLine::take(const Message& message) {
   if (message[0] == "answer" && message.size() >= 3) take_answer(message);
   if (message[0] == "table" && message.size() == 8) take_table(message);
   if (message[0] == "over" && message.size() == 3) take_over(message);
+  if (message[0] == "leader" && message.size() == 2) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    leader_away_ = message[1];
+  }
 }
 
 void LauncherLine::take_table(const Message& message) {

@@ -74,6 +74,9 @@ class LauncherLine {
   /// As on_over, with each table that comes, or has come last.
   void on_table(std::function<void(const RankTable&)> callback);
 
+  /// The address of the leader that the launcher has lost and waits for, which keeps the store; "" while it is there.
+  std::string leader_away() const;
+
   /// The last generation that is over; nothing while none is.
   std::optional<Over> newest_over() const;
   /// Called by the listening thread with each generation that is over, at once with one that is already. Takes the
@@ -107,6 +110,7 @@ class LauncherLine {
   mutable std::mutex mutex_;  // of what follows
   std::optional<RankTable> table_;
   std::optional<Over> over_;
+  std::string leader_away_;
   std::condition_variable table_came_;
   std::map<std::string, Question*> open_;
   uint64_t next_ = 0;

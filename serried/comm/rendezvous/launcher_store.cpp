@@ -50,7 +50,14 @@ bool waits(const Message& question) {
   return question[0] == "wait" || question[0] == "get" || question[0] == "multi_get" || question[0] == "pop";
 }
 
-[[noreturn]] void raise_late(const Message& question, milliseconds timeout) {
+[[noreturn]] void raise_late(const Message& question, milliseconds timeout, const std::string& leader_away) {
+  if (!leader_away.empty()) {
+    raise<c10::DistStoreError>(
+        {"store",
+         c10::str(keys_text(question), ": no answer within ", timeout.count(), " ms, since the leader of the job at ",
+                  leader_away, ", which keeps the store, is lost, and no other has taken its place"),
+         "start the launcher that led the job there again, with the same command line"});
+  }
   if (waits(question)) {
     raise<c10::DistStoreError>(
         {"store",
@@ -127,7 +134,7 @@ c10::intrusive_ptr<c10d::Store> LauncherStore::clone() {
 Message LauncherStore::ask(const Message& question, milliseconds timeout) const {
   check_size(question);
   const std::optional<Message> answer = line_->ask(question, deadline_of(timeout), ended_.get());
-  if (!answer) raise_late(question, timeout);
+  if (!answer) raise_late(question, timeout, line_->leader_away());
   const bool fine = (*answer)[0] == "ok" || (*answer)[0] == "none";
   if (!fine) raise_refused(question, *answer);
   return *answer;

@@ -1,6 +1,6 @@
 // A rank that trains with Elastic and kills itself where it is told: <steps> <min ranks>
-// [<step>:<rank>:<phase>:<nth>]... At the end it does all steps again in a plain loop, with as many ranks as each step
-// had, and compares bits.
+// [until:<file>] [<step>:<rank>:<phase>:<nth>]... With a file, the training ends early when that is there. At the end
+// it does all steps again in a plain loop, with as many ranks as each step had, and compares bits.
 #include <signal.h>
 #include <unistd.h>
 
@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <sstream>
 
+#include "serried/comm/collectives/collectives.h"
 #include "serried/comm/collectives/observe.h"
 #include "serried/comm/groups/ranks.h"
 #include "serried/elastic/elastic.h"
@@ -68,6 +69,13 @@ at::Tensor loss_of(const at::Tensor& output) {
   return output.square().mean() + output.sum() * 0.1;
 }
 
+/// The same on all ranks.
+bool any_sees(const std::string& file, const Group& world) {
+  const at::Tensor there = at::tensor({int64_t(::access(file.c_str(), F_OK) == 0)});
+  all_reduce_(there, world, c10d::ReduceOp::MAX);
+  return there.item<int64_t>() == 1;
+}
+
 at::Tensor batch(int64_t step, int rank) {
   auto generator = at::make_generator<at::CPUGeneratorImpl>(uint64_t(step * 100 + rank));
   return at::randn({2 + (step + rank) % 3, 6}, generator);
@@ -104,7 +112,9 @@ bool equals_plain_loop(torch::nn::Sequential& trained, const std::string& histor
 int main(int argc, char** argv) {
   ::alarm(100);  // whatever becomes of the test
   const int64_t num_steps = std::atol(argv[1]);
-  Fate fate(argc - 3, argv + 3);
+  const std::string until = argc > 3 && std::string(argv[3]).starts_with("until:") ? argv[3] + 6 : "";
+  const int first_death = until.empty() ? 3 : 4;
+  Fate fate(argc - first_death, argv + first_death);
   torch::nn::Sequential net = net_of_all();
   torch::optim::AdamW optimizer(net->parameters(), rate());
   std::string history;
@@ -121,7 +131,8 @@ int main(int argc, char** argv) {
   });
   double longest = 0;
   Clock::time_point last = Clock::now();
-  while (elastic.step() < num_steps) {
+  bool ends = false;
+  while (elastic.step() < num_steps && !ends) {
     const bool first = elastic.world()->getSize() == 1;
     elastic.run([&] {
       fate.at("forward", elastic.step());
@@ -129,6 +140,7 @@ int main(int argc, char** argv) {
       const at::Tensor loss = loss_of(ddp(batch(elastic.step(), elastic.world()->getRank())));
       phase = "bucket";
       loss.backward();
+      if (!until.empty()) ends = any_sees(until, elastic.world());
       phase = "commit";
       const bool steps = elastic.commit();
       phase = "meeting";
