@@ -131,6 +131,7 @@ bench_checkpoint() {
     "${run[@]}" --master-port 29625 python3 "$(dirname "$0")/checkpoint/pytorch.py" 32 1024 "$folder/pytorch" "$lines"
   fi
   "${run[@]}" "$build/benchmarks/bench_checkpoint" 32 1024 "$folder" "$results" "$lines"
+  "${run[@]}" "$build/benchmarks/bench_checkpoint_plan" "$folder" "$results"
   rm -rf "$folder"
 }
 

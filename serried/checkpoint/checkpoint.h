@@ -71,7 +71,7 @@ struct LoadOptions {
   bool convert = false;             // floating point numbers may have another dtype than they were saved with
   std::vector<Rename> rename = {};  // of tensors and parameters, one after the other
   std::string only = {};            // names that do not begin with it stay as they are
-  bool verify = true;               // blocks that ranks read in parts are read once more, whole, and compared
+  bool verify = true;               // blocks that ranks read in parts are compared, too
 };
 
 /// Reads a checkpoint into what `contents` names, which may be less than there is, under any mesh, placements and

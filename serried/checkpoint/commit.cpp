@@ -216,9 +216,9 @@ void PartialFolder::commit() {
     File::open_folder(partial_).sync();
     check_target();
     replaces = swap_in();
+    is_there_ = false;  // under the partial name is the old one: it stays where the name of the new one may not
     parent.sync();
   }
-  is_there_ = false;
   lock_.reset();
   // Under the partial name is the old one now.
   if (replaces) remove_folder(partial_);

@@ -133,6 +133,10 @@ void File::write(int64_t offset, const void* data, int64_t size) const {
   }
 }
 
+void File::start_writing(int64_t begin, int64_t end) const {
+  ::sync_file_range(fd_, begin, end - begin, SYNC_FILE_RANGE_WRITE);
+}
+
 void File::sync() const {
   if (::fsync(fd_) != 0) fail_with_errno("write", path_, errno);
 }

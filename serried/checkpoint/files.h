@@ -34,6 +34,8 @@ class File {
   /// All of `size` bytes, however many calls it takes. A file that ends before is a Failure.
   void read(int64_t offset, void* data, int64_t size) const;
   void write(int64_t offset, const void* data, int64_t size) const;
+  /// Lets the disk begin with what is written there. A hint: nothing is promised before `sync`.
+  void start_writing(int64_t begin, int64_t end) const;
   /// Returns when the content is on the disk.
   void sync() const;
   /// Whether this process has it now; the kernel gives it back when the process ends, however that comes.

@@ -10,7 +10,6 @@
 #include <set>
 
 #include "serried/base/text.h"
-#include "serried/checkpoint/blocks.h"
 #include "serried/checkpoint/commit.h"
 #include "serried/checkpoint/failure.h"
 #include "serried/checkpoint/files.h"
@@ -25,6 +24,7 @@ using nlohmann::json;
 namespace fs = std::filesystem;
 
 constexpr const char* kFormat = "serried checkpoint";
+constexpr int64_t kOldestVersion = 2;
 constexpr int64_t kMaxBlockBytes = int64_t(1) << 30;
 
 constexpr std::string_view kChecksum = "{\n \"checksum\": \"";
@@ -70,7 +70,7 @@ void check_version(const json& object, const std::string& path) {
     fail(path + " is not that of a checkpoint", "pass a folder that checkpoint::save wrote");
   }
   const int64_t version = object.at("version").get<int64_t>();
-  if (version == kFormatVersion) return;
+  if (version >= kOldestVersion && version <= kFormatVersion) return;
   fail(c10::str(path, " is of format ", version, ", and this serried reads format ", kFormatVersion),
        version > kFormatVersion ? "read it with a newer serried" : "save it again");
 }
@@ -142,9 +142,16 @@ bool is_file_name(const std::string& name) {
 }
 
 std::string index_text(const Index& index) {
-  json object = {{"format", kFormat},          {"version", kFormatVersion},        {"world_size", index.world_size},
-                 {"saved_at", index.saved_at}, {"block_bytes", index.block_bytes}, {"values", index.values},
-                 {"entries", json::object()},  {"files", json::object()},          {"weight_maps", json::object()}};
+  json object = {{"format", kFormat},
+                 {"version", kFormatVersion},
+                 {"world_size", index.world_size},
+                 {"saved_at", index.saved_at},
+                 {"block_bytes", index.block_bytes},
+                 {"leaf_bytes", index.leaf_bytes},
+                 {"values", index.values},
+                 {"entries", json::object()},
+                 {"files", json::object()},
+                 {"weight_maps", json::object()}};
   for (const auto& [name, entry] : index.entries) {
     object["entries"][name] = {
         {"files", entry.files}, {"aliases", entry.aliases}, {"values", entry.values}, {"per_rank", entry.per_rank}};
@@ -173,6 +180,10 @@ Index parse_index(const std::string& text, const std::string& path) {
     index.block_bytes = object.at("block_bytes").get<int64_t>();
     if (index.block_bytes <= 0 || index.block_bytes > kMaxBlockBytes) {
       throw std::invalid_argument("block_bytes is no size of a block");
+    }
+    index.leaf_bytes = object.value("leaf_bytes", index.block_bytes);  // older checkpoints lack it
+    if (index.leaf_bytes <= 0 || index.block_bytes % index.leaf_bytes != 0) {
+      throw std::invalid_argument("leaf_bytes does not divide block_bytes");
     }
     index.values = object.at("values");
     if (!index.values.is_object()) throw std::invalid_argument("values is no object");

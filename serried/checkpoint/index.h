@@ -9,11 +9,13 @@
 #include <string>
 #include <vector>
 
+#include "serried/checkpoint/blocks.h"
+
 namespace serried::checkpoint::detail {
 
 inline constexpr const char* kIndexName = "index.json";
 inline constexpr const char* kValuesEntry = "values";  // the tensors among the user's values
-inline constexpr int64_t kFormatVersion = 2;
+inline constexpr int64_t kFormatVersion = 3;           // 2: blocks have no leaves
 
 struct IndexedFile {
   std::string name;
@@ -33,10 +35,13 @@ struct Index {
   int64_t world_size = 1;
   int64_t saved_at = 0;  // nanoseconds since 1970 on the clock of rank 0
   int64_t block_bytes = 0;
+  int64_t leaf_bytes = 0;
   std::map<std::string, IndexedEntry> entries = {};
   nlohmann::json values = nlohmann::json::object();  // the user's
   std::vector<IndexedFile> files = {};
   std::vector<IndexedFile> weight_maps = {};  // which nobody but other readers and `verify` looks at
+
+  BlockGrid grid_of(int64_t file_bytes) const { return {file_bytes, block_bytes, leaf_bytes}; }
 };
 
 /// Whether a name that a file gives is that of a file beside it, and leads nowhere else.

@@ -65,12 +65,18 @@ void read_blocks(const std::string& path, const BlockGrid& grid, const BlocksToC
   for (int64_t block = blocks.first; block <= last; ++block) on_block(block, bytes.data() + grid.begin(block) - begin);
 }
 
-void check_blocks(const std::string& folder, const std::vector<IndexedFile>& indexed, int64_t block_bytes,
-                  const std::vector<BlocksToCheck>& blocks, const OnBytes& on_bytes, Findings& findings) {
+struct FilesToCheck {
+  std::string folder;
+  std::vector<IndexedFile> files;
+  const Index& index;
+};
+
+void check_blocks(const FilesToCheck& all, const std::vector<BlocksToCheck>& blocks, const OnBytes& on_bytes,
+                  Findings& findings) {
   std::atomic<size_t> next = 0;
   std::mutex mutex;  // of `done`, and of whom it is told
   int64_t done = 0, total = 0;
-  for (const IndexedFile& file : indexed) total += file.num_bytes;
+  for (const IndexedFile& file : all.files) total += file.num_bytes;
   const auto tell = [&](int64_t more, const std::string& what) {
     const std::lock_guard<std::mutex> lock(mutex);
     done += more;
@@ -79,12 +85,12 @@ void check_blocks(const std::string& folder, const std::vector<IndexedFile>& ind
   const auto work = [&] {
     std::string bytes;
     for (size_t i = next++; i < blocks.size(); i = next++) {
-      const IndexedFile& file = indexed[blocks[i].file];
-      const BlockGrid grid{file.num_bytes, block_bytes};
+      const IndexedFile& file = all.files[blocks[i].file];
+      const BlockGrid grid = all.index.grid_of(file.num_bytes);
       try {
-        read_blocks(folder + "/" + file.name, grid, blocks[i], bytes, [&](int64_t block, const char* data) {
+        read_blocks(all.folder + "/" + file.name, grid, blocks[i], bytes, [&](int64_t block, const char* data) {
           const int64_t begin = grid.begin(block), end = grid.end(block);
-          if (hash_of(data, end - begin) != file.hashes[size_t(block)]) {
+          if (hash_of_block(grid, block, data) != file.hashes[size_t(block)]) {
             findings.add(c10::str(file.name, ": bytes ", begin, " to ", end, " are not those that were saved"));
           }
           tell(end - begin, file.name);
@@ -157,22 +163,23 @@ std::string listing_json(const std::string& folder) {
 std::vector<std::string> verify(const std::string& path, const OnBytes& on_bytes) {
   const std::string folder = place_of(path);
   const Index index = read_index(folder);
-  std::vector<IndexedFile> all = index.files;
-  all.insert(all.end(), index.weight_maps.begin(), index.weight_maps.end());
+  FilesToCheck all{folder, index.files, index};
+  all.files.insert(all.files.end(), index.weight_maps.begin(), index.weight_maps.end());
   Findings findings;
   std::vector<BlocksToCheck> blocks;
   const int64_t at_once = std::max<int64_t>(1, kBytesAtOnce / index.block_bytes);
-  for (size_t i = 0; i < all.size(); ++i) {
+  for (size_t i = 0; i < all.files.size(); ++i) {
+    const IndexedFile& file = all.files[i];
     try {
-      if (i < index.files.size()) const TensorFile whole(folder, all[i], index.block_bytes);  // that it has a header
-      check_length(File::open_to_read(folder + "/" + all[i].name, true), all[i]);
-      const auto count = int64_t(all[i].hashes.size());
+      if (i < index.files.size()) const TensorFile whole(folder, file, index.grid_of(file.num_bytes));  // has a header
+      check_length(File::open_to_read(folder + "/" + file.name, true), file);
+      const auto count = int64_t(file.hashes.size());
       for (int64_t b = 0; b < count; b += at_once) blocks.push_back({i, b, std::min(at_once, count - b)});
     } catch (const Failure& failure) {
       findings.add(failure);
     }
   }
-  check_blocks(folder, all, index.block_bytes, blocks, on_bytes, findings);
+  check_blocks(all, blocks, on_bytes, findings);
   const std::vector<std::string> found = std::move(findings).sorted();
   if (!found.empty() && checksum_in(folder) != index.checksum) {
     fail(folder + " was replaced or removed by a save while it was read", "verify it again");

@@ -84,6 +84,8 @@ void lay_out(SavePlan& plan, const std::map<std::string, std::map<std::string, s
   int64_t num_bytes = 0;
   for (const PlannedFile& file : plan.files) num_bytes += file.num_bytes;
   plan.index.block_bytes = block_bytes_for(num_bytes);
+  const int64_t leaf_bytes = format_limits().leaf_bytes;
+  plan.index.leaf_bytes = plan.index.block_bytes % leaf_bytes == 0 ? leaf_bytes : plan.index.block_bytes;
   for (PlannedTensor& tensor : plan.tensors) tensor.begin += int64_t(plan.files[tensor.file].header.size());
 }
 

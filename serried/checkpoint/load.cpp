@@ -12,8 +12,10 @@
 #include "serried/checkpoint/failure.h"
 #include "serried/checkpoint/load_names.h"
 #include "serried/checkpoint/collect.h"
+#include "serried/checkpoint/packed.h"
 #include "serried/checkpoint/reader.h"
 #include "serried/checkpoint/save_job.h"
+#include "serried/checkpoint/shared_blocks.h"
 #include "serried/checkpoint/values.h"
 #include "serried/tensor/parts.h"
 
@@ -182,21 +184,26 @@ void compare_ranks(const std::vector<std::string>& messages, const std::string& 
   check_same_orders(said);
 }
 
-// Blocks of which no rank has read all: one of those that have read a part reads and compares it.
-void check_shared_blocks(const std::unique_ptr<Checkpoint>& checkpoint, const std::vector<std::string>& of_ranks,
-                         const Ranks& ranks) {
-  std::map<std::pair<std::string, int64_t>, std::vector<int>> readers;
-  for (size_t rank = 0; rank < of_ranks.size(); ++rank) {
-    for (const json& block : json::parse(of_ranks[rank])) {
-      readers[{block[0].get<std::string>(), block[1].get<int64_t>()}].push_back(int(rank));
-    }
+// What a rank tells each other one, as numbers.
+using Dealt = std::vector<std::vector<int64_t>>;
+
+std::string sizes_text_of(const Dealt& dealt) {
+  std::vector<int64_t> sizes;
+  for (const std::vector<int64_t>& each : dealt) sizes.push_back(int64_t(each.size()));
+  return packed(sizes);
+}
+
+// Blocks of which no rank has read all. `sizes`: of what each rank has dealt.
+void check_shared_blocks(const std::unique_ptr<Checkpoint>& checkpoint, const Dealt& dealt,
+                         const std::vector<std::string>& sizes, const Ranks& ranks) {
+  int64_t total = 0;
+  for (const std::string& rank : sizes) {
+    for (int64_t size : unpacked<int64_t>(rank)) total += size;
   }
-  if (readers.empty()) return;
+  if (total == 0) return;
+  const std::vector<int64_t> told = ranks.deal(dealt);
   const auto check = [&] {
-    size_t turn = 0;
-    for (const auto& [block, who] : readers) {
-      if (who[turn++ % who.size()] == ranks.rank()) checkpoint->file(block.first)->check_block(block.second);
-    }
+    check_blocks_of(*checkpoint, told);
     return std::string();
   };
   ranks.together([&] { return from_one(checkpoint, check); });
@@ -220,16 +227,17 @@ void load(const std::string& path, const Contents& contents, LoadOptions options
       plan = detail::LoadPlanner(*checkpoint, options, call).plan(contents);
       return detail::load_message(*checkpoint, plan);
     };
-    const auto read = [&]() -> std::string {
+    detail::Dealt dealt(static_cast<size_t>(ranks.size()));
+    const auto read = [&] {
       detail::read_all(plan.readings);
-      if (options.verify) return checkpoint->blocks_in_parts();
-      if (checkpoint->was_replaced()) detail::fail_for_replaced(checkpoint->folder());
-      return "[]";
+      if (options.verify) dealt = detail::leaves_for_ranks(*checkpoint, ranks.size());
+      if (!options.verify && checkpoint->was_replaced()) detail::fail_for_replaced(checkpoint->folder());
+      return detail::sizes_text_of(dealt);
     };
     const auto said = ranks.together([&] { return detail::from_one(checkpoint, tell); });
     detail::compare_ranks(said, path, options.strict);
-    const auto blocks = ranks.together([&] { return detail::from_one(checkpoint, read); });
-    detail::check_shared_blocks(checkpoint, blocks, ranks);
+    const auto sizes = ranks.together([&] { return detail::from_one(checkpoint, read); });
+    detail::check_shared_blocks(checkpoint, dealt, sizes, ranks);
     for (const auto& apply : plan.apply) apply();
   } catch (const detail::Failure& failure) {
     detail::raise_failure("checkpoint::load", failure);

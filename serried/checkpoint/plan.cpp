@@ -11,6 +11,7 @@
 #include "serried/checkpoint/failure.h"
 #include "serried/checkpoint/holders.h"
 #include "serried/checkpoint/keep.h"
+#include "serried/checkpoint/runs.h"
 
 namespace serried::checkpoint::detail {
 namespace {
@@ -25,6 +26,7 @@ PlannedTensor planned(const SharedItem& item, const Collected& all, int rank) {
   if (mine == item.held.end()) return result;
   result.tensor = all.item(mine->number).item.tensor;
   result.spec = all.item(mine->number).spec;
+  if (result.spec && result.spec->mesh.contains_this_rank()) result.rows = rows_instead(*result.spec);
   if (mine->part == kHoldsNothing) return result;
   const auto has_same = [&](const HeldBy& held) { return held.part == mine->part; };
   const auto number = std::count_if(item.held.begin(), mine, has_same);
@@ -105,6 +107,10 @@ SavePlan make_plan(const Contents& contents, const Ranks& ranks, const SaveOptio
   add_values(plan, all.values, shared);
   check_names_differ(plan);
   lay_out(plan, shared.aliases);
+  // What ranks move between them comes in the same order on all of them.
+  const bool moves = std::any_of(plan.tensors.begin(), plan.tensors.end(),
+                                 [](const PlannedTensor& tensor) { return !tensor.rows.empty(); });
+  if (!moves) plan.first_file = plan.files.size() * size_t(ranks.rank()) / size_t(ranks.size());
   return plan;
 }
 

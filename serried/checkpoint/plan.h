@@ -29,6 +29,8 @@ struct PlannedTensor {
   /// blocks of a file each writes every num_replicas-th.
   int64_t num_replicas = 1;
   int64_t replica = 0;
+  Placements rows =
+      {};  // that it has to be brought to first, by all ranks of its mesh; empty: it is written as it lies
   size_t file = 0;
   int64_t begin = 0;  // in the file
 };
@@ -43,7 +45,8 @@ struct PlannedFile {
 struct SavePlan {
   std::vector<PlannedTensor> tensors;  // by file, ascending
   std::vector<PlannedFile> files = {};
-  Index index = {};  // without hashes
+  Index index = {};       // without hashes
+  size_t first_file = 0;  // that this rank begins with: two that write to one file at a time wait for each other
 };
 
 /// All ranks call it; nothing but names, meshes and hashes is exchanged. Failure on all of them where one cannot save

@@ -1,13 +1,17 @@
 // One text per rank and step, which says how it went.
 #include "serried/checkpoint/ranks.h"
 
+#include <ATen/ATen.h>
 #include <c10/util/StringUtil.h>
 
 #include <nlohmann/json.hpp>
 
 #include "serried/checkpoint/failure.h"
 #include "serried/comm/agree/rank_texts.h"
+#include "serried/comm/collectives/collectives.h"
+#include "serried/comm/collectives/door.h"
 #include "serried/comm/collectives/watch.h"
+#include "serried/tape/tape.h"
 
 namespace serried::checkpoint::detail {
 namespace {
@@ -48,6 +52,21 @@ std::vector<std::string> Ranks::together(const std::function<std::string()>& ste
   }
   for (std::string& text : all) text.erase(0, 1);
   return all;
+}
+
+std::vector<int64_t> Ranks::deal(const std::vector<std::vector<int64_t>>& for_ranks) const {
+  if (size() == 1) return for_ranks.at(0);
+  const watch::PartOf scope("checkpoint");
+  const tape::Pause off_tape;
+  std::vector<int64_t> numbers, counts;
+  for (const std::vector<int64_t>& each : for_ranks) {
+    numbers.insert(numbers.end(), each.begin(), each.end());
+    counts.push_back(int64_t(each.size()));
+  }
+  const at::Tensor dealt = at::tensor(numbers, at::kLong).to(serried::detail::device_of(group_));
+  const at::Tensor received = all_to_all(dealt, group_, {.split_sizes = counts}).cpu().contiguous();
+  const auto* const first = received.const_data_ptr<int64_t>();
+  return {first, first + received.numel()};
 }
 
 void Ranks::compare(const std::string& mine) const {

@@ -131,14 +131,14 @@ TensorFile::TensorFile(const std::string& path)
   read_header();
 }
 
-TensorFile::TensorFile(const std::string& folder, const IndexedFile& indexed, int64_t block_bytes)
+TensorFile::TensorFile(const std::string& folder, const IndexedFile& indexed, const BlockGrid& grid)
     : path_(folder + "/" + indexed.name),
       was_there_(true),
       file_(File::open_to_read(path_, was_there_)),
       identity_(file_->identity()),
       num_bytes_(identity_.num_bytes),
       hashes_(indexed.hashes),
-      grid_{indexed.num_bytes, block_bytes} {
+      grid_(grid) {
   check_length(*file_, indexed);
   hasher_ = std::make_unique<BlockHasher>(grid_);
   read_header();
@@ -212,12 +212,26 @@ std::vector<int64_t> TensorFile::blocks_in_parts() const {
   return blocks;
 }
 
-void TensorFile::check_block(int64_t block) {
-  std::string bytes(size_t(grid_.end(block) - grid_.begin(block)), '\0');
-  file().read(grid_.begin(block), bytes.data(), int64_t(bytes.size()));
-  compare_hash(block, hash_of(bytes.data(), int64_t(bytes.size())));
+void TensorFile::check_block(int64_t block, BlockPart known) {
+  for (int64_t leaf = 0; leaf < known.num_leaves(); ++leaf) {
+    if (known.knows(leaf)) continue;
+    int64_t end = leaf + 1;
+    while (end < known.num_leaves() && !known.knows(end)) ++end;
+    read_leaves(block, leaf, end, known);
+  }
+  compare_hash(block, hash_of_leaves(known.hashes()));
   touched_.erase(block);
   rest();
+}
+
+void TensorFile::read_leaves(int64_t block, int64_t first, int64_t end, BlockPart& known) {
+  const int64_t begin = grid_.leaf_begin(block, first);
+  std::string bytes(size_t(grid_.leaf_end(block, end - 1) - begin), '\0');
+  file().read(begin, bytes.data(), int64_t(bytes.size()));
+  for (int64_t leaf = first; leaf < end; ++leaf) {
+    const int64_t at = grid_.leaf_begin(block, leaf);
+    known.note(leaf, hash_of(bytes.data() + (at - begin), grid_.leaf_end(block, leaf) - at));
+  }
 }
 
 std::string TensorFile::tensor_at(int64_t offset) const {
@@ -264,18 +278,9 @@ std::shared_ptr<TensorFile> Checkpoint::file(const std::string& name) {
                                     [&](const IndexedFile& each) { return each.name == name; });
   if (indexed == index_.files.end())
     fail(c10::str("the index of ", folder_, " lacks ", name), "use another checkpoint");
-  file = std::make_shared<TensorFile>(folder_, *indexed, index_.block_bytes);
+  file = std::make_shared<TensorFile>(folder_, *indexed, index_.grid_of(indexed->num_bytes));
   if (files_.size() > kFilesThatStayOpen) file->close_between_reads();
   return file;
-}
-
-std::string Checkpoint::blocks_in_parts() const {
-  nlohmann::json blocks = nlohmann::json::array();
-  for (const auto& [name, file] : files_) {
-    if (!file) continue;  // its header could not be read
-    for (int64_t block : file->blocks_in_parts()) blocks.push_back({name, block});
-  }
-  return blocks.dump();
 }
 
 SavedPart Checkpoint::part(const std::string& name) {
@@ -373,7 +378,7 @@ at::Tensor read_whole(TensorFile& file, const FileTensor& tensor) {
   const LocalOnly local_only;
   at::Tensor result = at::empty(tensor.sizes, at::TensorOptions(tensor.dtype).device(at::kCPU));
   file.read(file.begin_of(tensor), result.mutable_data_ptr(), int64_t(result.nbytes()));
-  for (int64_t block : file.blocks_in_parts()) file.check_block(block);
+  for (int64_t block : file.blocks_in_parts()) file.check_block(block, file.part_of_block(block));
   file.rest();
   return result;
 }

@@ -28,7 +28,7 @@ class TensorFile {
   /// Alone, as any tool may have written it.
   explicit TensorFile(const std::string& path);
   /// As the index says; Failure where its length is another.
-  TensorFile(const std::string& folder, const IndexedFile& indexed, int64_t block_bytes);
+  TensorFile(const std::string& folder, const IndexedFile& indexed, const BlockGrid& grid);
 
   const FileHeader& header() const { return header_; }
   const std::string& path() const { return path_; }
@@ -46,13 +46,17 @@ class TensorFile {
 
   /// Blocks of which some bytes were read and not all, so that they are not compared yet; none where it has no hashes.
   std::vector<int64_t> blocks_in_parts() const;
-  /// Reads a whole block and compares it. Failure as for read.
-  void check_block(int64_t block);
+  /// What this rank has read of one of them.
+  BlockPart part_of_block(int64_t block) const { return hasher_->part(block); }
+  int64_t num_leaves(int64_t block) const { return grid_.num_leaves(block); }
+  /// Reads what is not known of a block and compares all of it. Failure as for read.
+  void check_block(int64_t block, BlockPart known);
 
  private:
   void read_header();
   void note_read(int64_t offset, const void* data, int64_t size);
   void compare_hash(int64_t block, uint64_t hash) const;
+  void read_leaves(int64_t block, int64_t first, int64_t end, BlockPart& known);
   std::string tensor_at(int64_t offset) const;
 
   const std::string path_;
@@ -84,8 +88,8 @@ class Checkpoint {
   /// The files of an entry, with headers that are read once.
   std::vector<std::shared_ptr<TensorFile>> files(const std::string& entry);
   std::shared_ptr<TensorFile> file(const std::string& name);
-  /// Of all files that were read, as JSON: [[file, block], ...].
-  std::string blocks_in_parts() const;
+  /// Those that were opened, by name.
+  const std::map<std::string, std::shared_ptr<TensorFile>>& open_files() const { return files_; }
   /// Names and looks of what an entry has.
   SavedPart part(const std::string& entry);
 

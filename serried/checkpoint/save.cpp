@@ -53,14 +53,14 @@ std::vector<Hash> hash_shared_blocks(const std::string& folder, const SavePlan& 
   size_t number = 0;
   for (size_t i = 0; i < plan.files.size(); ++i) {
     const IndexedFile& indexed = plan.index.files[i];
-    const BlockGrid grid{indexed.num_bytes, plan.index.block_bytes};
+    const BlockGrid grid = plan.index.grid_of(indexed.num_bytes);
     std::optional<File> file;
     for (int64_t b = 0; b < grid.num_blocks(); ++b) {
       if (indexed.hashes[size_t(b)] != 0 || int(number++ % size_t(ranks.size())) != ranks.rank()) continue;
       if (!file) file.emplace(File::open_to_read(folder + "/" + indexed.name));
       block.resize(size_t(grid.end(b) - grid.begin(b)));
       file->read(grid.begin(b), block.data(), int64_t(block.size()));
-      hashes.push_back({int64_t(i), b, hash_of(block.data(), int64_t(block.size()))});
+      hashes.push_back({int64_t(i), b, hash_of_block(grid, b, block.data())});
     }
   }
   return hashes;
@@ -94,10 +94,10 @@ void write_weight_maps(const std::string& folder, SavePlan& plan) {
     const json object = {{"metadata", {{"total_size", bytes[entry]}}}, {"weight_map", map}};
     const std::string text = object.dump(1) + "\n";
     write_file(folder + "/" + weight_map_name(entry), text);
-    const BlockGrid grid{int64_t(text.size()), plan.index.block_bytes};
+    const BlockGrid grid = plan.index.grid_of(int64_t(text.size()));
     IndexedFile& file = plan.index.weight_maps.emplace_back(IndexedFile{weight_map_name(entry), grid.file_bytes});
     for (int64_t b = 0; b < grid.num_blocks(); ++b) {
-      file.hashes.push_back(hash_of(text.data() + grid.begin(b), grid.end(b) - grid.begin(b)));
+      file.hashes.push_back(hash_of_block(grid, b, text.data() + grid.begin(b)));
     }
   }
 }
@@ -106,7 +106,7 @@ void write_weight_maps(const std::string& folder, SavePlan& plan) {
 void clear_hashes(SavePlan& plan) {
   plan.index.files.clear();
   for (const PlannedFile& file : plan.files) {
-    const BlockGrid grid{file.num_bytes, plan.index.block_bytes};
+    const BlockGrid grid = plan.index.grid_of(file.num_bytes);
     plan.index.files.push_back({file.name, file.num_bytes, std::vector<uint64_t>(size_t(grid.num_blocks()), 0)});
   }
 }

@@ -17,7 +17,7 @@
 
 namespace serried::checkpoint::detail {
 
-/// Takes bytes for a place in a file; files come one after the other, each from its begin to its end.
+/// Takes bytes for a place in a file; files come one after the other, in any order, each from its begin to its end.
 using TakeBytes = std::function<void(size_t file, int64_t offset, const char* data, int64_t size)>;
 
 /// Bytes that this rank writes into each file, headers included.
@@ -47,6 +47,7 @@ class Writer {
   void open(size_t file);
   void close_file();
   void write(int64_t offset, const char* data, int64_t size);
+  void write_now(int64_t offset, const char* data, int64_t size);
   void flush();
 
   const std::string folder_;
@@ -57,6 +58,7 @@ class Writer {
   std::optional<BlockHasher> hasher_;
   std::string buffer_;  // short pieces that touch
   int64_t buffer_begin_ = 0;
+  int64_t unstarted_ = 0, unstarted_begin_ = 0;  // bytes that are written since the disk was told to begin
   std::vector<Hash> hashes_;
 };
 

@@ -127,10 +127,14 @@ TEST(CheckpointDamage, AnIndexThatIsDamagedOrNewerIsRefused) {
     return load_error(folder / "c", {});
   };
   std::string newer = good;
-  newer.replace(newer.find("\"version\": 2"), 12, "\"version\": 9");
+  newer.replace(newer.find("\"version\": 3"), 12, "\"version\": 9");
   EXPECT_EQ(refused(newer),
             c10::str("[checkpoint::load] ", path,
-                     " is of format 9, and this serried reads format 2\n  fix: read it with a newer serried"));
+                     " is of format 9, and this serried reads format 3\n  fix: read it with a newer serried"));
+  std::string older = good;
+  older.replace(older.find("\"version\": 3"), 12, "\"version\": 1");
+  EXPECT_EQ(refused(older), c10::str("[checkpoint::load] ", path,
+                                     " is of format 1, and this serried reads format 3\n  fix: save it again"));
   EXPECT_EQ(refused("{}"), c10::str("[checkpoint::load] ", path,
                                     " is not that of a checkpoint\n  fix: pass a folder that checkpoint::save wrote"));
   EXPECT_EQ(refused(good.substr(0, good.size() / 2)),
@@ -183,9 +187,27 @@ TEST(CheckpointDamage, ALengthAtTheEndOfAllNumbersIsRefused) {
   EXPECT_EQ((checkpoint::detail::BlockGrid{kMost, 64}.num_blocks()), kMost / 64 + 1);
 }
 
+TEST(CheckpointDamage, LeavesThatAreNoPartsOfABlockAreRefused) {
+  const auto refused = [](const std::string& leaf_bytes) -> std::string {
+    const std::string text = R"({"format": "serried checkpoint", "version": 3, "saved_at": 1, "world_size": 1, )"
+                             R"("block_bytes": 64, "leaf_bytes": )" +
+                             leaf_bytes + R"(, "values": {}, "entries": {}, "files": {}})";
+    try {
+      checkpoint::detail::parse_index(checkpoint::detail::with_checksum(text), "index.json");
+    } catch (const checkpoint::detail::Failure& failure) {
+      return failure.text;
+    }
+    return "no error";
+  };
+  for (const char* leaf_bytes : {"64", "16", "1"}) EXPECT_EQ(refused(leaf_bytes), "no error");
+  for (const char* leaf_bytes : {"0", "-16", "24", "128", "9223372036854775807"}) {
+    EXPECT_EQ(refused(leaf_bytes), "index.json is damaged: leaf_bytes does not divide block_bytes") << leaf_bytes;
+  }
+}
+
 TEST(CheckpointDamage, BlocksThatRanksReadInPartsAreComparedByOneOfThem) {
   const Folder folder;
-  const SmallLimits limits({.file_bytes = 1 << 20, .block_bytes = 256, .short_run = 16});
+  const SmallLimits limits({.file_bytes = 1 << 20, .block_bytes = 256, .leaf_bytes = 16, .short_run = 16});
   checkpoint::save(folder / "c", {{"x", torch::zeros({100})}, {"y", torch::zeros({9})}});
   const std::string path = folder / "c/values-00001-of-00001.safetensors", good = content_of(path);
   for (size_t byte = good.size() - 436; byte < good.size(); byte += 5) {

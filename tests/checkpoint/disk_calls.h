@@ -9,12 +9,13 @@
 
 namespace serried::testing {
 
-/// Of calls of fsync, pwrite, rename, renameat2, rmdir and unlink, in programs with a file that includes
-/// stand_in_disk.h. Texts are changed only while nobody calls.
+/// Of calls of fsync, ftruncate, mkdir, pwrite, rename, renameat2, rmdir and unlink, in programs with a file that
+/// includes stand_in_disk.h. Texts are changed only while nobody calls.
 struct DiskCalls {
   std::atomic<bool> can_exchange = true;     // two folders
   std::string cannot_rename = {};            // paths that end with it
   std::string is_full_for = {};              // files whose paths have it in them
+  std::string cannot_sync = {};              // paths that end with it
   std::atomic<int64_t> most_of_a_write = 0;  // so many bytes of each are written; 0: all
   std::atomic<int> kill_after = 0;           // so many calls from now; 0: never
   std::atomic<int> kill_after_renames = 0;   // the same, of renames

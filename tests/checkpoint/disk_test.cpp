@@ -129,6 +129,8 @@ TEST(CheckpointDisk, AShortWriteIsGoneOnWithAndThenNamed) {
   });
   EXPECT_EQ(folder.names(), std::set<std::string>{"c"});
   EXPECT_EQ(checkpoint::read_value(folder / "c", "x").toTensor().sum().item<double>(), 10);
+  run_ranks(1, [&](const Group&) { checkpoint::save(folder / "c", {{"x", torch::full({10}, 2)}}); });
+  EXPECT_EQ(checkpoint::read_value(folder / "c", "x").toTensor().sum().item<double>(), 20);
 }
 
 TEST(CheckpointDisk, WhatTheMachineRefusesComesWithWhatHelps) {
@@ -169,6 +171,28 @@ TEST(CheckpointDisk, AnErrorOfOneRankIsRaisedOnAllAndLeavesNothing) {
   });
   EXPECT_EQ(folder.names(), std::set<std::string>{"c"});
   EXPECT_EQ(checkpoint::read_value(folder / "c", "x").toTensor().sum().item<double>(), 10);
+  run_ranks(3, [&](const Group&) { checkpoint::save(folder / "c", {{"x", torch::full({10}, 2)}}); });
+  EXPECT_EQ(checkpoint::read_value(folder / "c", "x").toTensor().sum().item<double>(), 20);
+}
+
+// With all that was saved before: the next save makes it anew.
+TEST(CheckpointDisk, AParentThatVanishesWhileItIsWrittenIsNamedAndMadeAgain) {
+  const Folder folder;
+  run_ranks(2, [&](const Group& group) {
+    const std::string text = error_of_save(folder, group, [&](const std::string&) {
+      barrier(group);
+      if (group->getRank() == 0) std::filesystem::remove_all(folder.path());
+      barrier(group);
+    });
+    EXPECT_EQ(text.find("rank 0: cannot open " + (folder / "c.partial-")), 0u) << text;
+    EXPECT_NE(text.find(": No such file or directory"), std::string::npos) << text;
+    checkpoint::save(folder / "c", {{"x", torch::ones({10})}});
+  });
+  EXPECT_EQ(folder.names(), std::set<std::string>{"c"});
+  EXPECT_EQ(checkpoint::read_value(folder / "c", "x").toTensor().sum().item<double>(), 10);
+  std::filesystem::remove_all(folder.path());
+  run_ranks(2, [&](const Group&) { checkpoint::async_save(folder / "c", {{"x", torch::ones({10})}}).wait(); });
+  EXPECT_EQ(folder.names(), std::set<std::string>{"c"});
 }
 
 TEST(CheckpointDisk, AFolderThatVanishesBeforeTheEndIsNamed) {
@@ -216,6 +240,60 @@ TEST(CheckpointDisk, ADiskThatIsFullForAnyFileLeavesTheOldOneInTheBackgroundToo)
   }
   run_ranks(2, [&](const Group&) { checkpoint::async_save(folder / "c", contents(2)).wait(); });
   EXPECT_EQ(checkpoint::read_value(folder / "c", "step").toInt(), 2);
+}
+
+// What a disk reports when it is asked whether all is on it.
+class CannotSync {
+ public:
+  explicit CannotSync(std::string path) { disk_calls().cannot_sync = std::move(path); }
+  ~CannotSync() { disk_calls().cannot_sync.clear(); }
+  CannotSync(const CannotSync&) = delete;
+};
+
+TEST(CheckpointDisk, ADiskThatLosesWhatWasWrittenIsNamedAndTheOldOneStays) {
+  const Folder folder;
+  const auto contents = [](int64_t step) -> checkpoint::Contents {
+    return {{"x", torch::full({10}, step)}, {"step", step}};
+  };
+  run_ranks(2, [&](const Group&) { checkpoint::save(folder / "c", contents(1)); });
+  for (const std::string file : {"/values-00001-of-00001.safetensors", "/index.json"}) {
+    for (const bool is_async : {false, true}) {
+      const CannotSync lossy(file);
+      run_ranks(2, [&](const Group&) {
+        const std::string text = error_text<c10::Error>([&] {
+          is_async ? checkpoint::async_save(folder / "c", contents(2)).wait()
+                   : checkpoint::save(folder / "c", contents(2));
+        });
+        EXPECT_NE(text.find("] rank 0: cannot write " + (folder / "c.partial-")), std::string::npos) << text;
+        EXPECT_NE(text.find(file + ": Input/output error\n  fix: the disk reports an error: use another one"),
+                  std::string::npos)
+            << text;
+      });
+      EXPECT_EQ(folder.names(), std::set<std::string>{"c"});
+      EXPECT_EQ(checkpoint::read_value(folder / "c", "step").toInt(), 1);
+    }
+  }
+  run_ranks(2, [&](const Group&) { checkpoint::save(folder / "c", contents(2)); });
+  EXPECT_EQ(checkpoint::read_value(folder / "c", "step").toInt(), 2);
+}
+
+// The new one has its name, and the disk may forget that: the old one is not removed before it is sure.
+TEST(CheckpointDisk, WhereTheNewNameMayBeLostTheOldOneStaysBesideIt) {
+  const Folder folder;
+  checkpoint::save(folder / "c", {{"step", 1}});
+  {
+    const CannotSync lossy(std::filesystem::canonical(folder.path()).string());
+    const std::string text = error_text<c10::Error>([&] { checkpoint::save(folder / "c", {{"step", 2}}); });
+    EXPECT_EQ(text.find("[checkpoint::save] cannot write " + folder.path().string() + ": Input/output error"), 0u)
+        << text;
+  }
+  ASSERT_EQ(folder.names().size(), 2u);
+  for (const std::string& name : folder.names()) {
+    EXPECT_EQ(checkpoint::read_value(folder / name, "step").toInt(), name == "c" ? 2 : 1) << name;
+  }
+  checkpoint::save(folder / "c", {{"step", 3}});
+  EXPECT_EQ(folder.names(), std::set<std::string>{"c"});
+  EXPECT_EQ(checkpoint::read_value(folder / "c", "step").toInt(), 3);
 }
 
 TEST(CheckpointDisk, WritesOfWhichADiskTakesAPartAreGoneOnWith) {

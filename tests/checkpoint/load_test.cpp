@@ -109,6 +109,73 @@ TEST(CheckpointLoad, ReadsLittleMoreThanItNeedsWhereEachTensorHasSeams) {
   });
 }
 
+struct PartsToRead {
+  const char* name;
+  Sizes sizes;  // of each of the tensors
+  Placement placement;
+  int from, to;  // ranks
+};
+
+// Parts and runs that are hardly longer than the blocks that have a hash.
+TEST(CheckpointLoad, ReadsLittleMoreThanItNeedsWherePartsAreShort) {
+  constexpr int kTensors = 16;
+  const std::vector<PartsToRead> cases = {{"64 KiB of rows", {64, 1024}, Shard(0), 4, 4},
+                                          {"64 and 48 KiB of rows", {192, 256}, Shard(0), 3, 4},
+                                          {"runs of 64 KiB", {16, 2, 16384}, Shard(1), 2, 2},
+                                          {"columns, brought to rows", {256, 512}, Shard(1), 2, 3}};
+  for (const PartsToRead& parts : cases) {
+    const Folder folder;
+    const auto on_ranks = [&](int count, const std::function<void(const Group&, torch::nn::Module&)>& fn) {
+      run_ranks(count, [&](const Group& group) {
+        const DeviceMesh mesh = init_device_mesh("cpu", {count}, {"dp"}, {.group = group});
+        torch::nn::Module net;
+        for (int i = 0; i < kTensors; ++i) {
+          at::Tensor& p = net.register_parameter("p" + std::to_string(i), at::full(parts.sizes, double(i)));
+          distribute_parameter(p, mesh, {parts.placement});
+        }
+        fn(group, net);
+      });
+    };
+    on_ranks(parts.from, [&](const Group&, torch::nn::Module& net) {
+      checkpoint::save(folder / "c", {{"model", state_of(net)}});
+    });
+    const double needed = 4.0 * kTensors * double(c10::multiply_integers(parts.sizes));
+    on_ranks(parts.to, [&](const Group& group, torch::nn::Module& net) {
+      const at::NoGradGuard no_grad;
+      for (at::Tensor& p : net.parameters()) p.fill_(-1);
+      const int64_t bytes = bytes_read_by(group, [&] { checkpoint::load(folder / "c", {{"model", state_of(net)}}); });
+      EXPECT_GE(double(bytes), needed) << parts.name;
+      EXPECT_LE(double(bytes), 1.05 * needed) << parts.name;
+      for (int i = 0; i < kTensors; ++i) {
+        EXPECT_TRUE(full(net.named_parameters()["p" + std::to_string(i)]).eq(double(i)).all().item<bool>());
+      }
+    });
+  }
+}
+
+TEST(CheckpointLoad, OneOfTheFormatBeforeIsRead) {
+  const Folder folder;
+  const SmallLimits limits({.file_bytes = 1 << 20, .block_bytes = 64, .leaf_bytes = 64, .short_run = 16});
+  const at::Tensor value = torch::arange(100), loaded = torch::zeros({100}, at::kLong);
+  checkpoint::save(folder / "c", {{"x", value}});
+  const std::string path = folder / "c/index.json", now = content_of(path);
+  std::string before = "{" + now.substr(now.find(',') + 1);
+  const auto change = [&](const std::string& from, const std::string& to) {
+    ASSERT_NE(before.find(from), std::string::npos) << from;
+    before.replace(before.find(from), from.size(), to);
+  };
+  change("\"version\": 3", "\"version\": 2");
+  change(" \"leaf_bytes\": 64,\n", "");
+  write_content(path, checkpoint::detail::with_checksum(before));
+  checkpoint::load(folder / "c", {{"x", loaded}});
+  expect_equal(loaded, value);
+  const std::string file = folder / "c/values-00001-of-00001.safetensors";
+  std::string damaged = content_of(file);
+  damaged.back() ^= 1;
+  write_content(file, damaged);
+  EXPECT_NE(error_of_load(folder / "c", {{"x", loaded}}).find(" is damaged: bytes "), std::string::npos);
+}
+
 TEST(CheckpointLoad, BlocksGrowWithWhatIsSaved) {
   using checkpoint::detail::block_bytes_for;
   constexpr int64_t kKiB = 1 << 10, kGiB = 1 << 30;

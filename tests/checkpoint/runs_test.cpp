@@ -78,5 +78,45 @@ TEST(BlockHashes, OnlyBlocksThatAreSeenWholeAreHashed) {
   EXPECT_EQ(hasher.hashes().at(2), hash_of(bytes.data() + 20, 5));
 }
 
+// Blocks of 12 bytes in leaves of 4, the last block of 5 bytes.
+class LeafHashes : public ::testing::Test {
+ protected:
+  LeafHashes() {
+    for (int i = 0; i < 29; ++i) bytes_ += char(3 * i);
+  }
+  uint64_t leaf(int64_t begin, int64_t end) const { return hash_of(bytes_.data() + begin, end - begin); }
+  void see(int64_t begin, int64_t end) { hasher_.see(begin, bytes_.data() + begin, end - begin); }
+
+  const BlockGrid grid_{.file_bytes = 29, .block_bytes = 12, .leaf_bytes = 4};
+  BlockHasher hasher_{grid_};
+  std::string bytes_;
+};
+
+TEST_F(LeafHashes, OfABlockTogetherAreItsHash) {
+  const std::vector<uint64_t> first = {leaf(0, 4), leaf(4, 8), leaf(8, 12)}, last = {leaf(24, 28), leaf(28, 29)};
+  EXPECT_EQ(hash_of_block(grid_, 0, bytes_.data()), hash_of(first.data(), 24));
+  EXPECT_EQ(hash_of_block(grid_, 2, bytes_.data() + 24), hash_of(last.data(), 16));
+  EXPECT_EQ(hash_of_leaves({7}), 7u) << "a block of one leaf has the hash of its bytes";
+}
+
+TEST_F(LeafHashes, AreKnownInWhateverOrderTheyAreSeen) {
+  see(14, 20);  // the end of a leaf, and one
+  see(8, 13);   // one, and the begin of that leaf
+  EXPECT_TRUE(hasher_.hashes().empty());
+  const BlockPart first = hasher_.part(0), second = hasher_.part(1);
+  EXPECT_FALSE(first.knows(0) || first.knows(1));
+  EXPECT_TRUE(first.knows(2));
+  EXPECT_EQ(first.hashes()[2], leaf(8, 12));
+  EXPECT_FALSE(second.knows(0)) << "a byte of it is missing, and they came in the wrong order";
+  EXPECT_TRUE(second.knows(1));
+  EXPECT_FALSE(second.knows(2));
+  see(0, 3);
+  see(3, 8);
+  see(24, 29);
+  ASSERT_EQ(hasher_.hashes().size(), 2u);
+  EXPECT_EQ(hasher_.hashes().at(0), hash_of_block(grid_, 0, bytes_.data()));
+  EXPECT_EQ(hasher_.hashes().at(2), hash_of_block(grid_, 2, bytes_.data() + 24));
+}
+
 }  // namespace
 }  // namespace serried::checkpoint::detail

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -68,6 +69,18 @@ extern "C" int unlink(const char* path) noexcept {
   return result;
 }
 
+extern "C" int mkdir(const char* path, mode_t mode) noexcept {
+  const auto result = int(::syscall(SYS_mkdir, path, mode));
+  serried::testing::after_disk_call([&] { return std::string("mkdir ") + path; });
+  return result;
+}
+
+extern "C" int ftruncate(int file, off_t size) noexcept {
+  const auto result = int(::syscall(SYS_ftruncate, file, size));
+  serried::testing::after_disk_call([&] { return "ftruncate " + serried::testing::path_of_file(file); });
+  return result;
+}
+
 extern "C" int rmdir(const char* path) noexcept {
   const auto result = int(::syscall(SYS_rmdir, path));
   serried::testing::after_disk_call([&] { return std::string("rmdir ") + path; });
@@ -75,6 +88,11 @@ extern "C" int rmdir(const char* path) noexcept {
 }
 
 extern "C" int fsync(int file) {
+  const std::string& refused = serried::testing::disk_calls().cannot_sync;
+  if (!refused.empty() && serried::testing::path_of_file(file).ends_with(refused)) {
+    errno = EIO;
+    return -1;
+  }
   const auto result = int(::syscall(SYS_fsync, file));
   serried::testing::after_disk_call([&] { return "fsync " + serried::testing::path_of_file(file); });
   return result;

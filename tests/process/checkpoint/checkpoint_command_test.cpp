@@ -81,6 +81,7 @@ TEST_F(CheckpointCommand, DiffEndsWithOneWhereTheyDiffer) {
   const Result other = checkpoint({"diff", "--no-progress", at("step4"), at("step5")});
   EXPECT_EQ(other.exit_code, 1) << other.err;
   EXPECT_EQ(other.out, "step: 4 and 5\nx: 2100 of 2100 elements differ, by at most 1\n");
+  EXPECT_THAT(other.err, IsEmpty());
 }
 
 TEST_F(CheckpointCommand, EndsWithTwoAndAFixWhereItCannot) {
