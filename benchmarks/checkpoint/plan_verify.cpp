@@ -30,7 +30,7 @@ constexpr double kPlanningMs = 50, kVerifiedPerMs = 5e6;  // what is allowed; by
 
 struct Parameters : torch::nn::Module {
   explicit Parameters(const at::Tensor& value) {
-    for (int i = 0; i < kTensors; ++i) register_parameter("layer" + std::to_string(i) + ".weight", value.clone());
+    for (int i = 0; i < kTensors; ++i) register_parameter("weight" + std::to_string(i), value.clone());
   }
 };
 

@@ -155,7 +155,7 @@ void Writer::write(int64_t offset, const char* data, int64_t size) {
   buffer_.append(data, size_t(size));
 }
 
-// The disk does not wait until all is written: that takes a third off a save.
+// The disk begins while more is written: at the end there is less to wait for.
 void Writer::write_now(int64_t offset, const char* data, int64_t size) {
   while (size > 0) {
     const int64_t count = std::min(size, kBytesUnderWay - unstarted_);
