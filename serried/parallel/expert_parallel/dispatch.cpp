@@ -2,6 +2,7 @@
 #include "serried/parallel/expert_parallel/dispatch.h"
 
 #include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <cmath>
@@ -94,6 +95,18 @@ at::Tensor scaled_gradient(const at::Tensor& x, double factor) {
   record_gradient("ScaledGradient", x, same, [factor](const at::Tensor& grad) { return grad * factor; });
   return same;
 }
+
+// `rows`, which are nobody else's, times weights that are 1 or, after a NaN of the router, NaN. The softmax that they
+// come from has no gradient, so the passes over all rows that a product takes for one are spared.
+struct UnitWeights : torch::autograd::Function<UnitWeights> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& rows, const at::Tensor& weights) {
+    return rows.detach().mul_(weights);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 const torch::autograd::variable_list& grads) {
+    return {grads[0], at::zeros({grads[0].size(0), 1}, grads[0].options().requires_grad(false))};
+  }
+};
 
 // The same values, in a graph of autograd: where backward sends, it does so on every rank.
 at::Tensor taking_part(const at::Tensor& x) {
@@ -208,7 +221,8 @@ DispatchedTokens dispatch(const DispatchCall& call, const at::Tensor& x, const a
                                                  .num_choices = num_choices,
                                                  .slot_of_choice = row_map(order.slot_of_choice, slots.has_value()),
                                                  .choice_of_slot = row_map(order.choice_of_slot, slots.has_value()),
-                                                 .averages = options.average_gradients});
+                                                 .averages = options.average_gradients,
+                                                 .has_unit_weights = call.has_unit_weights});
   RowMap token_of_slot = way->choice_of_slot;
   if (num_choices > 1) token_of_slot.index = token_of_slot.index.div(num_choices, "floor");
   const at::Tensor flat = x.reshape({num_tokens, x.size(-1)});
@@ -234,6 +248,9 @@ at::Tensor combine(const std::vector<at::Tensor>& results, const DispatchedToken
   const at::Tensor back = exchanged(way, scaled_gradient(rows, 1 / num_ranks), /*back=*/true);
   const int64_t width = way.sizes.back(), num_tokens = way.slot_of_choice.index.numel() / way.num_choices;
   const at::Tensor chosen = moved_rows(back, way.slot_of_choice, way.choice_of_slot, 1);
+  if (way.has_unit_weights) {
+    return UnitWeights::apply(chosen, weights.reshape({num_tokens, 1}).to(way.dtype)).view(way.sizes);
+  }
   const at::Tensor weighted =
       chosen.view({num_tokens, way.num_choices, width}) * weights.reshape({num_tokens, way.num_choices, 1});
   return (way.num_choices == 1 ? weighted.squeeze(1) : weighted.sum(1)).to(way.dtype).view(way.sizes);

@@ -12,6 +12,7 @@
 #include "serried/parallel/expert_parallel/token_way.h"
 #include "serried/tensor/dtensor.h"
 #include "serried/tensor/making/placing.h"
+#include "serried/tensor/meta.h"
 
 namespace serried {
 namespace {
@@ -68,7 +69,8 @@ at::Tensor run_local(const at::Tensor& x, const at::Tensor& logits, const Device
                                   .num_experts = num_experts,
                                   .num_local = local.count.value_or(num_experts / mesh.size()),
                                   .trains = local.train,
-                                  .is_in_range = true};
+                                  .is_in_range = true,
+                                  .has_unit_weights = options.top_k == 1};
   const DispatchedTokens dispatched = detail::dispatch(
       call, x, experts, {.capacity = options.capacity, .average_gradients = options.average_gradients});
   if (options.load != nullptr) *options.load = {dispatched.tokens_per_expert, dispatched.dropped};

@@ -22,6 +22,7 @@ struct TokenWay {
   RowMap slot_of_choice;  // [tokens x choices]: the row that each was sent as; none: dropped
   RowMap choice_of_slot;  // and back; none: a row that is left empty
   bool averages = false;
+  bool has_unit_weights = false;  // the softmax over one choice: 1, whatever the router says
 };
 
 /// What the public functions and moe differ in.
@@ -32,6 +33,7 @@ struct DispatchCall {
   int64_t num_local;
   bool trains;       // this rank's experts may have parameters that require gradients
   bool is_in_range;  // numbers of experts need not be looked at
+  bool has_unit_weights = false;
 };
 
 /// How many rows go to an expert, by `capacity`; ValueError where that is no positive number.

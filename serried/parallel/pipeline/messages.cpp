@@ -11,6 +11,7 @@
 #include <numeric>
 
 #include "serried/base/error.h"
+#include "serried/comm/collectives/own_tags.h"
 #include "serried/comm/collectives/watch.h"
 #include "serried/parallel/pipeline/group_use.h"
 #include "serried/tape/tape.h"
@@ -22,8 +23,6 @@ namespace {
 using Content = MessageHeader::Content;
 using Kind = PipelineAction::Kind;
 
-// Above what users are likely to send over the same group.
-constexpr int kFirstTag = 1 << 20;
 // Of one way, that are there before they are asked for.
 constexpr size_t kMostAhead = 2;
 
@@ -278,7 +277,7 @@ Messages::Messages(Group group, const PipelineTable& table)
 }
 
 int Messages::tag_of(const Way& way) const {
-  return kFirstTag + int(2 * way.second) + int(way.first);
+  return kPipelineTags + int(2 * way.second) + int(way.first);
 }
 
 // Between every two stages that are neighbours on different ranks.

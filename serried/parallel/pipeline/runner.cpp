@@ -187,14 +187,7 @@ std::vector<at::Tensor> Runner::step(const at::Tensor& input, const at::Tensor& 
   const watch::PartOf scope("Pipeline::step");
   const trace::Span span("pipeline step", trace::kForward);
   check_usable();
-  try {
-    begin(input, target, /*trains=*/true);
-    rely_on_stages();
-    tied_.put_aside();
-  } catch (const std::exception& error) {
-    abandon(row_.front(), error);
-    throw;
-  }
+  begin_row(input, target, true);
   run_row(true);
   return std::exchange(losses_, {});
 }
@@ -203,15 +196,27 @@ std::vector<at::Tensor> Runner::eval(const at::Tensor& input) {
   const at::NoGradGuard no_grad;
   const watch::PartOf scope("Pipeline::eval");
   check_usable();
-  try {
-    begin(input, {}, /*trains=*/false);
-    rely_on_stages();
-  } catch (const std::exception& error) {
-    abandon(row_.front(), error);
-    throw;
-  }
+  begin_row(input, {}, false);
   run_row(false);
   return std::exchange(evaluated_, {});
+}
+
+// To ask for the first messages fails where a rank is known to be gone: one that died between two steps.
+void Runner::begin_row(const at::Tensor& input, const at::Tensor& target, bool trains) {
+  const PipelineAction& first = row_.front();
+  needs_.clear();
+  try {
+    begin(input, target, trains);
+    rely_on_stages();
+    if (trains) tied_.put_aside();
+  } catch (c10::DistBackendError& error) {
+    error.add_context("before" + context_of(first).substr(2));
+    abandon(first, error);
+    throw;
+  } catch (const std::exception& error) {
+    abandon(first, error);
+    throw;
+  }
 }
 
 void Runner::run_row(bool trains) {

@@ -49,6 +49,7 @@ class Runner {
   void check_arguments(const at::Tensor& input, const at::Tensor& target, bool trains) const;
   void check_target_rows() const;
   void begin(const at::Tensor& input, const at::Tensor& target, bool trains);
+  void begin_row(const at::Tensor& input, const at::Tensor& target, bool trains);
   void run_row(bool trains);
   void end_row(bool trains);
   void run(size_t place, bool trains);

@@ -4,14 +4,15 @@
 #include <optional>
 
 #include "serried/comm/collectives/async.h"
+#include "serried/comm/collectives/own_tags.h"
 #include "serried/tensor/attention/key_parts.h"
 
 namespace serried::detail {
 namespace {
 
-// Tags keep keys and gradients apart, and both from what users send over the same group, or pipelines from 1 << 20 on.
-constexpr int kKeysTag = 1 << 21;
-constexpr int kGradientsTag = kKeysTag + 1;
+// Tags keep keys and gradients apart, and both from what users and pipelines send over the same group.
+constexpr int kKeysTag = kRingTags;
+constexpr int kGradientsTag = kRingTags + 1;
 
 class Ring {
  public:

@@ -59,7 +59,7 @@ std::vector<at::Tensor> cut_gradients(const DeviceMesh& mesh, const GptOptions& 
 
 TEST(ContextParallel, GivesTheGradientsOfOneProcess) {
   const GptOptions options{.layers = 2};
-  for (int64_t length : {1, 3, 37}) {
+  for (int64_t length : {1, 3, 37, 64}) {
     const std::vector<at::Tensor> expected = long_gpt::whole_gradients(options, length);
     for (int64_t ranks : {1, 2, 3, 4}) {
       on_mesh({ranks}, [&](const DeviceMesh& mesh) {
@@ -268,29 +268,57 @@ std::vector<at::Tensor> in_float(std::vector<at::Tensor> tensors) {
   return tensors;
 }
 
-// Heads compute what one process does in float, whose own error grows with the length; parts that are merged are as
-// near to the exact values.
-TEST(ContextParallel, PlainAttentionInFloatIsThatOfOneProcess) {
-  for (const int64_t length : {64, 4096}) {
-    for (const int64_t ranks : {2, 3, 4}) {
-      const Sizes sizes = {1, ranks, length, 4};
-      const std::vector<at::Tensor> qkv = {iota(sizes).mul(0.377).sin(), iota(sizes).mul(0.713).sin(),
-                                           iota(sizes).mul(1.117).sin()};
-      const at::Tensor grad_out = iota(sizes).mul(0.291).sin();
-      const std::vector<at::Tensor> exact = in_float(attended_whole(qkv, grad_out, {}, true)), own = in_float(qkv),
-                                    as_it_is = attended_whole(own, grad_out.to(at::kFloat), {}, true);
-      on_mesh({ranks}, [&](const DeviceMesh& mesh) {
-        for (const AttentionWay way : {AttentionWay::heads, AttentionWay::gather, AttentionWay::ring}) {
-          const auto actual = attended(mesh, own, grad_out.to(at::kFloat), {.rotate = way, .length = length}, {}, true);
-          const auto& expected = way == AttentionWay::heads ? as_it_is : exact;
-          for (size_t i = 0; i < actual.size(); ++i) {
-            expect_within(actual[i], expected[i], 2e-6,
-                          c10::str(length, " positions on ", ranks, " ranks by ", to_string(way), ", tensor ", i));
-          }
-        }
-      });
+/// A call on waves of `length` positions, and what one process makes of it.
+struct PlainCall {
+  std::vector<at::Tensor> qkv;
+  at::Tensor grad_out;
+  std::vector<at::Tensor> results;  // in double
+
+  PlainCall(int64_t length, int64_t heads, bool causal) {
+    const Sizes sizes = {1, heads, length, 4};
+    qkv = {iota(sizes).mul(0.377).sin(), iota(sizes).mul(0.713).sin(), iota(sizes).mul(1.117).sin()};
+    grad_out = iota(sizes).mul(0.291).sin();
+    results = attended_whole(qkv, grad_out, {}, causal);
+  }
+};
+
+// Of the elements' largest: 1e-12 in double, 2e-6 in float. Heads compute what one process does in float, whose own
+// error grows with the length; parts that are merged are as near to the exact values.
+void expect_like_one_process(const DeviceMesh& mesh, const PlainCall& call, int64_t length, bool causal) {
+  const std::vector<at::Tensor> exact = in_float(call.results), own = in_float(call.qkv);
+  const at::Tensor own_grad = call.grad_out.to(at::kFloat);
+  const std::vector<at::Tensor> as_it_is = attended_whole(own, own_grad, {}, causal);
+  for (const AttentionWay way : {AttentionWay::heads, AttentionWay::gather, AttentionWay::ring}) {
+    const ContextParallelOptions options{.rotate = way, .length = length};
+    const std::string what = c10::str(length, " positions on ", mesh.size(), " ranks by ", to_string(way),
+                                      causal ? ", causal" : "", ", tensor ");
+    const auto in_double = attended(mesh, call.qkv, call.grad_out, options, {}, causal);
+    for (size_t i = 0; i < in_double.size(); ++i) {
+      expect_within(in_double[i], call.results[i], 1e-12, c10::str(what, i, " in double"));
+    }
+    const auto& expected = way == AttentionWay::heads || length < 100 ? as_it_is : exact;
+    const auto rounded = attended(mesh, own, own_grad, options, {}, causal);
+    for (size_t i = 0; i < rounded.size(); ++i) {
+      expect_within(rounded[i], expected[i], 2e-6, c10::str(what, i, " in float"));
     }
   }
+}
+
+void expect_like_one_process(int64_t ranks, int64_t length, bool causal) {
+  const PlainCall call(length, ranks, causal);
+  on_mesh({ranks}, [&](const DeviceMesh& mesh) { expect_like_one_process(mesh, call, length, causal); });
+}
+
+TEST(ContextParallel, PlainAttentionIsThatOfOneProcessForAnyLength) {
+  for (const int64_t ranks : {2, 3, 4}) {
+    for (const int64_t length : {1, 3, 37, 64}) {
+      for (const bool causal : {true, false}) expect_like_one_process(ranks, length, causal);
+    }
+  }
+}
+
+TEST(ContextParallel, PlainAttentionOfALongSequenceIsThatOfOneProcess) {
+  for (const int64_t ranks : {2, 3, 4}) expect_like_one_process(ranks, 4096, /*causal=*/true);
 }
 
 TEST(ContextParallel, KeepsDocumentsApart) {

@@ -75,6 +75,9 @@ TEST(ContextParallelErrors, OfLists) {
               "[ContextParallel] buffers 0 and 1 are one tensor\n  fix: pass each of them once");
     EXPECT_EQ(error_of_scope<c10::IndexError>(mesh, {.buffers = {x}, .seq_dims = {2}}),
               "[ContextParallel] dim 2 is to be the sequence of f64[2,10]\n  fix: pass a dim from -2 to 1");
+    EXPECT_EQ(error_of_scope<c10::IndexError>(mesh, {.buffers = {at::ones({})}, .seq_dims = {0}}),
+              "[ContextParallel] dim 0 is to be the sequence of f32[]\n  fix: pass a tensor with a dim for the "
+              "sequence");
     EXPECT_EQ(error_of_scope(mesh, {.documents = {3, 0}}),
               "[ContextParallel] document 1 has 0 positions\n  fix: pass lengths of 1 or more");
     EXPECT_EQ(error_of_scope(mesh, {.length = -1}),
@@ -193,6 +196,21 @@ TEST(ContextParallelErrors, DTensorsHaveNoDocuments) {
                 "given documents\n  fix: pass plain tensors, cut as .buffers or by context_parallel_shard with the "
                 "documents, or leave .documents out and pass a mask");
     }
+  });
+}
+
+// As tensor parallel layers give them: whole along the sequence, of which each rank has its own part.
+TEST(ContextParallelErrors, DTensorsComeTogetherAndWithMasksForAllHeads) {
+  on_mesh({2}, [](const DeviceMesh& mesh) {
+    const ContextParallel scope(mesh, {.length = 10});
+    const at::Tensor plain = iota({1, 2, 5, 4}), q = distribute_tensor(plain, mesh, {Replicate()});
+    EXPECT_EQ(error_of_attention<c10::TypeError>(q, plain, plain),
+              "[scaled_dot_product_attention] queries are a DTensor, and keys and values are none of the same mesh\n"
+              "  fix: pass all three as DTensors of one mesh, or all three as plain tensors");
+    EXPECT_EQ(
+        error_of_attention<c10::NotImplementedError>(q, q, q, std::optional(iota({1, 2, 5, 10}))),
+        "[scaled_dot_product_attention] queries are a DTensor inside ContextParallel, and the mask is not a plain "
+        "tensor of 2 dims\n  fix: pass this rank's rows of a mask that serves all heads: [rows, keys]");
   });
 }
 

@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <limits>
+
 #include "serried/tensor/debug/comm_debug.h"
 #include "serried/tensor/dtensor.h"
 #include "tests/parallel/expert_parallel/routed.h"
@@ -121,10 +123,26 @@ TEST(Moe, OfADTensorCutAlongItsTokensIsOneLikeIt) {
   }
 }
 
+// With one choice all weights are 1, but for those of a router that has lost its numbers: nobody is to go on with
+// these.
+TEST(Moe, ANanOfTheRouterIsSeenInTheResult) {
+  run_ranks(2, [](const Group& group) {
+    const Case c{.tokens = {4, 4}, .num_experts = 4};
+    for (const int64_t top_k : {1, 2}) {
+      at::Tensor logits = logits_of(c, group->getRank());
+      logits[1][2] = std::numeric_limits<double>::quiet_NaN();
+      const at::Tensor y =
+          moe(tokens_of(c, group->getRank()), logits, experts_of(c, group->getRank()), {.top_k = top_k});
+      expect_equal(y.isnan().all(-1), at::arange(4) == 1);
+    }
+  });
+}
+
 // All second derivatives: of the squares of all first ones, added up over ranks.
 TEST(Moe, IsDifferentiableTwice) {
-  for (const std::optional<double> capacity : {std::optional<double>(), std::optional<double>(0.75)}) {
-    const Case c{.tokens = {3, 4}, .num_experts = 4, .top_k = 2, .capacity = capacity};
+  for (const Case& c : {Case{.tokens = {3, 4}, .num_experts = 4, .top_k = 2},
+                        Case{.tokens = {3, 4}, .num_experts = 4, .top_k = 2, .capacity = 0.75},
+                        Case{.tokens = {3, 4}, .num_experts = 2, .top_k = 1}}) {
     const auto twice = [](const std::vector<at::Tensor>& leaves, const at::Tensor& loss) {
       at::Tensor sum = at::zeros({}, at::kDouble);
       for (const at::Tensor& grad : torch::autograd::grad({loss}, leaves, {}, true, true))
@@ -152,7 +170,7 @@ TEST(Moe, IsDifferentiableTwice) {
       for (const auto& expert : experts) {
         for (const at::Tensor& p : expert.ptr()->parameters()) mine.push_back(p);
       }
-      const at::Tensor y = moe(x, logits, experts, {.top_k = 2, .capacity = capacity});
+      const at::Tensor y = moe(x, logits, experts, {.top_k = c.top_k, .capacity = c.capacity});
       twice(mine, (y.pow(3) * weights_of(c, rank)).sum());
       expect_near(x.grad(), leaves[size_t(2 * rank)].grad(), 1e-9, "x");
       expect_near(logits.grad(), leaves[size_t(2 * rank) + 1].grad(), 1e-9, "logits");

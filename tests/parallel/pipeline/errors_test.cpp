@@ -4,10 +4,12 @@
 
 #include <atomic>
 #include <cstring>
+#include <functional>
 #include <latch>
 #include <mutex>
 
 #include "serried/comm/collectives/collectives.h"
+#include "serried/comm/collectives/own_tags.h"
 #include "serried/parallel/pipeline/messages.h"
 #include "serried/parallel/tensor_parallel/parallelize.h"
 #include "serried/tensor/dtensor.h"
@@ -357,6 +359,23 @@ TEST(PipelineErrors, AFailureAfterTheLastMessageIsToldInTheNextStep) {
   }
 }
 
+TEST(PipelineErrors, AStepThatCannotBeginSaysBeforeWhichAction) {
+  std::string of_step, of_eval;
+  const auto on_rank = [&](const Group& group) {
+    const PipelineOptions options{.group = group, .microbatches = 2, .loss = loss_fn};
+    Pipeline pipe(layer_of(group), options), other(layer_of(group), options);
+    if (group->getRank() == 1) return;
+    const staged::Batch batch = staged::batch_of(4, 2, 0);
+    // From here on the group is unusable.
+    EXPECT_THROW(recv(torch::zeros({1}), group, {.peer = 1}), c10::DistBackendError);
+    of_step = error_text<c10::DistBackendError>([&] { pipe.step(batch.input, batch.target); });
+    of_eval = error_text<c10::DistBackendError>([&] { other.eval(batch.input); });
+  };
+  run_ranks(2, on_rank, {.timeout = std::chrono::seconds(2)});
+  EXPECT_THAT(of_step, HasSubstr("(before F s0 m0 on rank 0 of the pipeline)"));
+  EXPECT_THAT(of_eval, HasSubstr("F s0 m0 on rank 0 of the pipeline)"));
+}
+
 // The last stage has no gradients to send then.
 TEST(PipelineErrors, AFailureInEvalIsToldInTheNextCall) {
   std::vector<std::string> texts(2);
@@ -391,14 +410,81 @@ TEST(PipelineErrors, OutputsAndTracesAreKeptWhereAskedFor) {
   });
 }
 
-TEST(PipelineErrors, NineDimsAndSparseTensorsDoNotTravel) {
-  const auto texts = texts_of_all<c10::NotImplementedError>(2, [](const Group& group) {
-    Pipeline pipe(layer_of(group), {.group = group, .microbatches = 1, .loss = loss_fn});
-    pipe.eval(torch::ones({1, 1, 1, 1, 1, 1, 1, 1, staged::kWidth}));
+// What a stage between others gives.
+PipelineStage stage_giving(const std::function<at::Tensor(const at::Tensor&)>& make) {
+  return torch::nn::Sequential(torch::nn::Linear(staged::kWidth, staged::kWidth), torch::nn::Functional(make));
+}
+
+std::vector<std::string> texts_of_giving(const std::function<at::Tensor(const at::Tensor&)>& make) {
+  return texts_of_all<c10::NotImplementedError>(2, [&](const Group& group) {
+    Pipeline pipe(stage_giving(make), {.group = group, .microbatches = 1, .loss = loss_fn});
+    pipe.eval(staged::batch_of(4, 2, 0).input);
   });
-  EXPECT_THAT(texts,
-              Each(HasSubstr("[Pipeline] f32[1,1,1,1,1,1,1,1,6] between stages has more than 8 dims\n  fix: flatten "
+}
+
+TEST(PipelineErrors, NineDimsAndSparseTensorsDoNotTravel) {
+  EXPECT_THAT(texts_of_giving([](const at::Tensor& x) {
+                return x.view({1, 1, 1, 1, 1, 1, 4, 2, staged::kWidth});
+              }),
+              Each(HasSubstr("[Pipeline] f32[1,1,1,1,1,1,4,2,6] between stages has more than 8 dims\n  fix: flatten "
                              "some of them")));
+  EXPECT_THAT(texts_of_giving([](const at::Tensor& x) { return x.to_sparse(); }),
+              Each(HasSubstr("[Pipeline] f32[4,2,6] between stages is not dense\n  fix: call to_dense() at the end of "
+                             "the stage")));
+}
+
+// Its layout is text in a message of a fixed length.
+TEST(PipelineErrors, MeshesOfManyAxesDoNotTravel) {
+  const auto texts = texts_of_all<c10::NotImplementedError>(2, [](const Group& group) {
+    Sizes shape(40, 1);
+    std::vector<std::string> names;
+    for (size_t i = 0; i < shape.size(); ++i) names.push_back("a" + std::to_string(i));
+    shape[0] = 2;
+    const DeviceMesh mesh = init_device_mesh("cpu", shape, names, {.group = group});
+    const DeviceMesh within = mesh.slice(std::vector<std::string>(names.begin() + 1, names.end()));
+    const auto place = [&](const at::Tensor& x) -> at::Tensor {
+      return distribute_tensor(x, within, Placements(names.size() - 1, Replicate()));
+    };
+    Pipeline pipe(stage_giving(place), {.group = mesh.get_group("a0"), .microbatches = 1, .loss = loss_fn});
+    pipe.eval(staged::batch_of(4, 2, 0).input);
+  });
+  EXPECT_THAT(texts, Each(AllOf(HasSubstr("between stages lies as \"R R R R "),
+                                HasSubstr("\", which is too long a text\n  fix: use a mesh with fewer axes"))));
+}
+
+// Ranks 0 and 3, 1 and 2: of five columns one of each has three.
+TEST(PipelineErrors, NeighboursHaveEqualCoordinates) {
+  const auto texts = texts_of_all<c10::ValueError>(4, [](const Group& group) {
+    const DeviceMesh mesh = init_device_mesh("cpu", {2, 2}, {"pp", "tp"}, {.group = group});
+    torch::nn::Sequential stage(torch::nn::Linear(6, 5));
+    parallelize_module(*stage, mesh["tp"], {{"0", ColwiseParallel()}});
+    const Group crossed = split_group(group, {{0, 3}, {1, 2}});
+    Pipeline pipe(stage, {.group = crossed, .microbatches = 1, .loss = loss_fn});
+    pipe.eval(staged::batch_of(4, 2, 0).input);
+  });
+  EXPECT_THAT(texts, ::testing::Contains(AllOf(
+                         HasSubstr("made is f32[4,2,5] S2 on 2 with 24 elements on the sender, and this rank's part "
+                                   "would be [4,2,2]\n  fix: let neighbours in the pipeline have equal coordinates on "
+                                   "their meshes"))));
+}
+
+struct GivesNothingImpl : torch::nn::Module {
+  at::Tensor weight = register_parameter("weight", torch::ones({1}));
+  at::Tensor forward(const at::Tensor&) { return {}; }
+};
+TORCH_MODULE(GivesNothing);
+
+TEST(PipelineErrors, AStageGivesATensor) {
+  EXPECT_THAT(
+      texts_of_all<c10::ValueError>(2,
+                                    [](const Group& group) {
+                                      const PipelineStage stage = group->getRank() == 0 ? PipelineStage(layer_of(group))
+                                                                                        : PipelineStage(GivesNothing());
+                                      Pipeline pipe(stage, {.group = group, .microbatches = 1, .loss = loss_fn});
+                                      const auto batch = staged::batch_of(4, 2, 0);
+                                      pipe.step(batch.input, batch.target);
+                                    }),
+      Each(HasSubstr("GivesNothingImpl) gives no tensor\n  fix: return one from forward")));
 }
 
 // As a rank does whose step is a replay.
@@ -446,6 +532,17 @@ TEST(PipelineErrors, APeerThatRepeatsAMicroBatchIsNamed) {
                           "of micro-batch 1\n  fix: run the same version of serried on every rank, and let nobody "
                           "else send over the pipeline's group"));
   });
+}
+
+// What an error says of a message where no action is known: in a replay.
+TEST(PipelineErrors, TagsTellWhatIsSentUnderThem) {
+  EXPECT_EQ(detail::tag_text(7), "tag 7");
+  EXPECT_EQ(detail::tag_text((1 << 20) - 1), "tag 1048575");
+  EXPECT_EQ(detail::tag_text((1 << 20) + 2), "tag 1048578 (of a pipeline: the output of stage 1)");
+  EXPECT_EQ(detail::tag_text((1 << 20) + 5), "tag 1048581 (of a pipeline: the gradient of stage 2)");
+  EXPECT_EQ(detail::tag_text(1 << 21), "tag 2097152 (of attention: keys)");
+  EXPECT_EQ(detail::tag_text((1 << 21) + 1), "tag 2097153 (of attention: gradients)");
+  EXPECT_EQ(detail::tag_text((1 << 21) + 2), "tag 2097154");
 }
 
 // A hook may put a plain tensor in place of a DTensor's gradient.

@@ -31,10 +31,10 @@ TEST_P(PipelineRanks, SurvivorsNameRankStageAndAction) {
   const Result result = serried({"run", "-n", "3", "--grace", "15", SERRIED_PIPELINE_WORKER, folder.path() + "/note",
                                  schedule, cell, std::to_string(width)});
   EXPECT_EQ(result.exit_code, 128 + SIGKILL);
-  // At an action, or behind the last of the step; who waits for a rank says for which action of it.
+  // At an action, behind the last of the step or before its first; who waits for a rank says for which action of it.
   const std::regex raised(
       "raised after (\\d+) ms: [^]*?rank " + std::to_string(victim) +
-      " is gone[^]*?\\((at|after) [FBIW] s\\d m\\d on rank ([0-2]) of the pipeline(, which waits for "
+      " is gone[^]*?\\((at|after|before) [FBIW] s\\d m\\d on rank ([0-2]) of the pipeline(, which waits for "
       "(F s\\d m\\d|the gradient of stage \\d) on rank [0-2]|, while its last messages)?");
   std::set<std::string> ranks;
   for (std::sregex_iterator it(result.out.begin(), result.out.end(), raised), end; it != end; ++it) {

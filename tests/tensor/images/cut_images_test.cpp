@@ -167,25 +167,39 @@ TEST(CutImages, ConvolutionsInTwoAndThreeDimsAreExact) {
   expect_as_whole({volume}, {{{3}, {Shard(4)}}, {{2, 2}, {Shard(4), Shard(3)}}});
 }
 
+// Four ranks have some images of three rows, and one of them nothing.
+std::vector<ImageCase> pools_of(int64_t kernel, int64_t stride, int64_t padding, bool round_up) {
+  std::vector<ImageCase> cases;
+  for (const int64_t size : {7, 3}) {
+    const std::string name =
+        c10::str(size, " rows, kernel ", kernel, " stride ", stride, " padding ", padding, round_up ? " up" : "");
+    const Tensors image = {wavy({2, 2, size, 6})};
+    for (const int64_t dilation : {1, 2}) {
+      if (size + 2 * padding < (kernel - 1) * dilation + 1) continue;
+      cases.push_back({c10::str("max ", name, " dilation ", dilation), image, [=](const Tensors& x) {
+                         const auto [y, at] = at::max_pool2d_with_indices(x[0], {kernel, 2}, {stride, 2}, {padding, 1},
+                                                                          {dilation, 1}, round_up);
+                         return Tensors{y, at};
+                       }});
+    }
+    if (size + 2 * padding < kernel) continue;
+    for (const bool counts_padding : {false, true}) {
+      cases.push_back(
+          {"average " + name, image, [=](const Tensors& x) {
+             return Tensors{at::avg_pool2d(x[0], {kernel, 2}, {stride, 2}, {padding, 1}, round_up, counts_padding)};
+           }});
+    }
+  }
+  return cases;
+}
+
 TEST(CutImages, PoolsAreExact) {
   std::vector<ImageCase> cases;
   for (const int64_t kernel : {2, 3, 5}) {
     for (const int64_t stride : {1, 2, 3}) {
       for (const int64_t padding : {0, 1}) {
         for (const bool round_up : {false, true}) {
-          const std::string name = c10::str("kernel ", kernel, " stride ", stride, " padding ", padding, round_up);
-          const auto max = [=](const Tensors& x) {
-            const auto [values, indices] =
-                at::max_pool2d_with_indices(x[0], {kernel, 2}, {stride, 2}, {padding, 1}, 1, round_up);
-            return Tensors{values, indices};
-          };
-          cases.push_back({"max " + name, {wavy({2, 2, 7, 6})}, max});
-          for (const bool counts_padding : {false, true}) {
-            cases.push_back({"average " + name, {wavy({2, 2, 7, 6})}, [=](const Tensors& x) {
-                               return Tensors{at::avg_pool2d(x[0], {kernel, 2}, {stride, 2}, {padding, 1}, round_up,
-                                                             counts_padding)};
-                             }});
-          }
+          for (ImageCase& each : pools_of(kernel, stride, padding, round_up)) cases.push_back(std::move(each));
         }
       }
     }

@@ -4,6 +4,7 @@
 #include "serried/base/error.h"
 #include "serried/comm/backends/shm/backend.h"
 #include "serried/comm/backends/shm/tensors.h"
+#include "serried/comm/collectives/own_tags.h"
 
 namespace serried::shm {
 namespace {
@@ -56,7 +57,7 @@ class TransferWork : public c10d::Work {
 std::string describe(Transfer::Direction direction, const at::Tensor& tensor, int peer, int tag) {
   const std::string other = peer < 0 ? std::string("any rank") : c10::str("rank ", peer);
   return c10::str(direction == Transfer::Direction::send ? "send " : "recv ", watch::describe_tensor(tensor),
-                  direction == Transfer::Direction::send ? " to " : " from ", other, ", tag ", tag);
+                  direction == Transfer::Direction::send ? " to " : " from ", other, ", ", detail::tag_text(tag));
 }
 
 }  // namespace
