@@ -40,14 +40,20 @@ void read_as_node_0(const launch::Message& message, launch::Membership& membersh
   const launch::Hello hello = launch::hello_from(of_this_version(message));
   require(launch::to_message(launch::hello_from(launch::to_message(hello))) == launch::to_message(hello),
           "a hello that does not come back from its message");
-  membership.join({.host = hello.host,
-                   .machine = hello.machine,
-                   .node_rank = hello.node_rank,
-                   .min_nodes = hello.min_nodes,
-                   .max_nodes = hello.max_nodes,
-                   .num_local = hello.num_local,
-                   .command = hello.command},
-                  launch::Time());
+  const launch::Joiner joiner{.host = hello.host,
+                              .machine = hello.machine,
+                              .node_rank = hello.node_rank,
+                              .min_nodes = hello.min_nodes,
+                              .max_nodes = hello.max_nodes,
+                              .num_local = hello.num_local,
+                              .command = hello.command};
+  if (!hello.claim) {
+    membership.join(joiner, launch::Time());
+    return;
+  }
+  const bool takes_over = !membership.started();
+  membership.rejoin(joiner, *hello.claim, launch::Time());
+  if (takes_over) membership.tick(launch::Time() + std::chrono::seconds(20));
 }
 
 void read_as_other_node(const launch::Message& message) {

@@ -199,6 +199,24 @@ TEST(LauncherLine, TablesComeInOrderAndTheNewestCounts) {
   EXPECT_EQ(ends.line->newest_table()->generation, 2);
 }
 
+TEST(LauncherLine, WhoAsksWhileTheLeaderIsAwayIsToldItsAddress) {
+  const Line ends;
+  ends.say({"leader", "h0:29500"});
+  ends.say({"table", "1", "0", "2", "0", "1", "0", "2"});  // behind it: both have been heard
+  ASSERT_TRUE(ends.line->wait_for_table(0, LauncherLine::Clock::time_point::max()));
+  const auto store = c10::make_intrusive<LauncherStore>(ends.line, "127.0.0.1");
+  store->setTimeout(20ms);
+  EXPECT_THAT(
+      what_of([&] { store->get("a"); }),
+      HasSubstr("[store] the key \"a\": no answer within 20 ms, since the leader of the job at h0:29500, which "
+                "keeps the store, is lost, and no other has taken its place\n  fix: start the launcher that led "
+                "the job there again, with the same command line"));
+  ends.say({"leader", ""});
+  ends.say({"table", "2", "0", "2", "0", "1", "0", "2"});
+  ASSERT_TRUE(ends.line->wait_for_table(1, LauncherLine::Clock::time_point::max()));
+  EXPECT_THAT(what_of([&] { store->get("a"); }), HasSubstr("did not come to the store of serried run"));
+}
+
 TEST(LauncherLine, WhatIsOverIsToldToWhoListensNowAndLater) {
   const Line ends;
   std::promise<int> told;
