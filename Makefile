@@ -91,8 +91,8 @@ pytorch-suite: setup-test configure
 	@PYTHONPATH=$(PYTHON_PATH) python3 tests/pytorch/judge.py
 
 soak: configure
-	@cmake --build $(BUILD) -j $(JOBS) --target serried_random_tests serried_random_faults_tests
-	@scripts/soak.py $(BUILD)/tests/serried_random_tests $(BUILD)/tests/process/ranks/serried_random_faults_tests --minutes $(MINUTES)
+	@cmake --build $(BUILD) -j $(JOBS) --target serried_random_tests serried_random_faults_tests serried_random_elastic_tests
+	@scripts/soak.py $(BUILD)/tests/serried_random_tests $(BUILD)/tests/process/ranks/serried_random_faults_tests $(BUILD)/tests/process/elastic/serried_random_elastic_tests --minutes $(MINUTES)
 
 sanitize: asan tsan
 
