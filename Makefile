@@ -92,8 +92,8 @@ pytorch-suite: setup-test configure
 	@for ranks in 2 3 4; do PYTHONPATH=$(PYTHON_PATH) python3 tests/pytorch/same_results.py $$ranks || exit 1; done
 
 soak: configure
-	@cmake --build $(BUILD) -j $(JOBS) --target serried_random_tests serried_random_faults_tests
-	@scripts/soak.py $(BUILD)/tests/serried_random_tests $(BUILD)/tests/process/ranks/serried_random_faults_tests --minutes $(MINUTES)
+	@cmake --build $(BUILD) -j $(JOBS) --target serried_random_tests serried_random_faults_tests serried_random_elastic_tests
+	@scripts/soak.py $(BUILD)/tests/serried_random_tests $(BUILD)/tests/process/ranks/serried_random_faults_tests $(BUILD)/tests/process/elastic/serried_random_elastic_tests --minutes $(MINUTES)
 
 sanitize: asan tsan
 

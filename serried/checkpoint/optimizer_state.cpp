@@ -241,6 +241,8 @@ class OptimizerSource final : public Source {
     return wanted;
   }
 
+  Optimizer* optimizer() const override { return &optimizer_; }
+
  private:
   Optimizer& stateful() const { return zero_ != nullptr ? zero_->own_part() : optimizer_; }
 

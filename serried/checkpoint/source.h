@@ -80,6 +80,8 @@ class Source {
   virtual Wanted want(const SavedPart& saved, const LoadOptions& options, const CallContext& call) = 0;
   /// Null unless the source is a module.
   virtual const torch::nn::Module* module() const { return nullptr; }
+  /// Null unless the source is an optimizer.
+  virtual torch::optim::Optimizer* optimizer() const { return nullptr; }
 };
 
 /// Gives names by the rules of `renames`. Failure for one that is no regular expression, and for names too long for

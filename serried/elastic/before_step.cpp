@@ -30,6 +30,8 @@ void BeforeStep::keep(const checkpoint::Entry& entry) {
   const auto* source = checkpoint::detail::source_of(entry.value);
   if (source != nullptr && source->module() != nullptr) {
     modules_.push_back(source->module());
+  } else if (source != nullptr && source->optimizer() != nullptr) {
+    optimizers_.push_back(source->optimizer());
   } else {
     others_.push_back(entry);
   }

@@ -29,6 +29,10 @@ void Elastic::keep(std::string name, checkpoint::Value value) {
   run_->keep({std::move(name), std::move(value)});
 }
 
+void Elastic::rebuild(std::function<checkpoint::Contents(const Group& world)> build) {
+  run_->rebuild(std::move(build));
+}
+
 void Elastic::on_change(std::function<void(const Group& world)> callback) {
   run_->on_change(std::move(callback));
 }

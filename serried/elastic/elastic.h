@@ -75,6 +75,19 @@ class Elastic {
     }
   }
 
+  /// For what is spread over the ranks: DTensors, parameters that fully_shard has cut, ZeroRedundancyOptimizer. Called
+  /// on all ranks whenever they have changed, to build modules and optimizers for those that are there, on meshes of
+  /// `world`; it returns what of it is kept, under the same names each time, and may communicate. Then all of that gets
+  /// the state of the ranks that have it, however they had cut it. Where ranks that are lost had the only copy of a
+  /// part, run() raises a ValueError with its name: then only a checkpoint helps. Each commit() takes a copy of this
+  /// rank's parts, from which a step can be done again.
+  ///     std::optional<Trainer> trainer;
+  ///     elastic.rebuild([&](const Group& world) -> checkpoint::Contents {
+  ///       trainer.emplace(world);  // fully_shard on a mesh of (replicate, shard)
+  ///       return {{"model", state_of(trainer->net)}, {"optimizer", state_of(trainer->optimizer)}};
+  ///     });
+  void rebuild(std::function<checkpoint::Contents(const Group& world)> build);
+
   /// Called whenever world() has become another group, when the state is there; on all ranks, which may communicate.
   void on_change(std::function<void(const Group& world)> callback);
 

@@ -17,6 +17,7 @@
 #include "serried/comm/collectives/watch.h"
 #include "serried/comm/groups/communication_error.h"
 #include "serried/elastic/launcher_generations.h"
+#include "serried/elastic/spread_meeting.h"
 #include "serried/tape/tape.h"
 
 namespace serried::detail {
@@ -51,7 +52,7 @@ ElasticRun::ElasticRun(ElasticOptions options)
       generations_(options_.generations),
       current_(generations_),
       world_(group_of_this_rank(options_)),
-      before_step_(device_of(world_)) {}
+      before_step_(std::in_place, device_of(world_)) {}
 
 const Group& ElasticRun::world() const {
   if (tape::is_recording()) {
@@ -91,12 +92,23 @@ void ElasticRun::add(checkpoint::Entry entry) {
 
 void ElasticRun::keep(checkpoint::Entry entry) {
   add(entry);
-  before_step_.keep(entry);
+  before_step_->keep(entry);
 }
 
 void ElasticRun::keep(std::string name, torch::optim::Optimizer& optimizer) {
   add({std::move(name), checkpoint::state_of(optimizer)});
-  before_step_.keep(optimizer);
+  before_step_->keep(optimizer);
+}
+
+void ElasticRun::rebuild(std::function<checkpoint::Contents(const Group&)> build) {
+  check_before_first_run("Elastic::rebuild");
+  if (!build) {
+    raise<c10::ValueError>({"Elastic::rebuild", "the function is empty", "pass one that returns what it has built"});
+  }
+  if (build_) {
+    raise<c10::ValueError>({"Elastic::rebuild", "called a second time", "build everything in one function"});
+  }
+  build_ = std::move(build);
 }
 
 void ElasticRun::on_change(std::function<void(const Group&)> callback) {
@@ -153,7 +165,11 @@ void ElasticRun::meet_in(const GenerationTable& table) {
                             "start more ranks, or lower .min_ranks"});
   }
   const ThreadRankLabel label({.rank = group->getRank(), .world_size = group->getSize()});
-  bring_to_one_state(group, kept_, standing_);
+  if (build_) {
+    rebuild_in(group);
+  } else {
+    bring_to_one_state(group, kept_, standing_);
+  }
   world_ = group;
   ++*num_changes_;
   generation_ = heard_of_ = table.generation;
@@ -161,6 +177,17 @@ void ElasticRun::meet_in(const GenerationTable& table) {
   log::line(log::Topic::comm, "Elastic: generation ", generation_, " has ", group->getSize(), " ranks, at step ",
             standing_.step);
   for (const auto& callback : callbacks_) callback(world_);
+}
+
+void ElasticRun::rebuild_in(const Group& group) {
+  if (built_ && standing_.condition == Condition::whole) versions_.collect(standing_.step, *built_);
+  built_.reset();  // refers to what is built anew now
+  checkpoint::Contents built = build_(group);
+  built.insert(built.begin(), kept_.begin(), kept_.end());
+  bring_parts_together(group, built, versions_, standing_);
+  before_step_.emplace(device_of(group));
+  for (const checkpoint::Entry& entry : built) before_step_->keep(entry);
+  built_ = std::move(built);
 }
 
 void ElasticRun::run(const std::function<void()>& fn) {
@@ -178,7 +205,8 @@ void ElasticRun::run(const std::function<void()>& fn) {
 bool ElasticRun::attempt(const std::function<void()>& fn) {
   const LiveGroupsGuard groups(current_.groups());
   const ThreadRankLabel label({.rank = world_->getRank(), .world_size = world_->getSize()});
-  before_step_.take();
+  before_step_->take();
+  if (build_) versions_.begin_step(standing_.step, *built_);
   vote_ = Vote::none;
   in_step_ = true;
   try {
@@ -198,7 +226,7 @@ void ElasticRun::end_step() {
     raise<c10::ValueError>({"Elastic::run", c10::str("step ", standing_.step, " ended without commit()"),
                             "end it with if (elastic.commit()) optimizer.step(), on every rank"});
   }
-  if (vote_ == Vote::refused) return before_step_.put_back();
+  if (vote_ == Vote::refused) return before_step_->put_back();
   ++standing_.step;
 }
 
@@ -208,7 +236,7 @@ void ElasticRun::recover(const std::exception_ptr& error) {
   has_lost_ = true;
   // Behind commit(), optimizers may have stepped or not.
   if (vote_ == Vote::passed) standing_.condition = Condition::torn;
-  before_step_.put_back();
+  before_step_->put_back();
 }
 
 bool ElasticRun::is_loss(const std::exception_ptr& error, int64_t generation) const {
@@ -238,6 +266,7 @@ bool ElasticRun::commit(bool fine) {
   }
   heard_of_ = std::max(heard_of_, of_all[1]);
   vote_ = of_all[0] == 0 ? Vote::passed : Vote::refused;
+  if (build_ && vote_ == Vote::passed) versions_.passed();
   return vote_ == Vote::passed;
 }
 

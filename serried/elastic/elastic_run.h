@@ -12,6 +12,7 @@
 #include "serried/elastic/current_generation.h"
 #include "serried/elastic/elastic.h"
 #include "serried/elastic/meeting.h"
+#include "serried/elastic/spread_versions.h"
 
 namespace serried::detail {
 
@@ -24,6 +25,7 @@ class ElasticRun {
   void set_step(int64_t step);
   void keep(checkpoint::Entry entry);
   void keep(std::string name, torch::optim::Optimizer& optimizer);
+  void rebuild(std::function<checkpoint::Contents(const Group&)> build);
   void on_change(std::function<void(const Group&)> callback);
   void run(const std::function<void()>& fn);
   bool commit(bool fine);
@@ -37,6 +39,7 @@ class ElasticRun {
   void meet();
   GenerationTable next_table() const;
   void meet_in(const GenerationTable& table);
+  void rebuild_in(const Group& group);
   /// Whether the step is done; false: again.
   bool attempt(const std::function<void()>& fn);
   void end_step();
@@ -54,7 +57,10 @@ class ElasticRun {
   bool has_lost_ = false;    // in the generation that is, a rank
   Standing standing_;
   checkpoint::Contents kept_;
-  BeforeStep before_step_;
+  std::optional<BeforeStep> before_step_;
+  std::function<checkpoint::Contents(const Group&)> build_;  // none: every rank has everything whole
+  std::optional<checkpoint::Contents> built_;                // with what is kept; none while ranks meet
+  SpreadVersions versions_;                                  // of it
   std::vector<std::function<void(const Group&)>> callbacks_;
   bool in_step_ = false;
   Vote vote_ = Vote::none;

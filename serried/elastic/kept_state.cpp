@@ -33,9 +33,8 @@ using checkpoint::detail::Wanted;
 using nlohmann::json;
 
 constexpr const char* kInstead =
-    "keep what every rank has whole; what is spread goes on from a checkpoint: save it with checkpoint::save, and "
-    "start "
-    "again with serried run --max-restarts";
+    "keep what every rank has whole; what is spread is built anew for the ranks that are left, in a function for "
+    "Elastic::rebuild";
 
 // Names of tensors are those of the item; JSON takes UTF-8 only.
 void check_item(const std::string& entry, const Item& item) {
