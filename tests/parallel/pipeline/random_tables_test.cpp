@@ -157,16 +157,14 @@ TEST(PipelineRandomTables, WithLargeMessagesWaitForNothingElse) {
   }
 }
 
-// Rows of tables that are right, in any other order.
+// Tables that are right but for two actions of a rank, which have changed places.
 TEST(PipelineRandomTables, EndOrAreRefusedWithACycle) {
   int num_refused = 0, num_run = 0;
   for (uint64_t seed = 200; seed < 280; ++seed) {
     RandomTable random(seed);
     Rows rows = random.draw();
-    for (int swap = 0; swap < 3; ++swap) {
-      PipelineTable::Row& row = rows[size_t(random.below(int64_t(rows.size())))];
-      std::swap(row[size_t(random.below(int64_t(row.size())))], row[size_t(random.below(int64_t(row.size())))]);
-    }
+    PipelineTable::Row& row = rows[size_t(random.below(int64_t(rows.size())))];
+    std::swap(row[size_t(random.below(int64_t(row.size())))], row[size_t(random.below(int64_t(row.size())))]);
     const PipelineTable table(rows);
     SCOPED_TRACE(c10::str("seed ", seed, "\n", table.to_text()));
     bool waits_for_ever = false;
@@ -190,8 +188,8 @@ TEST(PipelineRandomTables, EndOrAreRefusedWithACycle) {
                   ::testing::HasSubstr("[simulate] the table waits for ever: rank "));
     });
   }
-  EXPECT_GT(num_run, 10);
-  EXPECT_GT(num_refused, 10);
+  EXPECT_GT(num_run, 5);
+  EXPECT_GT(num_refused, 5);
 }
 
 }  // namespace

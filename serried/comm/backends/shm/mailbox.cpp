@@ -412,7 +412,8 @@ Mailbox::Done Mailbox::check_health() {
   }
   if (why.empty()) return {};
   engine_->abort(why, PhaseSync::Cause::loss);
-  return fail_open_transfers(why);
+  // The first reason of all: who is gone may have left since a third rank died, and said so before.
+  return fail_open_transfers(sync_.abort_reason());
 }
 
 void Mailbox::ring_bell(int rank) {
