@@ -233,6 +233,7 @@ class Groups(unittest.TestCase):
             calls = (
                 lambda: group.broadcast([torch.ones(3)], root),
                 lambda: group.allreduce([torch.ones(3), torch.ones(3)]),
+                lambda: group._get_backend(torch.device("cpu")).allreduce_coalesced([]),
                 lambda: dist.all_gather([torch.ones(4 if peer == rank else 3) for peer in range(2)], torch.ones(3), async_op=True),
             )
             for call in calls:
@@ -251,8 +252,9 @@ class Groups(unittest.TestCase):
             lines = text.splitlines()
             self.assertEqual(lines[0], "[broadcast] the root tensor is 1, and every rank has one")
             self.assertEqual(lines[1], "[all_reduce] got 2 tensors, and every rank passes one: there is one device, the CPU")
-            self.assertEqual(lines[2], "[all_gather] this rank's own piece is f32[3], and its place f32[4]")
-            self.assertEqual(lines[3], "2.0")
+            self.assertEqual(lines[2], "[all_reduce_coalesced] got no tensors")
+            self.assertEqual(lines[3], "[all_gather] this rank's own piece is f32[3], and its place f32[4]")
+            self.assertEqual(lines[4], "2.0")
 
     def test_a_group_made_again_has_the_same_name(self):
         texts = outputs(

@@ -83,7 +83,9 @@ class Venv(Wheel):
         self.venv = pathlib.Path(self.folder.name) / "venv"
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", "--clear", self.venv], check=True)
         self.python = self.venv / "bin/python"
-        self.environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "LD_LIBRARY_PATH")} | {"OMP_NUM_THREADS": "1"}
+        # Nothing of this machine's, neither where it keeps packages.
+        kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "LD_LIBRARY_PATH") and not name.startswith("PIP_")}
+        self.environment = kept | {"OMP_NUM_THREADS": "1", "PIP_CONFIG_FILE": os.devnull}
 
     def pip_install(self):
         words = [sys.executable, "-m", "pip", "--python", self.python, "install", "--no-index", "--disable-pip-version-check", self.wheel]

@@ -106,6 +106,8 @@ TEST(ShmByC10d, SeveralTensorsPerRankAreRefused) {
             "tensor");
         EXPECT_THAT(error_text_of_any_rank<c10::ValueError>([&] { backend_of(g).send(two, 1 - g->getRank(), 0); }),
                     StartsWith("[send] got 2 tensors"));
+        EXPECT_EQ(error_text_of_any_rank<c10::ValueError>([&] { backend_of(g).allreduce_coalesced(none, {}); }),
+                  "[all_reduce_coalesced] got no tensors\n  fix: pass one or more");
       },
       kByC10d);
 }

@@ -113,6 +113,7 @@ WorkPtr ShmBackend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& op
 }
 
 WorkPtr ShmBackend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
+  if (tensors.empty()) raise<c10::ValueError>({"all_reduce_coalesced", "got no tensors", "pass one or more"});
   Task task;
   Tensors dense;
   int64_t bytes = 0;
