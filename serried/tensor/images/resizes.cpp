@@ -104,7 +104,8 @@ at::Tensor resized_part(const Resize& resize, const ImageCut& cut) {
     if (resize.taps[d].changes_nothing(resize.space.inputs[d]) && cut.rows(d) == cut.outputs(d)) continue;
     y = apply_taps(resize.taps[d], y, int64_t(d) + 2, cut.rows(d).begin, cut.outputs(d));
   }
-  return y.to(x.scalar_type());
+  y = y.to(x.scalar_type());
+  return y.is_same(x) ? y.clone() : y;  // who writes into a resize that changes nothing does not mean the image
 }
 
 bool run_resize(const c10::OperatorHandle& op, Stack& stack) {

@@ -275,6 +275,35 @@ TEST(CutImages, MaxPoolsTakeTheSamePixelsWherePixelsAreEqual) {
   }
 }
 
+// Nothing is computed then, and the result has memory of its own all the same.
+TEST(CutImages, ResizesToTheSameSizeAreCopies) {
+  const at::Tensor image = wavy({1, 2, 6, 4});
+  const std::vector<std::function<at::Tensor(const at::Tensor&)>> resizes = {
+      [](const at::Tensor& x) {
+        return at::upsample_nearest2d(x, {6, 4});
+      },
+      [](const at::Tensor& x) {
+        return at::_upsample_nearest_exact2d(x, {6, 4});
+      },
+      [](const at::Tensor& x) {
+        return at::upsample_bilinear2d(x, {6, 4}, false);
+      },
+      [](const at::Tensor& x) {
+        return at::upsample_bicubic2d(x, {6, 4}, true);
+      },
+  };
+  for (size_t i = 0; i < resizes.size(); ++i) {
+    on_mesh({2}, [&](const DeviceMesh& mesh) {
+      const at::Tensor x = place(image, mesh, {Shard(2)});
+      at::Tensor y = resizes[i](x);
+      EXPECT_EQ(DTensor(y).placements(), Placements{Shard(2)});
+      y.mul_(3);
+      expect_equal(full(x), image, c10::str("the image of resize ", i));
+      expect_equal(full(y), image * 3, c10::str("resize ", i));
+    });
+  }
+}
+
 TEST(CutImages, ResizesAreExact) {
   std::vector<ImageCase> cases;
   const auto add = [&](const std::string& name, const Tensors& inputs, const Op& op) {
