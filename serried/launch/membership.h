@@ -173,6 +173,7 @@ class Membership {
   void learn(const Claim& claim, Time now);
   int num_claimed() const;
   bool all_have_come() const;
+  bool has_told_all(const Claim& claim) const;
   void finish_take_over(Time now);
   void refuse_old_claims();
   void refuse_who_is_too_many();

@@ -79,7 +79,18 @@ int Membership::num_claimed() const {
   return static_cast<int>(count);
 }
 
+// How its ranks have ended comes behind the claim.
+bool Membership::has_told_all(const Claim& claim) const {
+  return claim.generation != generation_ ||
+         std::all_of(claim.seats.begin(), claim.seats.end(), [&](const ClaimedSeat& seat) {
+           const auto is_it = [&](const End& end) { return end.seat == seat.number && end.kind != End::Kind::elastic; };
+           return seat.lives || std::any_of(meanwhile_.begin(), meanwhile_.end(), is_it);
+         });
+}
+
 bool Membership::all_have_come() const {
+  const auto tells = [&](const auto& entry) { return has_told_all(entry.second); };
+  if (!std::all_of(claims_.begin(), claims_.end(), tells)) return false;
   return std::any_of(claims_.begin(), claims_.end(), [&](const auto& entry) {
     const Claim& claim = entry.second;
     return claim.generation == generation_ && num_claimed() + claim.num_with_leader >= claim.world_size;

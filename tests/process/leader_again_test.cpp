@@ -87,6 +87,7 @@ TEST(LeaderAgain, RanksLiveOnWithoutOneAndMembershipWorksAgain) {
   third.wait_for("began in generation 3 as 2 of 3");
   // And another leader again.
   leader.send(SIGKILL);
+  EXPECT_EQ(leader.finish().exit_code, 128 + SIGKILL);
   for (const auto& each : job.node) each->wait_for("lost the leader", 2);
   third.wait_for("lost the leader");
   Command last(job.head_options);
@@ -192,14 +193,17 @@ TEST(LeaderAgain, OneOfAnotherTokenIsNotTaken) {
   leader->wait_for("leads the job");
   Command first(node_of(port, "2"), right), second(node_of(port, "2"), right);
   for (Command* each : {&first, &second}) each->wait_for("began in generation 0");
-  leader->send(SIGKILL);
-  for (Command* each : {&first, &second}) each->wait_for("lost the leader");
-  leader = std::make_unique<Command>(head(port, "2"), wrong);
+  const auto replace_by = [&](const std::vector<std::string>& token) {
+    leader->send(SIGKILL);
+    EXPECT_EQ(leader->finish().exit_code, 128 + SIGKILL);
+    leader = std::make_unique<Command>(head(port, "2"), token);
+    leader->wait_for("leads the job");
+  };
+  replace_by(wrong);
   for (Command* each : {&first, &second}) {
-    each->wait_for("[run] waiting for a leader at " + meets_at(port) + " since 5 s (node 0 at " + meets_at(port) +
-                   " has another token than this node); after 300 s ");
+    each->wait_for(" s (node 0 at " + meets_at(port) + " has another token than this node); after 300 s ");
   }
-  leader = std::make_unique<Command>(head(port, "2"), right);
+  replace_by(right);
   for (Command* each : {&first, &second}) each->wait_for("table 1 ");
   leader->send(SIGINT);
   for (Command* each : {&first, &second}) EXPECT_EQ(each->finish().exit_code, 128 + SIGINT);

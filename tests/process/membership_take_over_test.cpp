@@ -116,6 +116,19 @@ TEST(LaunchTakeOver, WhoWasLostMeanwhileIsToldWhenAllHaveCome) {
   EXPECT_THAT(told(membership), ElementsAre("0:over7", "1:over7", "0:table8@0,3,4*/5", "1:table8@1,2/5"));
 }
 
+TEST(LaunchTakeOver, TheEndsOfRanksAreAwaitedBehindTheLastClaim) {
+  Membership membership(new_leader());
+  membership.rejoin(of("a", 3), claim_of(0, {0, 2, 4}), at(0));
+  Claim second = claim_of(1, {1, 3});
+  second.seats[0].lives = false;
+  membership.rejoin(of("b", 2), second, at(1));
+  membership.tick(at(1));
+  EXPECT_THAT(told(membership), IsEmpty());
+  membership.rank_lost(1, seat_of(1), exit_3());
+  membership.tick(at(1));
+  EXPECT_THAT(told(membership), ElementsAre("0:over7", "1:over7", "0:table8@0,1,3/4", "1:table8@2/4"));
+}
+
 TEST(LaunchTakeOver, WhoEndedWellMeanwhileCounts) {
   Membership membership(new_leader());
   membership.rejoin(of("a", 3), claim_of(0, {0, 2, 4}), at(0));
