@@ -73,7 +73,8 @@ std::string tied_text(const std::vector<PipelineTie>& ties) {
 std::string agreed_text(const PipelineTable& table, const PipelineOptions& options) {
   std::string text = c10::str(table.stages(), " stages, ", table.microbatches(), " micro-batches, ",
                               options.table ? "a table of its own" : to_string(options.schedule), ", gradients of the ",
-                              options.scale_gradients ? "mean" : "sum", ", ", tied_text(options.tied));
+                              options.scale_gradients ? "mean" : "sum", ", ", tied_text(options.tied),
+                              options.trace ? ", .trace" : "");
   return text + "\n" + table.to_csv();
 }
 
@@ -118,7 +119,7 @@ void check_all_ranks(const Prepared& own, const Group& group) {
     const auto head = [](const std::string& text) { return text.substr(0, text.find('\n')); };
     refuse_pipeline(
         c10::str("ranks run different pipelines: rank 0 ", head(texts[0]), "; rank ", rank, " ", head(texts[rank])),
-        "pass the same schedule, table, micro-batches, ties and scale_gradients on every rank");
+        "pass the same schedule, table, micro-batches, ties, scale_gradients and trace on every rank");
   }
 }
 

@@ -100,6 +100,14 @@ TEST(PipelineErrors, RanksThatRunDifferentTablesFindOut) {
                              "gradients of the mean, nothing tied\n  fix: pass the same")));
 }
 
+TEST(PipelineErrors, RanksOfWhichOneTracesFindOut) {
+  const auto texts = texts_of_all<c10::ValueError>(2, [](const Group& group) {
+    Pipeline(layer_of(group), {.group = group, .microbatches = 2, .loss = loss_fn, .trace = group->getRank() == 1});
+  });
+  EXPECT_THAT(texts, Each(HasSubstr("gradients of the mean, nothing tied; rank 1 2 stages, 2 micro-batches, 1F1B, "
+                                    "gradients of the mean, nothing tied, .trace\n  fix: pass the same")));
+}
+
 TEST(PipelineErrors, RanksThatTieOtherParametersFindOut) {
   const auto texts = texts_of_all<c10::ValueError>(2, [](const Group& group) {
     const PipelineTie up{{0, "up.weight"}, {1, "up.weight"}}, down{{0, "down.weight"}, {1, "down.weight"}};
