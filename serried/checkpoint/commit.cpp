@@ -149,13 +149,26 @@ std::string place_of(const std::string& path) {
   return path;
 }
 
+namespace {
+
+// With the names of all that are made on the disk: a checkpoint in a folder that a crash forgets is lost with it.
+void make_folders(const std::string& path) {
+  std::vector<std::string> above;
+  std::error_code error;
+  for (std::string each = path; !fs::exists(each, error) && parent_of(each) != each; each = parent_of(each)) {
+    above.push_back(parent_of(each));
+  }
+  fs::create_directories(path, error);
+  if (error) fail_with_errno("make the folder", path, error.value());
+  for (const std::string& folder : above) File::open_folder(folder).sync();
+}
+
+}  // namespace
+
 PartialFolder::PartialFolder(const std::string& path)
     : target_(clean_path(path)), parent_(parent_of(target_)), partial_(marked(target_, kPartial)) {
   check_name(target_);
-  std::error_code error;
-  const bool is_new = fs::create_directories(parent_, error);
-  if (error) fail_with_errno("make the folder", parent_, error.value());
-  if (is_new) File::open_folder(parent_of(parent_)).sync();
+  make_folders(parent_);
   check_target();
   lock_and_make();
 }

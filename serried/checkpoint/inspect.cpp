@@ -108,16 +108,13 @@ void check_blocks(const FilesToCheck& all, const std::vector<BlocksToCheck>& blo
   for (std::thread& thread : threads) thread.join();
 }
 
-}  // namespace
-
-std::string listing(const std::string& folder) {
-  Checkpoint checkpoint(folder);
+std::string listing_of(Checkpoint& checkpoint) {
   const Index& index = checkpoint.index();
   int64_t total = 0;
   for (const IndexedFile& file : index.files) total += file.num_bytes;
   std::ostringstream out;
-  out << folder << ": " << bytes_text(total) << " in " << index.files.size() << " files, saved by " << index.world_size
-      << (index.world_size == 1 ? " rank" : " ranks") << "\n";
+  out << checkpoint.folder() << ": " << bytes_text(total) << " in " << index.files.size() << " files, saved by "
+      << index.world_size << (index.world_size == 1 ? " rank" : " ranks") << "\n";
   for (const auto& [name, value] : index.values.items())
     out << "  " << printable(name) << " = " << shown_value(value) << "\n";
   for (const auto& [entry, indexed] : index.entries) {
@@ -135,8 +132,7 @@ std::string listing(const std::string& folder) {
   return out.str();
 }
 
-std::string listing_json(const std::string& folder) {
-  Checkpoint checkpoint(folder);
+std::string listing_json_of(Checkpoint& checkpoint) {
   const Index& index = checkpoint.index();
   json entries = json::object();
   for (const auto& [entry, indexed] : index.entries) {
@@ -158,6 +154,18 @@ std::string listing_json(const std::string& folder) {
               {"entries", std::move(entries)}}
              .dump(1, ' ', true) +
          "\n";
+}
+
+}  // namespace
+
+std::string listing(const std::string& folder) {
+  const auto checkpoint = std::make_unique<Checkpoint>(folder);
+  return from_one(checkpoint, [&] { return listing_of(*checkpoint); });
+}
+
+std::string listing_json(const std::string& folder) {
+  const auto checkpoint = std::make_unique<Checkpoint>(folder);
+  return from_one(checkpoint, [&] { return listing_json_of(*checkpoint); });
 }
 
 std::vector<std::string> verify(const std::string& path, const OnBytes& on_bytes) {

@@ -74,7 +74,10 @@ void compare_parameters(const std::string& entry, const json& first, const json&
 
 void compare_entries(const std::string& name, json first, json second, std::vector<std::string>& lines) {
   const auto has_parameters = [](const json& values) {
-    return values.is_object() && values.contains("groups") && values.contains("owned") && values["owned"].is_object();
+    if (!values.is_object() || !values.contains("groups") || !values.contains("owned")) return false;
+    const json& owned = values["owned"];
+    return owned.is_object() &&
+           std::all_of(owned.begin(), owned.end(), [](const json& each) { return each.is_object(); });
   };
   if (has_parameters(first) && has_parameters(second)) {
     compare_parameters(name, first["owned"], second["owned"], lines);
@@ -163,10 +166,7 @@ void compare_tensors(Checkpoint& first, Checkpoint& second, const OnBytes& on_by
   }
 }
 
-}  // namespace
-
-std::vector<std::string> differences(const std::string& first, const std::string& second, const OnBytes& on_bytes) {
-  Checkpoint a(first), b(second);
+std::vector<std::string> differences_between(Checkpoint& a, Checkpoint& b, const OnBytes& on_bytes) {
   std::vector<std::string> lines;
   compare_values("", a.index().values, b.index().values, lines);
   std::set<std::string> entries;
@@ -184,6 +184,13 @@ std::vector<std::string> differences(const std::string& first, const std::string
   }
   compare_tensors(a, b, on_bytes, lines);
   return lines;
+}
+
+}  // namespace
+
+std::vector<std::string> differences(const std::string& first, const std::string& second, const OnBytes& on_bytes) {
+  const auto a = std::make_unique<Checkpoint>(first), b = std::make_unique<Checkpoint>(second);
+  return from_one(a, [&] { return from_one(b, [&] { return differences_between(*a, *b, on_bytes); }); });
 }
 
 }  // namespace serried::checkpoint::detail

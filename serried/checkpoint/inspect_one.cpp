@@ -142,16 +142,13 @@ Candidate one_of(const Checkpoint& checkpoint, const Names& names, const std::st
        "name one by its entry: " + list_of_names(there));
 }
 
-}  // namespace
-
-std::string text_of(const std::string& folder, const std::string& name, const TextOptions& options) {
-  Checkpoint checkpoint(folder);
+std::string text_in(Checkpoint& checkpoint, const std::string& name, const TextOptions& options) {
   const Names names(checkpoint);
   const Candidate one = one_of(checkpoint, names, name);
   std::ostringstream out;
   if (one.tensor.file == nullptr) {
     const bool is_of_user = one.entry == kValuesEntry && !options.as_json;
-    is_of_user ? out << read_value(folder, one.name) : out << printable(one.value->dump(-1, ' ', true));
+    is_of_user ? out << read_value(checkpoint.folder(), one.name) : out << printable(one.value->dump(-1, ' ', true));
     out << "\n";
     return out.str();
   }
@@ -166,6 +163,13 @@ std::string text_of(const std::string& folder, const std::string& name, const Te
     out << "An excerpt: --all shows all " << std::to_string(value.numel()) << " elements.\n";
   }
   return out.str();
+}
+
+}  // namespace
+
+std::string text_of(const std::string& folder, const std::string& name, const TextOptions& options) {
+  const auto checkpoint = std::make_unique<Checkpoint>(folder);
+  return from_one(checkpoint, [&] { return text_in(*checkpoint, name, options); });
 }
 
 }  // namespace serried::checkpoint::detail

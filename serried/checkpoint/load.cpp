@@ -120,10 +120,14 @@ json orders_of(const LoadPlan& plan) {
 }
 
 // What a rank has to say before anything is read.
-std::string load_message(const Checkpoint& checkpoint, const LoadPlan& plan) {
+std::string load_message(const Checkpoint& checkpoint, const LoadPlan& plan, bool strict) {
   json names = json::array();
   for (const auto& [entry, each] : plan.names) names.push_back({entry.first, entry.second, each.missing, each.extra});
-  return json({{"checksum", checkpoint.index().checksum}, {"orders", orders_of(plan)}, {"names", names}}).dump();
+  return json({{"checksum", checkpoint.index().checksum},
+               {"orders", orders_of(plan)},
+               {"names", names},
+               {"strict", strict}})
+      .dump();
 }
 
 void check_same_files(const std::vector<json>& said, const std::string& path) {
@@ -132,6 +136,16 @@ void check_same_files(const std::vector<json>& said, const std::string& path) {
     fail(c10::str("rank ", rank, " loads another checkpoint than rank 0; this rank loads ", path),
          "choose it on one rank and broadcast the name, as checkpoint::latest does, or pass the same path on every "
          "rank");
+  }
+}
+
+// A rank that raises what the others do not leaves them waiting.
+void check_same_strictness(const std::vector<json>& said) {
+  for (size_t rank = 1; rank < said.size(); ++rank) {
+    if (said[rank]["strict"] == said[0]["strict"]) continue;
+    fail(c10::str("rank ", rank, " loads with {.strict = ", said[rank]["strict"].dump(),
+                  "}, and rank 0 with {.strict = ", said[0]["strict"].dump(), "}"),
+         "pass the same on every rank");
   }
 }
 
@@ -152,22 +166,6 @@ void check_same_orders(const std::vector<json>& said) {
   }
 }
 
-[[noreturn]] void fail_for_replaced(const std::string& folder) {
-  fail(folder + " was replaced or removed by a save while it was read",
-       "load again, or load a checkpoint that no job saves to");
-}
-
-// What `read` finds damaged may be parts of two checkpoints.
-template <class Read>
-auto from_one(const std::unique_ptr<Checkpoint>& checkpoint, const Read& read) {
-  try {
-    return read();
-  } catch (const Failure&) {
-    if (checkpoint && checkpoint->was_replaced()) fail_for_replaced(checkpoint->folder());
-    throw;
-  }
-}
-
 void compare_ranks(const std::vector<std::string>& messages, const std::string& path, bool strict) {
   std::vector<json> said;
   std::vector<NamesOfEntries> names;
@@ -180,6 +178,7 @@ void compare_ranks(const std::vector<std::string>& messages, const std::string& 
     }
   }
   check_same_files(said, path);
+  check_same_strictness(said);
   if (strict) check_names_of_ranks(names);
   check_same_orders(said);
 }
@@ -225,7 +224,7 @@ void load(const std::string& path, const Contents& contents, LoadOptions options
     const auto tell = [&] {
       checkpoint = std::make_unique<detail::Checkpoint>(path);
       plan = detail::LoadPlanner(*checkpoint, options, call).plan(contents);
-      return detail::load_message(*checkpoint, plan);
+      return detail::load_message(*checkpoint, plan, options.strict);
     };
     detail::Dealt dealt(static_cast<size_t>(ranks.size()));
     const auto read = [&] {
@@ -238,7 +237,10 @@ void load(const std::string& path, const Contents& contents, LoadOptions options
     detail::compare_ranks(said, path, options.strict);
     const auto sizes = ranks.together([&] { return detail::from_one(checkpoint, read); });
     detail::check_shared_blocks(checkpoint, dealt, sizes, ranks);
-    for (const auto& apply : plan.apply) apply();
+    ranks.together([&] {
+      for (const auto& apply : plan.apply) apply();
+      return std::string();
+    });
   } catch (const detail::Failure& failure) {
     detail::raise_failure("checkpoint::load", failure);
   }
@@ -257,14 +259,15 @@ at::Tensor read_value_tensor(Checkpoint& checkpoint, const std::string& name) {
 }
 
 c10::IValue read_value_of(const std::string& path, const std::string& name) {
-  Checkpoint checkpoint(path);
-  const nlohmann::json* found = find_value(checkpoint.index().values, name);
+  const auto checkpoint = std::make_unique<Checkpoint>(path);
+  const nlohmann::json* found = find_value(checkpoint->index().values, name);
   if (found == nullptr) {
     std::vector<std::string> there;
-    for (const auto& [known, value] : checkpoint.index().values.items()) there.push_back(known);
+    for (const auto& [known, value] : checkpoint->index().values.items()) there.push_back(known);
     fail(c10::str(path, " has no value \"", name, "\"; it has: ", list_of_names(there)), "read one that is there");
   }
-  return value_of(*found, [&](const std::string& tensor) { return read_value_tensor(checkpoint, tensor); });
+  const auto read_tensor = [&](const std::string& tensor) { return read_value_tensor(*checkpoint, tensor); };
+  return from_one(checkpoint, [&] { return value_of(*found, read_tensor); });
 }
 
 }  // namespace
@@ -272,6 +275,7 @@ c10::IValue read_value_of(const std::string& path, const std::string& name) {
 
 c10::IValue read_value(const std::string& path, const std::string& name) {
   try {
+    detail::wait_for_saving();
     return detail::read_value_of(path, name);
   } catch (const detail::Failure& failure) {
     detail::raise_failure("checkpoint::read_value", failure);

@@ -295,6 +295,11 @@ SavedPart Checkpoint::part(const std::string& name) {
   return part;
 }
 
+void fail_for_replaced(const std::string& folder) {
+  fail(folder + " was replaced or removed by a save while it was read",
+       "load again, or load a checkpoint that no job saves to");
+}
+
 void check_looks(const Reading& reading, const ReadOptions& options) {
   const FileTensor& from = *reading.from;
   const at::Tensor& to = reading.to;

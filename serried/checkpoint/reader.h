@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "serried/checkpoint/blocks.h"
+#include "serried/checkpoint/failure.h"
 #include "serried/checkpoint/files.h"
 #include "serried/checkpoint/index.h"
 #include "serried/checkpoint/safetensors.h"
@@ -98,6 +99,19 @@ class Checkpoint {
   const Index index_;
   std::map<std::string, std::shared_ptr<TensorFile>> files_;
 };
+
+[[noreturn]] void fail_for_replaced(const std::string& folder);
+
+/// What `read` finds damaged may be parts of two checkpoints: then the Failure says so. None may be open yet.
+template <class Read>
+auto from_one(const std::unique_ptr<Checkpoint>& checkpoint, const Read& read) {
+  try {
+    return read();
+  } catch (const Failure&) {
+    if (checkpoint && checkpoint->was_replaced()) fail_for_replaced(checkpoint->folder());
+    throw;
+  }
+}
 
 struct ReadOptions {
   bool convert = false;

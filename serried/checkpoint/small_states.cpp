@@ -5,6 +5,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
+
 #include "serried/base/error.h"
 #include "serried/checkpoint/failure.h"
 #include "serried/checkpoint/source.h"
@@ -110,7 +112,11 @@ class SamplerSource final : public Source {
     const auto epoch = values.at("sampler_epoch").get<int64_t>();
     const auto consumed = values.at("consumed").get<size_t>();
     if (options.strict && consumed > 0) check_order(values);
-    return {.apply = [this, epoch, consumed] { sampler_.go_on(epoch, consumed); }};
+    // What drop_last leaves out is no rest of the epoch, whatever number of ranks it divides by now.
+    const bool is_over = values.value("is_at_end", false);
+    return {.apply = [this, epoch, consumed, is_over] {
+      sampler_.go_on(epoch, is_over ? std::max(consumed, sampler_.size()) : consumed);
+    }};
   }
 
  private:

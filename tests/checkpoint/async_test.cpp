@@ -111,6 +111,17 @@ TEST(AsyncSave, TheNextSaveWaitsAlsoOneThatIsNone) {
   EXPECT_EQ(folder.names(), std::set<std::string>{"c"});
 }
 
+TEST(AsyncSave, AValueIsReadWhenItIsThere) {
+  const Folder folder;
+  for (int64_t step = 0; step < 10; ++step) {
+    const std::string path = folder / std::to_string(step);
+    const auto saving = checkpoint::async_save(path, {{"x", torch::zeros({1000000})}, {"step", step}});
+    EXPECT_EQ(checkpoint::read_value(path, "step").toInt(), step);
+    EXPECT_TRUE(saving.done());
+    saving.wait();
+  }
+}
+
 TEST(AsyncSave, TheNextSaveWaitsAlsoOneOfAnotherGroupOfTheseRanks) {
   const Folder folder;
   run_ranks(2, [&](const Group& world) {

@@ -4,12 +4,14 @@
 
 #include <atomic>
 #include <filesystem>
+#include <functional>
 #include <thread>
 
 #include "serried/checkpoint/checkpoint.h"
 #include "serried/checkpoint/blocks.h"
 #include "serried/checkpoint/failure.h"
 #include "serried/checkpoint/index.h"
+#include "serried/checkpoint/inspect.h"
 #include "serried/tensor/dtensor.h"
 #include "tests/checkpoint/folder.h"
 #include "tests/support/errors.h"
@@ -69,6 +71,39 @@ TEST(CheckpointDamage, OneThatIsReplacedWhileItIsReadIsNotCalledDamaged) {
       EXPECT_NE(std::string(error.what()).find(" was replaced or removed by a save while it was read"),
                 std::string::npos)
           << error.what();
+    }
+  }
+  saver.join();
+}
+
+// By those that read one thing of it, and by the command line.
+TEST(CheckpointDamage, OneThatIsReplacedWhileAPartIsReadIsNotCalledDamaged) {
+  const Folder folder;
+  const std::string path = folder / "c";
+  const auto save = [&](double value) { checkpoint::save(path, {{"x", torch::full({20000}, value)}}); };
+  save(1);
+  std::atomic<bool> done = false;
+  std::thread saver([&] {
+    for (int i = 0; i < 100; ++i) save(i % 2);
+    done = true;
+  });
+  const std::function<void()> readers[] = {[&] {
+                                             const at::Tensor x = checkpoint::read_value(path, "x").toTensor();
+                                             EXPECT_TRUE(x.eq(x[0]).all().item<bool>());
+                                           },
+                                           [&] { checkpoint::detail::text_of(path, "x"); },
+                                           [&] { checkpoint::detail::differences(path, path); },
+                                           [&] { checkpoint::detail::listing(path); }};
+  const auto check = [](const std::string& text) {
+    EXPECT_NE(text.find(" was replaced or removed by a save while it was read"), std::string::npos) << text;
+  };
+  for (size_t i = 0; !done; ++i) {
+    try {
+      readers[i % 4]();
+    } catch (const checkpoint::detail::Failure& failure) {
+      check(failure.text);
+    } catch (const c10::Error& error) {
+      check(error.what());
     }
   }
   saver.join();

@@ -380,5 +380,17 @@ TEST(CheckpointDisk, AllIsOnTheDiskBeforeItGetsItsNameAndThenTheName) {
   }
 }
 
+TEST(CheckpointDisk, TheNamesOfAllNewFoldersAreOnTheDisk) {
+  const Folder folder;
+  disk_calls().records = true;
+  checkpoint::save(folder / "a/b/d/c", {{"step", 1}});
+  disk_calls().records = false;
+  const std::vector<std::string> calls = disk_calls().taken();
+  for (const char* made_in : {".", "a", "a/b"}) {
+    const std::string synced = std::filesystem::canonical(folder / made_in).string();
+    EXPECT_GE(last_of(calls, "fsync " + synced), 0) << synced;
+  }
+}
+
 }  // namespace
 }  // namespace serried::testing

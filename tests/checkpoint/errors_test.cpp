@@ -208,6 +208,26 @@ TEST(CheckpointErrors, OptionsThatDifferBetweenRanksAreNamed) {
   });
 }
 
+TEST(CheckpointErrors, RanksOfWhichSomeAreStrictAreTold) {
+  const Folder folder;
+  torch::nn::Module less;
+  less.register_parameter("a", torch::ones({2}));
+  checkpoint::save(folder / "c", {{"model", state_of(less)}});
+  run_ranks(3, [&](const Group& group) {
+    torch::nn::Module net;
+    net.register_parameter("a", torch::zeros({2}));
+    net.register_parameter("b", torch::zeros({2}));
+    const std::string text = load_error(folder / "c", {{"model", state_of(net)}}, {.strict = group->getRank() == 2});
+    EXPECT_EQ(text.find("[checkpoint::load] rank 2 loads with {.strict = true}, and rank 0 with {.strict = false}\n"
+                        "  fix: pass the same on every rank"),
+              0u)
+        << text;
+    EXPECT_EQ(net.parameters()[0].sum().item<double>(), 0);
+    checkpoint::load(folder / "c", {{"model", state_of(net)}}, {.strict = false});  // and they go on together
+    EXPECT_EQ(net.parameters()[0].sum().item<double>(), 2);
+  });
+}
+
 TEST(CheckpointErrors, AFolderThatIsNoCheckpointIsNotReplaced) {
   const Folder folder;
   std::filesystem::create_directory(folder / "data");

@@ -6,6 +6,7 @@
 
 #include "serried/checkpoint/checkpoint.h"
 #include "serried/checkpoint/failure.h"
+#include "serried/checkpoint/index.h"
 #include "serried/comm/groups/ranks.h"
 #include "serried/tensor/random/random.h"
 #include "tests/checkpoint/folder.h"
@@ -207,6 +208,21 @@ TEST(CheckpointInspect, OfManyNamesTheNearestAreShown) {
                 .find(folder / "c" + " has no \"model.nrom.weight\"; the nearest of 32 names: model.norm.weight, "),
             0u)
       << named("model.nrom.weight");
+}
+
+// An index that somebody has made, with its checksum.
+TEST(CheckpointInspect, ComparesStateThatNobodyWrote) {
+  const Folder folder;
+  torch::nn::Linear net(2, 1);
+  torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.1));
+  for (const char* name : {"a", "b"}) checkpoint::save(folder / name, {{"optim", checkpoint::state_of(optimizer)}});
+  const std::string path = folder / "b/index.json", good = content_of(path), from = "\"owned\": {}";
+  std::string text = "{" + good.substr(good.find(',') + 1);
+  ASSERT_NE(text.find(from), std::string::npos);
+  text.replace(text.find(from), from.size(), "\"owned\": {\"group0.param0\": true}");
+  write_content(path, checkpoint::detail::with_checksum(text));
+  EXPECT_FALSE(checkpoint::detail::differences(folder / "a", folder / "b").empty());
+  EXPECT_TRUE(checkpoint::detail::differences(folder / "b", folder / "b").empty());
 }
 
 TEST(CheckpointLatest, IsTheOneThatWasSavedLast) {

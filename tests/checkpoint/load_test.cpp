@@ -416,6 +416,34 @@ TEST(CheckpointLoad, ASamplerThatRepeatsNothingIsSavedAnywhere) {
   EXPECT_EQ(alone.next(100), std::nullopt);
 }
 
+// Four ranks leave 2 of 10 samples out, which two ranks could share.
+TEST(CheckpointLoad, WhatASamplerHasDroppedIsNoRestOfItsEpoch) {
+  const Folder folder;
+  const auto sampler_of = [](const Group& world) {
+    return DistributedSampler(10, {.process_group = world, .seed = 3, .drop_last = true});
+  };
+  run_ranks(4, [&](const Group& world) {
+    DistributedSampler sampler = sampler_of(world);
+    sampler.set_epoch(6);
+    sampler.reset();
+    sampler.next(2);
+    EXPECT_TRUE(sampler.is_at_end());
+    checkpoint::save(folder / "end", {{"sampler", state_of(sampler)}});
+  });
+  run_ranks(2, [&](const Group& world) {
+    DistributedSampler sampler = sampler_of(world);
+    checkpoint::load(folder / "end", {{"sampler", state_of(sampler)}});
+    EXPECT_EQ(sampler.epoch(), 6);
+    EXPECT_TRUE(sampler.is_at_end());
+    DistributedSampler loaders = sampler;  // its copy
+    loaders.reset();
+    EXPECT_EQ(loaders.next(1), std::nullopt);
+    loaders.set_epoch(7);
+    loaders.reset();
+    EXPECT_EQ(loaders.next(10)->size(), 5u);
+  });
+}
+
 // What comes behind the first samples of another order are not those that are left.
 TEST(CheckpointLoad, ASamplerOfAnotherOrderDoesNotGoOnInTheMiddle) {
   const Folder folder;
@@ -494,6 +522,27 @@ TEST(CheckpointLoad, ValuesThatNobodyWroteAreRefused) {
         << forged;
     EXPECT_EQ(error_of_load(folder / "c", {{"x", torch::zeros({1})}}).find("[checkpoint::load] "), 0u) << forged;
     EXPECT_EQ(error_of_load(folder / "c", {{"x", &number}}).find("[checkpoint::load] "), 0u) << forged;
+  }
+}
+
+// Only an index that somebody has made, with its checksum, comes so far.
+TEST(CheckpointLoad, StateThatNobodyWroteIsRefused) {
+  const Folder folder;
+  torch::nn::Linear net(3, 2);
+  AdamW optimizer(net->parameters(), AdamWOptions(0.1));
+  torch::optim::ReduceLROnPlateauScheduler plateau(optimizer);
+  const checkpoint::Contents contents = {{"optim", state_of(optimizer)}, {"plateau", state_of(plateau)}};
+  checkpoint::save(folder / "c", contents);
+  const std::string path = folder / "c/index.json", good = content_of(path);
+  const std::pair<std::string, std::string> forged[] = {{"\"amsgrad\": false", "\"amsgrad\": \"no\""},
+                                                        {"\"cooldown\": 0", "\"cooldown\": []"},
+                                                        {"\"bad_epochs\"", "\"good_epochs\""}};
+  for (const auto& [from, to] : forged) {
+    std::string text = "{" + good.substr(good.find(',') + 1);
+    ASSERT_NE(text.find(from), std::string::npos) << from;
+    text.replace(text.find(from), from.size(), to);
+    write_content(path, checkpoint::detail::with_checksum(text));
+    EXPECT_EQ(error_of_load(folder / "c", contents).find("[checkpoint::load] "), 0u) << to;
   }
 }
 
