@@ -17,7 +17,7 @@
 namespace {
 
 using namespace serried;
-using testing::Dropping;
+using serried::testing::Dropping;
 
 bool loads(const std::string& path, const DeviceMesh& mesh, const at::Tensor& expected, int64_t expected_step) {
   const DTensor loaded = distribute_tensor(torch::zeros_like(expected), mesh, {Shard(0)});
