@@ -96,8 +96,10 @@ class SpreadTraining {
       if (dies(place, elastic.step(), nth++, rank.id())) throw Killed();
     });
     int64_t sum = 0;
+    int kills_before_world = 0;
     elastic.keep("sum", &sum);
     elastic.rebuild([&](const Group& world) {
+      kills_before_world = kills_so_far();
       enter(At::building);
       trainer.emplace(options_.way, world);
       enter(At::meeting);
@@ -114,7 +116,7 @@ class SpreadTraining {
         enter(At::commit);
         if (!elastic.commit()) return;
         enter(At::before_step);
-        note_step(elastic.step(), elastic.world()->getSize());
+        note_step(elastic.step(), elastic.world()->getSize(), kills_before_world);
         enter(At::in_step);
         trainer->optimizer().step();
         sum += elastic.step();
@@ -156,10 +158,15 @@ class SpreadTraining {
     job_.add();
   }
 
-  void note_step(int64_t step, int world_size) {
+  int kills_so_far() {
     const std::lock_guard<std::mutex> lock(mutex_);
-    // All have met since the last death.
-    if (world_size == job_.num_living()) kills_at_step_ = num_kills_;
+    return num_kills_;
+  }
+
+  void note_step(int64_t step, int world_size, int kills_before_world) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    // All have met since the last death: as many as now, too, are there when one has come for each that is gone.
+    if (world_size == job_.num_living() && kills_before_world == num_kills_) kills_at_step_ = num_kills_;
     sizes_[step] = world_size;
   }
 
