@@ -193,7 +193,9 @@ class Checkpoints {
     return {step_, loss_};
   }
 
-  bool is_due(int64_t step) const { return !arguments_.checkpoint.empty() && step % arguments_.save_every == 0; }
+  bool is_due(int64_t step) const {
+    return !arguments_.checkpoint.empty() && (step % arguments_.save_every == 0 || step == arguments_.steps);
+  }
   /// Written while training goes on.
   void save(int64_t step, double loss) {
     step_ = step;

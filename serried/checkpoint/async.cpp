@@ -238,7 +238,7 @@ void wait_for_saving() {
 Saving async_save(const std::string& path, const Contents& contents, SaveOptions options) {
   const trace::Span span("checkpoint::async_save", trace::kSetup);
   detail::refuse_recording("checkpoint::async_save");
-  const detail::Ranks ranks(detail::chosen_group(options.process_group));
+  const detail::Ranks ranks(detail::group_to_save_with(options.process_group));
   detail::wait_for_saving();
   const std::shared_ptr<detail::Background> background = detail::background_of(ranks.group());
   const std::lock_guard<std::mutex> lock(background->mutex);

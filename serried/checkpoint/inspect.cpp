@@ -71,6 +71,17 @@ struct FilesToCheck {
   const Index& index;
 };
 
+// Which tensor that is, where the file has tensors and its header is whole.
+std::string tensor_text(const FilesToCheck& all, size_t file, int64_t offset) {
+  if (file >= all.index.files.size()) return "";
+  try {
+    const TensorFile whole(all.folder, all.files[file], all.index.grid_of(all.files[file].num_bytes));
+    return c10::str(", of ", whole.tensor_at(offset), ",");
+  } catch (const Failure&) {
+    return "";
+  }
+}
+
 void check_blocks(const FilesToCheck& all, const std::vector<BlocksToCheck>& blocks, const OnBytes& on_bytes,
                   Findings& findings) {
   std::atomic<size_t> next = 0;
@@ -91,7 +102,8 @@ void check_blocks(const FilesToCheck& all, const std::vector<BlocksToCheck>& blo
         read_blocks(all.folder + "/" + file.name, grid, blocks[i], bytes, [&](int64_t block, const char* data) {
           const int64_t begin = grid.begin(block), end = grid.end(block);
           if (hash_of_block(grid, block, data) != file.hashes[size_t(block)]) {
-            findings.add(c10::str(file.name, ": bytes ", begin, " to ", end, " are not those that were saved"));
+            findings.add(c10::str(file.name, ": bytes ", begin, " to ", end, tensor_text(all, blocks[i].file, begin),
+                                  " are not those that were saved"));
           }
           tell(end - begin, file.name);
         });

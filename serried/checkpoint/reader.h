@@ -39,6 +39,8 @@ class TensorFile {
   void close_between_reads();
   /// Is not read for a while.
   void rest();
+  /// Which tensor has a byte of the file, for texts: "\"w\" and on".
+  std::string tensor_at(int64_t offset) const;
   /// Where a tensor's bytes begin in the file.
   int64_t begin_of(const FileTensor& tensor) const { return header_.num_bytes + tensor.begin; }
 
@@ -58,7 +60,6 @@ class TensorFile {
   void note_read(int64_t offset, const void* data, int64_t size);
   void compare_hash(int64_t block, uint64_t hash) const;
   void read_leaves(int64_t block, int64_t first, int64_t end, BlockPart& known);
-  std::string tensor_at(int64_t offset) const;
 
   const std::string path_;
   const bool was_there_;  // an index names it

@@ -1,6 +1,7 @@
 // save: plan, write, compare, commit; every step ends with all ranks knowing how the others fared.
 #include <c10/util/StringUtil.h>
 
+#include "serried/base/env.h"
 #include "serried/base/error.h"
 #include "serried/base/log.h"
 #include "serried/base/trace.h"
@@ -168,12 +169,23 @@ Group chosen_group(const Group& given) {
   return given ? given : current_process_group();
 }
 
+Group group_to_save_with(const Group& given) {
+  const Group group = chosen_group(given);
+  const int64_t world_size = env::maybe_integer("WORLD_SIZE").value_or(1);
+  if (!group && world_size > 1) {
+    log::warn_once(c10::str("[checkpoint] saves alone, and is one of ", world_size,
+                            " ranks: those that save together call it inside of a ProcessGroupGuard, or pass "
+                            ".process_group"));
+  }
+  return group;
+}
+
 }  // namespace detail
 
 void save(const std::string& path, const Contents& contents, SaveOptions options) {
   const trace::Span span("checkpoint::save", trace::kSetup);
   detail::refuse_recording("checkpoint::save");
-  const detail::Ranks ranks(detail::chosen_group(options.process_group));
+  const detail::Ranks ranks(detail::group_to_save_with(options.process_group));
   try {
     detail::wait_for_saving();
     const detail::SavePlan plan = detail::make_plan(contents, ranks, options);

@@ -31,5 +31,7 @@ void refuse_recording(const char* where);
 
 /// The group to save or load with: the one given, or else the current one; null: none.
 Group chosen_group(const Group& given);
+/// The same to save with. A process that saves alone and is one of several ranks is warned: each may write to one path.
+Group group_to_save_with(const Group& given);
 
 }  // namespace serried::checkpoint::detail

@@ -9,6 +9,7 @@
 #include "serried/comm/groups/ranks.h"
 #include "tests/checkpoint/folder.h"
 #include "tests/checkpoint/stand_in_disk.h"
+#include "tests/support/environment.h"
 #include "tests/support/errors.h"
 
 namespace serried::testing {
@@ -251,6 +252,18 @@ TEST(CheckpointFolders, KeepingEveryNthAloneRemovesNothingAndSaysSo) {
                       "stay"),
             std::string::npos)
       << text;
+}
+
+TEST(CheckpointFolders, OneOfSeveralRanksThatSavesAloneIsWarned) {
+  const Folder folder;
+  const ScopedEnv env{{"WORLD_SIZE", "4"}};
+  const std::string text = captured([&] { save(folder / "c", 1); });
+  EXPECT_NE(text.find("[checkpoint] saves alone, and is one of 4 ranks: those that save together call it inside of a "
+                      "ProcessGroupGuard, or pass .process_group"),
+            std::string::npos)
+      << text;
+  run_ranks(2, [&](const Group&) { save(folder / "c", 2); });
+  EXPECT_EQ(value_in(folder / "c"), 2);
 }
 
 }  // namespace

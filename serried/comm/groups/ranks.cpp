@@ -153,8 +153,8 @@ class Run {
 
 namespace detail {
 
-std::mutex& seeding_mutex() {
-  static std::mutex mutex;
+std::recursive_mutex& seeding_mutex() {
+  static std::recursive_mutex mutex;
   return mutex;
 }
 
