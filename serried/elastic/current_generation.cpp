@@ -20,14 +20,16 @@ void CurrentGeneration::begin_meeting(int64_t generation, bool after_loss) {
     left = std::exchange(groups_, std::make_shared<LiveGroups>(live_groups_of_thread()));
     generation_ = generation;
     meeting_ = true;
+    ended_ = false;
   }
   if (left && after_loss) left->abort();
   on_news();  // what came before this one was known here
 }
 
-void CurrentGeneration::end_meeting() {
+bool CurrentGeneration::end_meeting() {
   std::lock_guard<std::mutex> lock(mutex_);
   meeting_ = false;
+  return !ended_;
 }
 
 std::shared_ptr<LiveGroups> CurrentGeneration::groups() const {
@@ -41,7 +43,8 @@ void CurrentGeneration::on_news() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     generation = generation_;
-    if (generations_->is_over(generation) || (meeting_ && generations_->has_ended(generation))) ended = groups_;
+    ended_ = ended_ || generations_->is_over(generation) || (meeting_ && generations_->has_ended(generation));
+    if (ended_) ended = groups_;
   }
   if (!ended) return;
   generations_->end_waits(generation);

@@ -19,7 +19,8 @@ class CurrentGeneration {
 
   /// Leaves the one before, and what is left of it where `after_loss`: ranks may wait there for this one.
   void begin_meeting(int64_t generation, bool after_loss);
-  void end_meeting();
+  /// From now on only a loss ends it. False: it has ended.
+  bool end_meeting();
 
   /// For a LiveGroupsGuard: groups that are made meanwhile belong to the generation.
   std::shared_ptr<LiveGroups> groups() const;
@@ -32,6 +33,7 @@ class CurrentGeneration {
   std::shared_ptr<LiveGroups> groups_;  // null before the first meeting
   int64_t generation_ = -1;
   bool meeting_ = false;
+  bool ended_ = false;
 };
 
 }  // namespace serried::detail

@@ -142,9 +142,7 @@ void ElasticRun::meet() {
     current_.begin_meeting(table.generation, has_lost_ || generations_->is_over(tried_));
     tried_ = table.generation;
     try {
-      meet_in(table);
-      current_.end_meeting();
-      return;
+      return meet_in(table);
     } catch (const checkpoint::detail::Failure& failure) {
       checkpoint::detail::raise_failure(kWhere, failure);
     } catch (...) {
@@ -170,6 +168,7 @@ void ElasticRun::meet_in(const GenerationTable& table) {
   } else {
     bring_to_one_state(group, kept_, standing_);
   }
+  settle(group);
   world_ = group;
   ++*num_changes_;
   generation_ = heard_of_ = table.generation;
@@ -177,6 +176,16 @@ void ElasticRun::meet_in(const GenerationTable& table) {
   log::line(log::Topic::comm, "Elastic: generation ", generation_, " has ", group->getSize(), " ranks, at step ",
             standing_.step);
   for (const auto& callback : callbacks_) callback(world_);
+}
+
+// A rank that has met goes on in this generation, whatever newer table comes; one that has not goes to that one. All
+// have met behind this, or none: who goes on alone would wait for the others in the next group that it makes.
+void ElasticRun::settle(const Group& group) {
+  if (!current_.end_meeting()) {
+    raise<c10::DistBackendError>({kWhere, "the ranks changed while they met", "nothing: they meet again"});
+  }
+  const watch::PartOf scope("Elastic's meeting");
+  barrier(group);
 }
 
 void ElasticRun::rebuild_in(const Group& group) {

@@ -40,6 +40,7 @@ class ElasticRun {
   GenerationTable next_table() const;
   void meet_in(const GenerationTable& table);
   void rebuild_in(const Group& group);
+  void settle(const Group& group);
   /// Whether the step is done; false: again.
   bool attempt(const std::function<void()>& fn);
   void end_step();

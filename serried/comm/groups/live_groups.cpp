@@ -43,6 +43,15 @@ void LiveGroups::abort() {
   for (const Group& group : alive) abort_quietly(group);
 }
 
+bool LiveGroups::is_aborted() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return aborted_;
+}
+
+bool is_run_aborted() {
+  return current && current->is_aborted();
+}
+
 std::shared_ptr<LiveGroups> live_groups_of_thread() {
   return current;
 }

@@ -19,16 +19,20 @@ class LiveGroups {
 
   /// Aborts every group that is alive, and those that come later.
   void abort();
+  bool is_aborted() const;
 
  private:
   const std::shared_ptr<LiveGroups> outer_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   bool aborted_ = false;
   std::vector<c10::weak_intrusive_ptr<c10d::ProcessGroup>> groups_;
 };
 
 /// The run of this thread, null outside of run_ranks.
 std::shared_ptr<LiveGroups> live_groups_of_thread();
+
+/// Whether this thread's run has failed. A group that is being made is not among those that are aborted then.
+bool is_run_aborted();
 
 /// Makes `groups` this thread's run while alive.
 class LiveGroupsGuard {

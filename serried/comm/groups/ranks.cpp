@@ -153,8 +153,8 @@ class Run {
 
 namespace detail {
 
-std::recursive_mutex& seeding_mutex() {
-  static std::recursive_mutex mutex;
+std::mutex& seeding_mutex() {
+  static std::mutex mutex;
   return mutex;
 }
 

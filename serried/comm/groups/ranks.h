@@ -26,15 +26,15 @@ struct RunRanksOptions {
 void run_ranks(int world_size, const std::function<void(const Group&)>& fn, RunRanksOptions options = {});
 
 namespace detail {
-std::recursive_mutex& seeding_mutex();
+std::mutex& seeding_mutex();
 }
 
-/// Seeds torch's default generator and keeps the `seeded` calls of other threads out while `fn` runs: equal weights on
-/// every rank thread. The generator stays where `fn` left it, behind a call inside of `fn`, too.
+/// Seeds torch's default generator and keeps other `seeded` calls out while `fn` runs:
+/// equal weights on every rank thread.
 ///     auto net = seeded(0, [] { return Net(); });
 template <class Fn>
 auto seeded(uint64_t seed, Fn&& fn) {
-  std::lock_guard<std::recursive_mutex> lock(detail::seeding_mutex());
+  std::lock_guard<std::mutex> lock(detail::seeding_mutex());
   at::manual_seed(seed);
   return std::forward<Fn>(fn)();
 }

@@ -265,16 +265,5 @@ TEST(Seeded, GivesEqualWeightsOnEveryRank) {
   });
 }
 
-TEST(Seeded, MayBeCalledInsideOfAnother) {
-  const auto numbers_of = [](uint64_t seed) { return seeded(seed, [] { return at::rand({3}); }); };
-  const auto [inner, behind] = seeded(1, [&] {
-    const at::Tensor first = numbers_of(2);
-    return std::pair(first, at::rand({3}));
-  });
-  const at::Tensor all = seeded(2, [] { return at::cat({at::rand({3}), at::rand({3})}); });
-  EXPECT_TRUE(inner.equal(all.narrow(0, 0, 3)));
-  EXPECT_TRUE(behind.equal(all.narrow(0, 3, 3)));
-}
-
 }  // namespace
 }  // namespace serried

@@ -23,6 +23,7 @@
 #include "serried/comm/agree/rank_texts.h"
 #include "serried/comm/agree/says_that_it_waits.h"
 #include "serried/comm/collectives/unknown_place.h"
+#include "serried/comm/groups/live_groups.h"
 
 namespace serried::shm {
 namespace {
@@ -154,6 +155,7 @@ void PhaseSync::wait_slowly(int peer, uint32_t phase) {
     const auto waited = std::chrono::duration_cast<milliseconds>(steady_clock::now() - begin);
     if (waited >= timeout_) fail_for_timeout(waited);
     check_interrupt();
+    if (meeting_) check_run();
   }
 }
 
@@ -166,6 +168,14 @@ void PhaseSync::check_interrupt() {
     abort(interrupt::reason(rank_));
     throw;
   }
+}
+
+/// A rank of this run that has failed does not come, though it lives.
+void PhaseSync::check_run() {
+  if (!detail::is_run_aborted()) return;
+  const std::string what = c10::str("rank ", rank_, " gave up in new_group: another rank of the run has failed");
+  abort(what, Cause::loss);
+  fail(what, kAfterLossFix);
 }
 
 /// Lets others run while looking; false if it is time to sleep.

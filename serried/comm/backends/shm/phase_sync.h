@@ -127,6 +127,7 @@ class PhaseSync {
   bool is_member(int rank) const;
   bool has_made(int rank, const watch::Record& call) const;
   std::vector<watch::Record> newest_records() const;
+  void check_run();
   [[noreturn]] void fail_to_meet(std::chrono::milliseconds waited);
   std::string where() const;
 
