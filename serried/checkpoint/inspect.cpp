@@ -72,7 +72,7 @@ struct FilesToCheck {
 };
 
 // Which tensor that is, where the file has tensors and its header is whole.
-std::string tensor_text(const FilesToCheck& all, size_t file, int64_t offset) {
+std::string which_tensor(const FilesToCheck& all, size_t file, int64_t offset) {
   if (file >= all.index.files.size()) return "";
   try {
     const TensorFile whole(all.folder, all.files[file], all.index.grid_of(all.files[file].num_bytes));
@@ -102,7 +102,7 @@ void check_blocks(const FilesToCheck& all, const std::vector<BlocksToCheck>& blo
         read_blocks(all.folder + "/" + file.name, grid, blocks[i], bytes, [&](int64_t block, const char* data) {
           const int64_t begin = grid.begin(block), end = grid.end(block);
           if (hash_of_block(grid, block, data) != file.hashes[size_t(block)]) {
-            findings.add(c10::str(file.name, ": bytes ", begin, " to ", end, tensor_text(all, blocks[i].file, begin),
+            findings.add(c10::str(file.name, ": bytes ", begin, " to ", end, which_tensor(all, blocks[i].file, begin),
                                   " are not those that were saved"));
           }
           tell(end - begin, file.name);
