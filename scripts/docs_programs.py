@@ -24,7 +24,7 @@ FENCE = re.compile(r"^\s*```\s*(\S*)\s*(.*)$")
 COMMENT = re.compile(r"^<!-- (.*) -->$")
 MAIN = re.compile(r"^int main\(")
 SHELL = re.compile(r"^serried (explain|doctor|plan)\b")
-MEETS_OTHERS = re.compile(r"\bnew_group\(|\bElastic \w+\(")
+MEETS_OTHERS = re.compile(r"\bnew_group\(|\bElastic \w+[(;]")
 DEFAULT_RANKS = 4
 LIMIT = 60  # seconds per program
 
