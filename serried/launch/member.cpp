@@ -15,7 +15,6 @@
 namespace serried::launch {
 namespace {
 
-constexpr Seconds kFirstPause{0.05};
 constexpr Seconds kLongestPause{1};
 constexpr Seconds kTryTimeout{5};    // of one connect: packets may just vanish
 constexpr int kMostRefusals = 3;     // node 0 may also have closed the connection for another reason

@@ -68,6 +68,8 @@ class Member {
   void pause();
 
  private:
+  static constexpr Seconds kFirstPause{0.05};  // between attempts to connect
+
   struct Absence {
     Time since;
     Time until;

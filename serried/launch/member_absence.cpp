@@ -8,7 +8,6 @@
 namespace serried::launch {
 namespace {
 
-constexpr Seconds kFirstPause{0.05};
 constexpr Seconds kAfterRefusal{5};  // who started that leader has to start it anew
 constexpr Seconds kFirstNotice{5};
 constexpr int kByNameEvery = 4;
