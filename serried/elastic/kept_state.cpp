@@ -6,12 +6,12 @@
 
 #include <map>
 
-#include "serried/checkpoint/blocks.h"
 #include "serried/checkpoint/collect.h"
 #include "serried/checkpoint/failure.h"
 #include "serried/checkpoint/load_names.h"
 #include "serried/checkpoint/values.h"
 #include "serried/comm/collectives/watch.h"
+#include "serried/elastic/what_travels.h"
 #include "serried/tensor/meta.h"
 #include "serried/tensor/parts.h"
 
@@ -36,7 +36,6 @@ constexpr const char* kInstead =
     "keep what every rank has whole; what is spread is built anew for the ranks that are left, in a function for "
     "Elastic::rebuild";
 
-// Names of tensors are those of the item; JSON takes UTF-8 only.
 void check_item(const std::string& entry, const Item& item) {
   checkpoint::detail::check_can_save(entry, item.name, item.tensor);
   if (const SpecPtr spec = spec_of(item.tensor)) {
@@ -44,17 +43,14 @@ void check_item(const std::string& entry, const Item& item) {
                   ", bound to the ranks of a mesh: if one is lost, no other rank can go on with its part"),
          kInstead);
   }
-  if (!checkpoint::detail::is_utf8(item.name)) fail(c10::str("a name of \"", entry, "\" is not UTF-8"), "rename it");
+  check_utf8(entry, item);
 }
 
 void check_part(const std::string& entry, const Part& part) {
   if (part.owned) {
     fail(c10::str("the state of \"", entry, "\" is spread over the ranks, as ZeroRedundancyOptimizer's is"), kInstead);
   }
-  if (part.per_rank) {
-    fail(c10::str("\"", entry, "\" differs from rank to rank, as random generators do"),
-         "leave it out: each rank's generators are put back before a step is done again");
-  }
+  check_not_per_rank(entry, part);
 }
 
 void add_part(KeptState& state, const std::string& entry, const Part& part) {
@@ -74,11 +70,6 @@ void add_value(KeptState& state, const Entry& entry) {
     check_item(entry.name, item);
     state.tensors.push_back({entry.name, item.name, item.tensor});
   }
-}
-
-// A value's JSON takes only what is UTF-8, or says so itself.
-std::string text_of(const json& values) {
-  return values.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
 SavedPart saved_part(const json& manifest, const std::string& entry) {
@@ -135,9 +126,8 @@ std::string lines_of(const KeptState& state, bool buffers) {
   std::string lines;
   for (const KeptTensor& each : state.tensors) {
     if (each.is_buffer != buffers) continue;
-    const at::Tensor bytes = bytes_of_tensor(each.tensor).cpu();
     lines += c10::str(each.full_name(), " ", watch::describe_tensor(each.tensor), " with hash ",
-                      checkpoint::detail::hash_of(bytes.const_data_ptr(), bytes.numel()), "\n");
+                      hash_of_bytes(bytes_of_tensor(each.tensor)), "\n");
   }
   if (buffers) return lines;
   for (const auto& [entry, values] : state.values.items()) lines += entry + " " + text_of(values) + "\n";
@@ -182,10 +172,6 @@ Incoming incoming_state(const Contents& contents, const json& manifest, int from
     incoming.tensors.push_back(mine.tensor);
   }
   return incoming;
-}
-
-at::Tensor bytes_of_tensor(const at::Tensor& tensor) {
-  return tensor.detach().contiguous().reshape({-1}).view(at::kByte);
 }
 
 }  // namespace serried::detail

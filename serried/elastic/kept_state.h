@@ -47,7 +47,4 @@ struct Incoming {
 /// Failure where this rank keeps other things. Optimizers make state that they lack.
 Incoming incoming_state(const checkpoint::Contents& contents, const nlohmann::json& manifest, int from);
 
-/// The bytes of a tensor, in order: of its own memory where that is dense, else of a copy.
-at::Tensor bytes_of_tensor(const at::Tensor& tensor);
-
 }  // namespace serried::detail

@@ -18,6 +18,7 @@
 #include "serried/comm/collectives/watch.h"
 #include "serried/elastic/kept_state.h"
 #include "serried/elastic/move_state.h"
+#include "serried/elastic/what_travels.h"
 
 namespace serried::detail {
 namespace {
@@ -132,16 +133,10 @@ class Transfer {
   std::string text_of_manifest() const {
     json manifest = manifest_of(state_);
     for (size_t i = 0; i < state_.tensors.size(); ++i) {
-      manifest["tensors"][i]["hash"] = hash_of_tensor(state_.tensors[i].tensor);
+      manifest["tensors"][i]["hash"] = hash_of_bytes(bytes_of_tensor(state_.tensors[i].tensor));
     }
-    return manifest.dump(-1, ' ', false, json::error_handler_t::replace);
+    return text_of(manifest);
   }
-
-  static uint64_t hash_of_bytes(const at::Tensor& bytes) {
-    const at::Tensor here = bytes.cpu();
-    return checkpoint::detail::hash_of(here.const_data_ptr(), here.numel());
-  }
-  static uint64_t hash_of_tensor(const at::Tensor& tensor) { return hash_of_bytes(bytes_of_tensor(tensor)); }
 
   bool is_buffer(size_t number) const { return manifest_["tensors"][number]["is_buffer"]; }
 

@@ -12,15 +12,14 @@
 
 #include "serried/base/log.h"
 #include "serried/base/trace.h"
-#include "serried/checkpoint/blocks.h"
 #include "serried/checkpoint/failure.h"
 #include "serried/checkpoint/index.h"
 #include "serried/checkpoint/ranks.h"
 #include "serried/checkpoint/reader.h"
 #include "serried/comm/collectives/watch.h"
-#include "serried/elastic/kept_state.h"
 #include "serried/elastic/move_state.h"
 #include "serried/elastic/spread_plan.h"
+#include "serried/elastic/what_travels.h"
 #include "serried/tensor/parts.h"
 
 namespace serried::detail {
@@ -29,10 +28,6 @@ namespace {
 using checkpoint::detail::fail;
 using checkpoint::detail::Ranks;
 using nlohmann::json;
-
-std::string text_in(const json& value) {
-  return value.dump(-1, ' ', false, json::error_handler_t::replace);
-}
 
 void check_names(const checkpoint::Contents& contents) {
   std::set<std::string> seen;
@@ -45,11 +40,6 @@ void check_names(const checkpoint::Contents& contents) {
 
 at::Tensor bytes_of_part(const SpreadPart& part) {
   return bytes_of_tensor(part_of(part.tensor));
-}
-
-uint64_t hash_of_bytes(const at::Tensor& bytes) {
-  const at::Tensor here = bytes.cpu();
-  return checkpoint::detail::hash_of(here.const_data_ptr(), here.numel());
 }
 
 // One meeting, as one rank sees it.
@@ -65,7 +55,7 @@ class SpreadMeeting {
     transfers_ = transfers_of(choice_, places_of_ranks_);
     stage();
     move();
-    compare_hashes(ranks_.together([&] { return text_in(hashes_); }));
+    compare_hashes(ranks_.together([&] { return text_of(hashes_); }));
     // From here on nothing can fail but this rank.
     versions_.settle_for(choice_.step);
     write();
@@ -88,7 +78,7 @@ class SpreadMeeting {
         offers.push_back({{"step", version->step}, {"state", description_of(version->state)}});
       }
     }
-    return text_in(told);
+    return text_of(told);
   }
 
   void read_offers(const std::vector<std::string>& texts) {
@@ -117,7 +107,7 @@ class SpreadMeeting {
   std::string places() {
     const SpreadState whole = joined(choice_.offers);
     places_ = places_for(built_, whole);
-    return text_in({{"parts", places_.parts}, {"unwanted", places_.unwanted}});
+    return text_of({{"parts", places_.parts}, {"unwanted", places_.unwanted}});
   }
 
   void read_places(const std::vector<std::string>& texts) {
@@ -219,9 +209,9 @@ class SpreadMeeting {
     state_ = spread_state(built_);
     json hashes = json::object();
     for (const SpreadPart& part : state_.parts) {
-      hashes[part.full_name()] = {text_in(json(part).at("spans")), hash_of_bytes(bytes_of_part(part))};
+      hashes[part.full_name()] = {text_of(json(part).at("spans")), hash_of_bytes(bytes_of_part(part))};
     }
-    return text_in(hashes);
+    return text_of(hashes);
   }
 
   // Ranks with copies of a part have the same bits.

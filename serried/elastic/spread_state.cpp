@@ -12,6 +12,7 @@
 #include "serried/checkpoint/load_names.h"
 #include "serried/checkpoint/values.h"
 #include "serried/comm/collectives/watch.h"
+#include "serried/elastic/what_travels.h"
 #include "serried/parallel/zero/optimizer.h"
 #include "serried/tensor/parts.h"
 
@@ -43,7 +44,7 @@ std::optional<SpreadPart> part_of_tensor(const std::string& entry, const std::st
 
 void add_item(SpreadState& state, const std::string& entry, const Item& item) {
   checkpoint::detail::check_can_save(entry, item.name, item.tensor);
-  if (!checkpoint::detail::is_utf8(item.name)) fail(c10::str("a name of \"", entry, "\" is not UTF-8"), "rename it");
+  check_utf8(entry, item);
   auto part = part_of_tensor(entry, item.name, item.tensor);
   if (!part) return;
   part->is_buffer = item.holder == Holder::first;
@@ -66,10 +67,7 @@ json names_dealt_to_this_rank(const ZeroOptimizer& optimizer, const json& values
 
 void add_source(SpreadState& state, const std::string& entry, Source& source, const CallContext& call) {
   const Part part = source.collect(call);
-  if (part.per_rank) {
-    fail(c10::str("\"", entry, "\" differs from rank to rank, as random generators do"),
-         "leave it out: each rank's generators are put back before a step is done again");
-  }
+  check_not_per_rank(entry, part);
   for (const Item& item : part.items) add_item(state, entry, item);
   state.values[entry] = part.values ? *part.values : json();
   state.aliases[entry] = part.aliases;
